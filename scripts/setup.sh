@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Makes .venv in this checkout, with tvmtune, its peers and its test tools in it.
+#
+#   scripts/setup.sh [--tests]      --tests: with the C++ compiler that some tests use
+#
+# Safe to call again: it returns at once as long as pyproject.toml has not changed.
+# TVMTUNE_PYTHON names the interpreter to take instead of the first python3 >= 3.10.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+stamp=$venv/.tvmtune-setup
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+find_python() {
+    local name
+    for name in ${TVMTUNE_PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10}; do
+        if command -v "$name" >/dev/null && new_enough "$name"; then
+            command -v "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+found() {
+    local name
+    for name in "$@"; do
+        if command -v "$name" >/dev/null; then return 0; fi
+    done
+    return 1
+}
+
+# Installs Debian packages, or says how to and fails.
+apt_install() {
+    local prefix=()
+    if ! found apt-get; then
+        say "please install what Debian calls: $*"
+        return 1
+    fi
+    if [ "$(id -u)" -ne 0 ]; then
+        # sudo may only ask for a password where someone can type it.
+        if ! found sudo || { [ ! -t 0 ] && ! sudo -n true 2>/dev/null; }; then
+            say "please run: sudo apt-get install $*"
+            return 1
+        fi
+        prefix=(sudo)
+    fi
+    say "installing $* (apt-get)"
+    "${prefix[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2 || true
+    "${prefix[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+tests=no
+for argument in "$@"; do
+    case $argument in
+        --tests) tests=yes ;;
+        *) say "unknown argument: $argument"; exit 2 ;;
+    esac
+done
+
+if [ "$tests" = yes ] && ! found g++ clang++ c++; then
+    apt_install g++ || say "going on without: the tests that compile C++ will be skipped"
+fi
+if [ -z "${TVMTUNE_LINKER:-}" ] && ! found ld.lld ld gcc cc clang; then
+    apt_install binutils
+fi
+
+# A checkout that moved needs a new environment: its scripts hold absolute paths.
+wanted="$root $(cksum <"$root/pyproject.toml")"
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$venv/bin/python" ]; then
+    exit 0
+fi
+
+if ! python=$(find_python); then
+    if [ -n "${TVMTUNE_PYTHON:-}" ]; then
+        say "TVMTUNE_PYTHON=$TVMTUNE_PYTHON is not Python 3.10 or later"
+        exit 1
+    fi
+    apt_install python3 python3-venv
+    python=$(find_python) || { say "Python 3.10 or later is needed"; exit 1; }
+fi
+# Debian ships Python without ensurepip, and so without the means to fill an environment.
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    case ${python##*/} in
+        python3) apt_install python3-venv ;;
+        *) apt_install "${python##*/}-venv" ;;
+    esac
+fi
+
+rm -f "$stamp"
+if [ ! -e "$venv" ] || ! new_enough "$venv/bin/python" || ! "$venv/bin/python" -c 'import pip' \
+    2>/dev/null; then
+    say "making .venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv"
+fi
+say "installing tvmtune and what it needs into .venv (a few minutes the first time)"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[peers,test]" >&2
+printf '%s\n' "$wanted" >"$stamp"
+say "ready"

@@ -1,0 +1,53 @@
+"""``tvmtune plugins``: which backends are installed, and what each can do."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("plugins")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(as_json: bool) -> None:
+    """List the installed backends with their hooks; a broken one says why."""
+    from tvmtune import host
+
+    infos = host.installed()
+    if as_json:
+        click.echo(json.dumps({"plugins": [info.to_json() for info in infos]}, indent=2))
+        return
+    if not infos:
+        click.echo("no backend is installed: install tvmtune itself (pip install -e .)")
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Backends")
+    for column in ("name", "distribution", "module"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("hooks", overflow="fold")
+    for info in infos:
+        hooks = Text(info.error, style="red") if info.error else Text(_hooks(info.hooks))
+        # Names come from strangers' packages: nothing in them is markup.
+        table.add_row(
+            Text(", ".join(info.names) or "-"),
+            Text(f"{info.distribution} {info.version}"),
+            Text(info.module),
+            hooks,
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    console.print(table)
+
+
+def _hooks(found: tuple[str, ...]) -> str:
+    from tvmtune import host
+
+    if len(found) == len(host.HOOKS):
+        return f"all {len(found)}"
+    missing = [hook for hook in host.HOOKS if hook not in found]
+    return f"all but {', '.join(missing)}"

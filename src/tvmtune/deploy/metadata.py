@@ -1,0 +1,150 @@
+"""What a library says about itself, readable on any machine without loading it.
+
+The metadata are one JSON object (``docs/deploy.md`` shows one):
+
+``format``
+    Version of this layout; a reader refuses a later one.
+``tvmtune``, ``versions``
+    The version that wrote it, and those of what it was compiled with.
+``network``
+    ``name``, ``structure_hash``, ``weights_hash``, ``source`` (enough to load it again), ``layout``.
+``inputs``, ``outputs``
+    In the order of the call: ``name``, ``shape``, ``dtype``.
+``device``, ``threads``
+    What it was tuned for (:meth:`tvmtune.types.Device.to_json`), and its number of CPU threads.
+``cpu_features``
+    SIMD extensions that its code may use, by their names in /proc/cpuinfo.
+``tasks``
+    ``total`` and, out of these, how many found a record under their exact key (``exact``), under
+    their anchor key (``anchor``) or none (``default``); ``list`` has for each ``name``, ``weight``,
+    ``implementation``, ``record`` (one of the three words), ``latency`` (seconds per call, or null)
+    and ``flop`` (per call).
+``estimate_ms``
+    Sum of weight x latency in milliseconds, or null where a latency is not known.
+``check``
+    Reference outputs (:mod:`tvmtune.deploy.verify`), or null.
+``created``, ``machine``
+    Seconds since the epoch, and the host that compiled it (:func:`tvmtune.system.fingerprint`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from tvmtune.deploy import cpu_features, elf, trailer
+from tvmtune.errors import TvmtuneError
+from tvmtune.types import TensorSpec
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Sequence
+
+    from tvmtune.types import JSON, Device, Network
+
+RECORD_KINDS = ("exact", "anchor", "default")
+
+
+def describe(
+    network: Network,
+    device: Device,
+    *,
+    layout: str,
+    tasks: Sequence[JSON] = (),
+    check: JSON | None = None,
+) -> JSON:
+    """The metadata of a library of ``network`` for ``device``.
+
+    ``tasks`` has one object for each task, with the keys of ``tasks.list`` above.
+    """
+    from tvmtune import system
+
+    versions = system.versions()
+    counts = {kind: sum(task["record"] == kind for task in tasks) for kind in RECORD_KINDS}
+    latencies = [task.get("latency") for task in tasks]
+    estimate = None
+    if latencies and None not in latencies:
+        estimate = 1e3 * sum(task["weight"] * task["latency"] for task in tasks)
+    return {
+        "format": trailer.FORMAT,
+        "tvmtune": versions["tvmtune"],
+        "versions": versions,
+        "network": {
+            "name": network.name,
+            "structure_hash": network.structure_hash,
+            "weights_hash": network.weights_hash,
+            "source": network.source,
+            "layout": layout,
+        },
+        "inputs": [_spec_to_json(spec) for spec in network.inputs],
+        "outputs": [_spec_to_json(spec) for spec in network.outputs],
+        "device": device.to_json(),
+        "threads": device.threads,
+        "cpu_features": cpu_features.required(device.target),
+        "tasks": {"total": len(tasks), **counts, "list": list(tasks)},
+        "estimate_ms": estimate,
+        "check": check,
+        "created": time.time(),
+        "machine": system.fingerprint(),
+    }
+
+
+def append(path: str | os.PathLike[str], metadata: JSON) -> None:
+    """Write ``metadata`` behind the library at ``path``, in the place of what it may carry already.
+
+    Raises TvmtuneError if the file is no ELF file or cannot be written; it is then as it was.
+    """
+    trailer.append(path, metadata | {"format": trailer.FORMAT})
+
+
+def read(path: str | os.PathLike[str]) -> JSON:
+    """The metadata of the library at ``path``, without loading it.
+
+    Raises UsageError if there is no such file, TvmtuneError if it is not a library of tvmtune, is
+    truncated or damaged, or was written in a later format.
+    """
+    return trailer.read(path).data
+
+
+def elf_machine(path: str | os.PathLike[str]) -> str:
+    """The machine whose code is in the file: x86_64, aarch64, arm, ...
+
+    Raises TvmtuneError if it is no ELF file or cannot be read.
+    """
+    try:
+        header = elf.read_header(path)
+    except OSError as exc:
+        raise TvmtuneError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    if header is None:
+        raise TvmtuneError(f"{path} is no ELF library")
+    return header.machine
+
+
+def check_runnable(path: str | os.PathLike[str], metadata: JSON) -> None:
+    """Raise TvmtuneError if this machine cannot run the library; nothing is loaded to find out."""
+    machine, here = elf_machine(path), elf.host_machine()
+    model = metadata.get("device", {}).get("model") or "another device"
+    if machine != here:
+        raise TvmtuneError(
+            f"{path} holds code for {machine} and this machine is {here}: "
+            f"it was compiled for {model}. Run it there, or compile it for this machine"
+        )
+    lacking = cpu_features.missing(metadata.get("cpu_features", ()))
+    if lacking:
+        raise TvmtuneError(
+            f"{path} uses {', '.join(lacking)}, which this CPU lacks: it was compiled for {model}. "
+            "Compile it for this machine"
+        )
+
+
+def specs(entries: Iterable[JSON]) -> tuple[TensorSpec, ...]:
+    """``inputs`` or ``outputs`` of the metadata as specs."""
+    return tuple(
+        TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries
+    )
+
+
+def _spec_to_json(spec: TensorSpec) -> JSON:
+    return asdict(spec) | {"shape": list(spec.shape)}
+

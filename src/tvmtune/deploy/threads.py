@@ -1,0 +1,51 @@
+"""TVM's CPU thread pool, set so that it really has the threads that were asked for.
+
+What was found out about ``runtime.config_threadpool(mode, threads[, cpus])`` in TVM 0.27:
+
+- A pool belongs to the thread that calls into TVM and is made by its first parallel kernel. Its
+  size never grows afterwards. Without a word from us it has half of the CPUs on x86.
+- ``(mode, threads)`` alone changes nothing about that size; yet it binds the calling thread to one
+  CPU, and every thread that this one starts later (a peer's pool) inherits the binding.
+- A list of CPUs, as strings, sets the size. Mode -3 lets all threads roam over the listed CPUs, so
+  the whole affinity of the process in the list leaves the calling thread as it was.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tvmtune.errors import TvmtuneError, UsageError
+
+_SHARE_CPUS = -3
+
+
+def allowed_cpus() -> list[int]:
+    """The logical CPUs that this process may be scheduled on, ascending."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def configure(threads: int) -> None:
+    """Have TVM compute with ``threads`` threads in the calling thread's parallel kernels.
+
+    Raises UsageError if there are not so many CPUs, and TvmtuneError if the pool exists already
+    and is too small: then something ran a parallel kernel before.
+    """
+    import tvm
+
+    cpus = allowed_cpus()
+    if not 1 <= threads <= len(cpus):
+        raise UsageError(
+            f"the number of threads must be from 1 to {len(cpus)}, "
+            f"the CPUs that this process may use, not {threads}"
+        )
+    tvm.get_global_func("runtime.config_threadpool")(
+        _SHARE_CPUS, threads, [str(cpu) for cpu in cpus]
+    )
+    found = int(tvm.get_global_func("runtime.NumThreads")())
+    if found != threads:
+        raise TvmtuneError(
+            f"TVM's thread pool has {found} threads instead of {threads}: another kernel ran before "
+            f"in this process. Set TVM_NUM_THREADS={threads} before it starts"
+        )

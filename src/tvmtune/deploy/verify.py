@@ -1,0 +1,197 @@
+"""Is a library's answer right? What it takes to tell travels inside the library.
+
+A check is made once, when the library is compiled, from a reference that is not TVM: the seed that
+the inputs grow from, and for each output its shape, the largest magnitude and the values at up to
+4096 places. So a library is checked on any machine, with neither the network nor its reference.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.inputs import numpy_dtype, random_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tvmtune.types import JSON, Network, TensorSpec
+
+TOLERANCE = 1e-4
+"""The largest max|y - ref| / max|ref| that passes for float32."""
+SAMPLES = 4096
+
+
+class Runnable(Protocol):
+    """Anything that maps named inputs to outputs, such as a library."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class OutputCheck:
+    """One output beside its reference."""
+
+    name: str
+    error: float
+    """max|y - ref| / max|ref|; infinite where shape, dtype or finiteness differ."""
+    reason: str = ""
+    """Why it is wrong, where the number does not tell."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The verdict on all outputs."""
+
+    passed: bool
+    error: float
+    """The worst of the outputs' errors."""
+    tolerance: float
+    outputs: tuple[OutputCheck, ...]
+    reasons: tuple[str, ...] = field(default=())
+    """What is wrong, in words; empty if it passed."""
+
+    def __str__(self) -> str:
+        figure = f"max|y - ref| / max|ref| = {self.error:.1e}, at most {self.tolerance:.0e} allowed"
+        if self.passed:
+            return f"right ({figure})"
+        return f"wrong: {'; '.join(self.reasons)} ({figure})"
+
+    def to_json(self) -> JSON:
+        """``error`` is null where it is infinite: JSON has no word for it."""
+        return {
+            "passed": self.passed,
+            "error": self.error if np.isfinite(self.error) else None,
+            "tolerance": self.tolerance,
+            "reasons": list(self.reasons),
+        }
+
+
+def relative_error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
+    """max|got - want| / max|want|, the one measure of error; shapes must be equal.
+
+    ``scale`` stands in for max|want| where ``want`` is only a part. A reference of nothing but zeros
+    is compared absolutely. Infinite if a value is NaN or infinite where the reference's is not.
+    """
+    if want.size == 0:
+        return 0.0
+    left, right = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(right)
+    # Attention masks may hold infinities: those have to be met exactly.
+    same = np.array_equal(left[~finite], right[~finite], equal_nan=True)
+    if not same or not np.isfinite(left[finite]).all():
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    if scale is None:
+        scale = float(np.abs(right[finite]).max())
+    return float(np.abs(left[finite] - right[finite]).max()) / (scale or 1.0)
+
+
+def make_check(network: Network, seed: int = 0) -> JSON:
+    """Run the network's reference and keep what a library is compared with later.
+
+    The result is JSON: ``seed``; ``varies``, whether the reference's outputs for the inputs of
+    ``seed + 1`` are others; and for each of ``outputs`` the ``name``, ``shape``, ``dtype``,
+    ``max_abs``, ``finite`` and ``values``, the base64 text of the little-endian values at
+    :func:`sample_places`.
+    """
+    first = network.reference(random_inputs(network.inputs, seed))
+    second = network.reference(random_inputs(network.inputs, seed + 1))
+    outputs = []
+    for spec, array in zip(network.outputs, first, strict=True):
+        finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
+        magnitudes = np.abs(array[finite].astype(np.float64))
+        values = array.reshape(-1)[sample_places(array.size, seed)]
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        outputs.append(
+            {
+                "name": spec.name,
+                "shape": list(array.shape),
+                "dtype": array.dtype.name,
+                "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
+                "finite": bool(finite.all()),
+                "values": base64.b64encode(little.tobytes()).decode(),
+            }
+        )
+    return {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
+
+
+def sample_places(size: int, seed: int) -> np.ndarray:
+    """Flat, ascending indices into an output of ``size`` values: all, or up to 4096 of them."""
+    if size <= SAMPLES:
+        return np.arange(size)
+    rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
+    return np.unique(rng.randint(0, size, SAMPLES, dtype=np.int64))
+
+
+def compare(
+    outputs: Sequence[np.ndarray],
+    check: JSON,
+    *,
+    others: Sequence[np.ndarray] | None = None,
+    tolerance: float = TOLERANCE,
+) -> CheckResult:
+    """Hold the outputs for the inputs of ``check["seed"]`` against the reference in ``check``.
+
+    ``others`` are the outputs for other inputs (of ``seed + 1``). If they are the same although the
+    reference's are not, the library does not look at its inputs, and fails. Raises TvmtuneError if
+    ``check`` is not what :func:`make_check` makes.
+    """
+    try:
+        wanted = check["outputs"]
+        if len(outputs) != len(wanted):
+            reason = f"there are {len(outputs)} outputs instead of {len(wanted)}"
+            return CheckResult(False, float("inf"), tolerance, (), (reason,))
+        results = tuple(
+            _compare_one(array, entry, check["seed"])
+            for array, entry in zip(outputs, wanted, strict=True)
+        )
+        varies = check["varies"]
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise TvmtuneError(f"the library's check is damaged ({exc!r}). Compile it again") from exc
+    reasons = []
+    for result in results:
+        if not result.error <= tolerance:
+            reason = result.reason or f"is off by {result.error:.1e}"
+            reasons.append(f"output '{result.name}' {reason}")
+    if others is not None and varies and not _differ(outputs, others):
+        reasons.append("different inputs give the same outputs")
+    worst = max((result.error for result in results), default=0.0)
+    return CheckResult(not reasons, worst, tolerance, results, tuple(reasons))
+
+
+def run_check(library: Runnable, check: JSON, *, tolerance: float = TOLERANCE) -> CheckResult:
+    """Run the library on the inputs of the check and on different ones, and compare."""
+    seed = check["seed"]
+    outputs = library.run(random_inputs(library.inputs, seed))
+    others = library.run(random_inputs(library.inputs, seed + 1))
+    return compare(outputs, check, others=others, tolerance=tolerance)
+
+
+def _compare_one(array: np.ndarray, entry: dict[str, Any], seed: int) -> OutputCheck:
+    name, shape, dtype = entry["name"], tuple(entry["shape"]), numpy_dtype(entry["dtype"])
+    if array.shape != shape or array.dtype != dtype:
+        reason = f"is {array.dtype.name} {list(array.shape)} instead of {dtype.name} {list(shape)}"
+        return OutputCheck(name, float("inf"), reason)
+    # The sampled places may miss a NaN, which spoils everything computed from it.
+    if entry["finite"] and array.dtype.kind not in "biu" and not np.isfinite(array).all():
+        return OutputCheck(name, float("inf"), "holds NaN or infinity")
+    raw = np.frombuffer(base64.b64decode(entry["values"]), dtype.newbyteorder("<"))
+    values = array.reshape(-1)[sample_places(array.size, seed)]
+    error = relative_error(values, raw, entry["max_abs"])
+    return OutputCheck(name, error, "" if np.isfinite(error) else "holds NaN or infinity")
+
+
+def _differ(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
+    return any(
+        not np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
+        for one, two in zip(first, second, strict=True)
+    )

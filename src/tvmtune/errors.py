@@ -1,0 +1,26 @@
+"""The two kinds of failure that a user sees as one line instead of a traceback."""
+
+
+class TvmtuneError(Exception):
+    """Something failed although the request was sound; the command line exits with 1.
+
+    The message names the cause and, where there is one, the remedy.
+    """
+
+    exit_code = 1
+
+
+class UsageError(TvmtuneError):
+    """The request itself is wrong (unknown name, impossible value); the command line exits with 2."""
+
+    exit_code = 2
+
+
+def nearest(word: str, known: list[str], *, count: int = 3) -> str:
+    """Return ``" Did you mean a, b?"`` for the known names close to ``word``, or the whole list."""
+    import difflib
+
+    close = difflib.get_close_matches(word.lower(), known, n=count, cutoff=0.5)
+    if close:
+        return f" Did you mean {', '.join(close)}?"
+    return f" Known: {', '.join(sorted(known))}."

@@ -1,0 +1,1 @@
+"""From networks to fused workloads, their spaces, and back to scheduled networks."""

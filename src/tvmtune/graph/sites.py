@@ -1,0 +1,47 @@
+"""The calls of fused kernels in a Relax program, in program order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class Site:
+    """One ``call_tir`` of ``main``."""
+
+    index: int
+    name: str
+    func: Any
+    """The PrimFunc that is called."""
+
+
+def call_sites(mod: tvm.IRModule) -> list[Site]:
+    """Every ``call_tir`` in ``main``; its index counts from 0 in program order."""
+    from tvm import relax, tirx
+
+    calls: list[Any] = []
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == "relax.call_tir":
+            calls.append(expr)
+
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            relax.analysis.post_order_visit(binding.value, visit)
+    sites = []
+    for index, call in enumerate(calls):
+        func = mod[call.args[0]]
+        if isinstance(func, tirx.PrimFunc):
+            sites.append(Site(index, str(call.args[0].name_hint), func))
+    return sites
+
+
+def as_workload(func: Any) -> tvm.IRModule:
+    """The PrimFunc alone, called ``main``, so that its name does not enter its identity."""
+    import tvm
+
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})

@@ -1,0 +1,159 @@
+"""The schedules that the core offers for a workload, and one of them that needs no measurement."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.graph import intrinsics, traces
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+
+
+class RuleSpace:
+    """What TVM's schedule rules for the target generate, e.g. multi-level tiling on CPUs.
+
+    Its size is not known. ``vector`` is the width in elements that the default schedule aims at.
+    """
+
+    size: int | None = None
+
+    def __init__(self, target: dict[str, Any], *, vector: int = 16) -> None:
+        self.target = target
+        self.vector = vector
+
+    def generator(self) -> SpaceGenerator:
+        from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+
+        intrinsics.load_for(str(self.target["kind"]))
+        return SpaceGenerator.create("post-order-apply")
+
+    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        """The tiles that a good kernel of this shape usually has, with the rules doing the rest."""
+        best: tuple[float, Schedule] | None = None
+        context = tune_context(mod, target, self.generator(), seed=1)
+        postprocs = list(context.space_generator.postprocs)
+        for design in context.generate_design_space():
+            for score, trace in preferred_traces(design, self.vector):
+                sch = replay(mod, trace, postprocs)
+                if sch is not None and (best is None or score > best[0]):
+                    best = (score, sch)
+                    break
+        if best is None:
+            raise ValueError("no schedule of the space could be applied")
+        return best[1]
+
+
+def tune_context(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    generator: SpaceGenerator,
+    *,
+    seed: int,
+    strategy: Any = None,
+    threads: int = 1,
+) -> Any:
+    """A TuneContext whose messages stay off the terminal."""
+    import logging
+
+    from tvm.s_tir import meta_schedule as ms
+
+    intrinsics.load_for(str(target.kind.name))
+    logger = logging.getLogger("tvmtune.tvm")
+    logger.setLevel(logging.ERROR)
+    return ms.TuneContext(
+        mod,
+        target=target,
+        space_generator=generator,
+        search_strategy=strategy,
+        rand_state=seed,
+        num_threads=threads,
+        logger=logger,
+    )
+
+
+def replay(
+    mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1
+) -> Schedule | None:
+    """Apply a trace and the post-processors; None where one of them refuses the result."""
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(mod, seed=seed, error_render_level="none")
+    try:
+        trace.apply_to_schedule(sch, remove_postproc=True)
+        sch.enter_postproc()
+        if all(p.apply(sch) for p in postprocs):
+            return sch
+    except Exception:  # TVM raises several unrelated types for an impossible decision
+        return None
+    return None
+
+
+def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
+    """Decisions for one design space, the preferred first, each with a score to compare spaces by."""
+    rng = random.Random(0)
+    options = []
+    for register_tile in (8, 4, 16, 2, 1):
+        trace = design.trace
+        tiles = [i for i in trace.insts if i.kind.name == "SamplePerfectTile"]
+        spatial = [i for i in tiles if len(i.outputs) == 4]
+        reduction = [i for i in tiles if len(i.outputs) == 2]
+        # The last spatial loop of a block is the contiguous one: it becomes vector lanes. The one
+        # before it is tiled in registers, so that a loaded weight vector is used several times.
+        for position, inst in enumerate(reversed(spatial)):
+            extent = _extent(trace, inst)
+            if position == 0:
+                inner = _divisor(extent, vector * 2)
+                outer = _divisor(extent // inner, 2)
+                decision = [extent // inner // outer, 1, outer, inner]
+            elif position == 1:
+                inner = _divisor(extent, register_tile)
+                decision = [1, extent // inner, 1, inner]
+            elif position == 2:
+                decision = [extent, 1, 1, 1]
+            else:
+                decision = [extent, 1, 1, 1]
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        for position, inst in enumerate(reversed(reduction)):
+            extent = _extent(trace, inst)
+            inner = _divisor(extent, 16) if position == 0 else 1
+            trace = trace.with_decision(inst, [extent // inner, inner], remove_postproc=True)
+        for inst in trace.insts:
+            if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
+                trace = trace.with_decision(inst, 2, remove_postproc=True)
+        # A cache for the output block keeps accumulators in registers; the sampled compute location
+        # is left as TVM drew it.
+        cached = sum(1 for i in trace.insts if i.kind.name == "CacheWrite")
+        options.append((len(spatial) + 0.1 * cached + rng.random() * 1e-3, trace))
+    return options
+
+
+def _extent(trace: Any, inst: Any) -> int:
+    result = 1
+    for part in trace.get_decision(inst):
+        result *= int(part)
+    return result
+
+
+def _divisor(extent: int, most: int) -> int:
+    """The largest divisor of ``extent`` that is at most ``most``."""
+    return max(d for d in range(1, max(1, min(extent, most)) + 1) if extent % d == 0)
+
+
+def apply_anchor(
+    mod: tvm.IRModule, donor: tvm.IRModule, trace: Any, target: tvm.target.Target
+) -> Schedule:
+    """Schedule ``mod`` by a trace that was recorded for ``donor``, whose anchor block is the same.
+
+    Raises whatever TVM raises where it does not fit.
+    """
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
+
+    recorded = traces.apply(donor, trace).trace
+    sch = Schedule(mod, error_render_level="none")
+    schedule_using_anchor_trace(sch, recorded, target)
+    return sch

@@ -1,0 +1,82 @@
+"""Cut a prepared network into tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.graph.algorithms import ALGORITHMS, Algorithm, Choice
+from tvmtune.graph.pipeline import legalize
+from tvmtune.graph.sites import Site, as_workload, call_sites
+from tvmtune.graph.spaces import RuleSpace
+from tvmtune.records.identity import anchor_key, workload_key
+from tvmtune.types import Device, Implementation, Prepared, Space, Task, TensorSpec
+
+if TYPE_CHECKING:
+    import tvm
+
+SpaceFor = Callable[[Any], Space]
+DIRECT = "direct"
+
+
+def extract_tasks(
+    prepared: Prepared, device: Device, space_for: SpaceFor | None = None
+) -> list[Task]:
+    """The distinct fused kernels of the network, each with its implementations.
+
+    The first implementation is always ``direct``. Another algorithm counts as an implementation of
+    every kernel whose program it changes when the whole network is legalised with it.
+    """
+    make = space_for or (lambda mod: RuleSpace(device.target))
+    direct = call_sites(legalize(prepared.graph, device))
+    tasks: dict[str, Task] = {}
+    for site in direct:
+        mod = as_workload(site.func)
+        key = workload_key(mod)
+        if key in tasks:
+            task = tasks[key]
+            task.weight += 1
+            task.sites += (site.index,)
+            continue
+        tasks[key] = Task(
+            index=len(tasks),
+            name=site.name,
+            key=key,
+            anchor_key=anchor_key(mod),
+            weight=1,
+            flop=_flop(mod),
+            args=_args(site),
+            implementations=[Implementation(DIRECT, key, mod, make(mod))],
+            sites=(site.index,),
+        )
+    for algorithm in ALGORITHMS:
+        sites = algorithm_sites(prepared, device, algorithm)
+        if len(sites) != len(direct):
+            continue  # it changed how the network is fused: its kernels cannot be exchanged
+        for task in tasks.values():
+            mod = as_workload(sites[task.sites[0]].func)
+            key = workload_key(mod)
+            if key != task.key:
+                task.implementations.append(
+                    Implementation(algorithm.name, key, mod, make(mod), exact=algorithm.exact)
+                )
+    return list(tasks.values())
+
+
+def algorithm_sites(prepared: Prepared, device: Device, algorithm: Algorithm) -> list[Site]:
+    """The kernels of the network if the algorithm computes all that it can."""
+    return call_sites(legalize(prepared.graph, device, Choice([algorithm]).legalizers()))
+
+
+def _flop(mod: tvm.IRModule) -> float:
+    from tvm.s_tir.analysis import estimate_tir_flops
+
+    return float(estimate_tir_flops(mod))
+
+
+def _args(site: Site) -> tuple[TensorSpec, ...]:
+    """The kernel's arguments by its own parameter names."""
+    return tuple(
+        TensorSpec(str(p.name), tuple(int(d) for d in p.shape), str(p.dtype))
+        for p in site.func.params
+    )

@@ -1,0 +1,60 @@
+"""Schedules and workloads as JSON and back: what a record stores is exactly what compile applies."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+
+
+def to_json(sch: Schedule) -> Any:
+    """The schedule's trace, post-processors included, in plain JSON types."""
+    return _plain(sch.trace.simplified(remove_postproc=False).as_json())
+
+
+def apply(mod: tvm.IRModule, trace: Any) -> Schedule:
+    """Schedule ``mod`` by a stored trace.
+
+    Raises whatever TVM raises where the trace does not fit the workload.
+    """
+    from tvm.s_tir import Schedule, Trace
+
+    sch = Schedule(mod, error_render_level="none")
+    Trace.apply_json_to_schedule(trace, sch)
+    return sch
+
+
+def store_module(mod: tvm.IRModule) -> str:
+    """A workload as one short string (TVM's JSON, deflated, base64)."""
+    import tvm
+
+    return base64.b64encode(zlib.compress(tvm.ir.save_json(mod).encode(), 9)).decode()
+
+
+def load_module(text: str) -> tvm.IRModule:
+    """The inverse of :func:`store_module`."""
+    import tvm
+
+    return tvm.ir.load_json(zlib.decompress(base64.b64decode(text)).decode())
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "value") and not hasattr(value, "__len__"):  # IntImm, FloatImm, StringImm
+        return _plain(value.value)
+    if hasattr(value, "items"):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value]

@@ -1,0 +1,1 @@
+"""Building, timing and checking candidates in processes that can be killed."""

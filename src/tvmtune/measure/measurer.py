@@ -1,0 +1,171 @@
+"""From proposals to numbers: builders, then the runner, then the check of a leader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvmtune.measure.workers import Outcome, Workers
+from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
+
+BUILD = "tvmtune.measure.candidate:build"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds per repeat, or the stage that failed and its message."""
+
+    seconds: tuple[float, ...] = ()
+    stage: Stage | None = None
+    message: str = ""
+
+
+class Measurer:
+    """Builds and times candidates of one device in processes that are killed at their deadlines.
+
+    With an exclusive runner, building and timing alternate: while a candidate is timed no builder
+    works, and the other way round.
+    """
+
+    def __init__(
+        self, device: Device, builder: BuilderSpec, runner: RunnerSpec, timing: Timing
+    ) -> None:
+        self.device = device
+        self.builder = builder
+        self.runner = runner
+        self.timing = timing
+        _sweep()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"tvmtune-{os.getpid()}-"))
+        self._references: dict[str, Outcome] = {}
+        self._builders = Workers(
+            max(1, device.threads), init=builder.init, options=builder.options
+        )
+        self._runners = Workers(runner.slots, init=runner.init, options=runner.options)
+
+    def measure(
+        self,
+        candidates: Sequence[tuple[Implementation, Any]],
+        on_result: Callable[[int, Measurement], None],
+        *,
+        best: Sequence[float | None] | None = None,
+    ) -> None:
+        """Build and time ``(implementation, trace)`` pairs; ``on_result`` hears of each in order.
+
+        ``best`` gives the latency in seconds that a candidate must come near to deserve all its
+        repeats.
+        """
+        built = self._build([(i, trace, False) for i, trace in candidates])
+        ready = [n for n, outcome in enumerate(built) if outcome.ok]
+        results: dict[int, Measurement] = {
+            n: _failed(outcome) for n, outcome in enumerate(built) if not outcome.ok
+        }
+        reported = 0
+
+        def report() -> None:
+            nonlocal reported
+            while reported in results:
+                on_result(reported, results[reported])
+                reported += 1
+
+        def ran(position: int, outcome: Outcome) -> None:
+            n = ready[position]
+            results[n] = (
+                Measurement(seconds=tuple(outcome.value)) if outcome.ok else _failed(outcome)
+            )
+            with contextlib.suppress(OSError):
+                Path(built[n].value[0]).unlink()
+            report()
+
+        report()
+        calls = []
+        for n in ready:
+            path, args = built[n].value
+            options = {**self.runner.options, "best": best[n] if best else None}
+            calls.append((path, args, self.timing, options))
+        self._runners.map(
+            self.runner.run, calls, deadline=self.timing.run_timeout, stage="run", on_result=ran
+        )
+
+    def verify(self, implementation: Implementation, trace: Any) -> tuple[float | None, str]:
+        """max|y - ref| / max|ref| of a candidate against its own unscheduled workload.
+
+        None with a message where no verdict could be reached.
+        """
+        key = implementation.workload_key
+        wanted: list[tuple[Implementation, Any, bool]] = [(implementation, trace, True)]
+        if key not in self._references:
+            wanted.append((implementation, None, True))
+        built = self._build(wanted)
+        if len(built) == 2:
+            self._references[key] = built[1]
+        for outcome in (built[0], self._references[key]):
+            if not outcome.ok:
+                return None, outcome.message
+        path, args = built[0].value
+        reference = self._references[key].value[0]
+        call = (path, reference, args, self.runner.options)
+        # An unscheduled convolution is slow: its deadline is not a candidate's.
+        deadline = max(60.0, 6 * self.timing.run_timeout)
+        outcome = self._runners.map(self.runner.check, [call], deadline=deadline, stage="run")[0]
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+        return (outcome.value, "") if outcome.ok else (None, outcome.message)
+
+    def _build(self, wanted: Sequence[tuple[Implementation, Any, bool]]) -> list[Outcome]:
+        calls = [
+            (
+                self._workload(implementation),
+                trace,
+                whole,
+                self.builder.build,
+                self.device.target,
+                self.builder.options,
+                str(self.directory),
+            )
+            for implementation, trace, whole in wanted
+        ]
+        return [
+            replace(outcome, stage="space")
+            if outcome.message.startswith("the trace cannot be applied")
+            else outcome
+            for outcome in self._builders.map(
+                BUILD, calls, deadline=self.timing.build_timeout, stage="build"
+            )
+        ]
+
+    def _workload(self, implementation: Implementation) -> str:
+        path = self.directory / f"{implementation.workload_key}.json"
+        if not path.exists():
+            import tvm
+
+            path.write_text(tvm.ir.save_json(implementation.mod))
+        return str(path)
+
+    def close(self) -> None:
+        self._builders.close()
+        self._runners.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _failed(outcome: Outcome) -> Measurement:
+    return Measurement(stage=outcome.stage, message=outcome.message)  # type: ignore[arg-type]
+
+
+def _sweep() -> None:
+    """Remove what sessions that were killed have left behind."""
+    for path in Path(tempfile.gettempdir()).glob("tvmtune-[0-9]*-*"):
+        owner = path.name.split("-")[1]
+        if path.is_dir() and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,9 @@
+"""Imported once by the server that workers are forked from."""
+
+import tvm  # noqa: F401
+import tvm.relax
+import tvm.s_tir  # noqa: F401
+
+from tvmtune.graph import intrinsics
+
+intrinsics.load_for("llvm")

@@ -1,0 +1,183 @@
+"""Processes that build and run candidates: they live on between calls and die at a deadline.
+
+A worker is forked from a server that has imported TVM once, so that replacing one that crashed,
+hung or grew costs milliseconds. Nothing of a candidate is ever loaded into the session's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one call: a value, or the stage it failed in and a message."""
+
+    value: Any = None
+    stage: str | None = None
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.stage is None
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function behind ``"package.module:function"``."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Workers:
+    """A pool of ``slots`` processes that call functions by name.
+
+    ``init`` is called in each new worker with ``options``. A worker is replaced after ``recycle``
+    calls, because TVM's processes grow.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        init: str | None = None,
+        options: dict[str, Any] | None = None,
+        recycle: int = 200,
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tvmtune.measure.preload"])
+        self._stderr = tempfile.NamedTemporaryFile(prefix="tvmtune-stderr-", suffix=".log")
+        self._pool = ProcessPool(
+            max_workers=slots,
+            max_tasks=recycle,
+            context=context,
+            initializer=_start,
+            initargs=(os.getpid(), self._stderr.name, list(sys.path), init, dict(options or {})),
+        )
+        self._closed = False
+
+    def map(
+        self,
+        function: str,
+        calls: Sequence[tuple[Any, ...]],
+        *,
+        deadline: float,
+        stage: str,
+        on_result: Callable[[int, Outcome], None] | None = None,
+    ) -> list[Outcome]:
+        """Call ``function`` once per tuple of arguments; results in order.
+
+        A call that takes longer than ``deadline`` seconds is killed and comes back as ``timeout``;
+        one whose process dies, as ``crash``; one that raises, as ``stage``. ``on_result`` hears of
+        each result in order, as soon as it and all before it are there.
+        """
+        futures = [
+            self._pool.schedule(_call, args=(function, *call), timeout=deadline) for call in calls
+        ]
+        outcomes: list[Outcome] = []
+        try:
+            for index, future in enumerate(futures):
+                outcome = self._wait(future, deadline, stage)
+                outcomes.append(outcome)
+                if on_result is not None:
+                    on_result(index, outcome)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return outcomes
+
+    def _wait(self, future: Any, deadline: float, stage: str) -> Outcome:
+        try:
+            return Outcome(value=future.result())
+        except FutureTimeout:
+            return Outcome(stage="timeout", message=f"killed after {deadline:g} s ({stage})")
+        except ProcessExpired as error:
+            code = error.exitcode or 0
+            how = _signal_name(-code) if code < 0 else f"exit code {code}"
+            return Outcome(stage="crash", message=f"the worker died: {how}{self._last_words()}")
+        except CancelledError:
+            return Outcome(stage="crash", message="cancelled")
+        except Exception as error:  # whatever the worker's function raised
+            return Outcome(stage=stage, message=_brief(error))
+
+    def _last_words(self) -> str:
+        """The end of what the workers wrote to stderr: a crash's own message, if it left one."""
+        try:
+            lines = Path(self._stderr.name).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f": {lines[-1][:300]}" if lines else ""
+
+    def close(self) -> None:
+        """End the workers at once; nothing they hold is worth waiting for."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pool.stop()
+        with contextlib.suppress(Exception):
+            self._pool.join(timeout=5)
+        self._stderr.close()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _start(
+    session: int, stderr: str, path: list[str], init: str | None, options: dict[str, Any]
+) -> None:
+    """First thing in a worker: die with the session, leave Ctrl-C to it, keep the terminal clean."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        # The worker's parent is the fork server, which ends when the session does, even by kill -9.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 2)
+    os.dup2(log, 1)
+    os.close(log)
+    sys.path[:] = path
+    if init is not None:
+        resolve(init)(options)
+
+
+def _call(function: str, *args: Any) -> Any:
+    try:
+        return resolve(function)(*args)
+    except Exception as error:
+        # TVM's exceptions do not survive pickling; their text is what matters.
+        raise RuntimeError(_brief(error)) from None
+
+
+def _brief(error: BaseException, limit: int = 500) -> str:
+    text = str(error).strip() or type(error).__name__
+    lines = [line for line in text.splitlines() if line.strip()]
+    # TVM puts the check that failed on the last line and its C++ stack before it.
+    chosen = lines[-1] if len(lines) > 3 else " ".join(lines)
+    return chosen.strip()[:limit]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

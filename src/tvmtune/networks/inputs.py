@@ -1,0 +1,104 @@
+"""What a network is run on: random inputs, or those from the user's file."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.errors import UsageError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from tvmtune.types import TensorSpec
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy type called ``name``; bfloat16 and the float8 types come from ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def random_inputs(network_inputs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs that depend on nothing but the specs and the seed.
+
+    Floats are standard normal. 8- and 16-bit integers are data (pixels) and take their whole range.
+    Wider integers are usually indices into a table whose length nobody tells (token ids, segment
+    ids) or masks: 0 and 1 are valid for all of them.
+    """
+    rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
+    result: dict[str, np.ndarray] = {}
+    for spec in network_inputs:
+        dtype = numpy_dtype(spec.dtype)
+        values: Any
+        if dtype.kind == "b":
+            values = rng.randint(0, 2, size=spec.shape)
+        elif dtype.kind in "iu":
+            wide = dtype.itemsize > 2
+            low, high = (0, 1) if wide else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            values = rng.randint(low, high + 1, size=spec.shape)
+        else:
+            values = rng.standard_normal(spec.shape)
+        result[spec.name] = np.asarray(values).astype(dtype)
+    return result
+
+
+def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Read the inputs of a network from an ``.npz`` file with one array per input.
+
+    Raises :class:`UsageError` if the file is none, or if names, shapes or dtypes are not those of
+    ``specs``.
+    """
+    try:
+        content = np.load(Path(path), allow_pickle=False)
+        if not isinstance(content, np.lib.npyio.NpzFile):
+            raise UsageError(
+                f"{path} holds a single array; save one per input with "
+                f"numpy.savez({str(path)!r}, {_call(specs)})"
+            )
+        with content:
+            arrays = {name: content[name] for name in content.files}
+    except FileNotFoundError as error:
+        raise UsageError(f"input file {path} does not exist") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(
+            f"{path} is damaged or no .npz file; make one with "
+            f"numpy.savez({str(path)!r}, {_call(specs)})"
+        ) from error
+    check_inputs(arrays, specs, origin=str(path))
+    return arrays
+
+
+def check_inputs(
+    arrays: Mapping[str, np.ndarray], specs: Sequence[TensorSpec], *, origin: str = "the input"
+) -> None:
+    """Raise :class:`UsageError` unless names, shapes and dtypes are those of ``specs``."""
+    wanted = ", ".join(map(str, specs))
+    missing = [spec.name for spec in specs if spec.name not in arrays]
+    unexpected = sorted(set(arrays) - {spec.name for spec in specs})
+    if missing or unexpected:
+        lacks = f"lacks {', '.join(missing)}" if missing else ""
+        extra = f"has the unexpected {', '.join(unexpected)}" if unexpected else ""
+        raise UsageError(
+            f"{origin} {' and '.join(filter(None, (lacks, extra)))}; the network takes {wanted}"
+        )
+    for spec in specs:
+        array = arrays[spec.name]
+        if array.shape != spec.shape or array.dtype != numpy_dtype(spec.dtype):
+            found = "x".join(map(str, array.shape)) or "scalar"
+            raise UsageError(
+                f"{origin}: '{spec.name}' is {found} {array.dtype.name}, "
+                f"but the network takes {spec}"
+            )
+
+
+def _call(specs: Sequence[TensorSpec]) -> str:
+    return "**{" + ", ".join(f"{spec.name!r}: ..." for spec in specs) + "}"

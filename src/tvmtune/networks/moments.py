@@ -1,0 +1,56 @@
+"""Mean and variance of activations, channel by channel, for normally distributed inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and variance per channel, both of shape (C,)."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+    @staticmethod
+    def of(mean: np.ndarray, variance: np.ndarray) -> Moments:
+        """Rounded: mathematical libraries differ in the last bit, and weights must not."""
+        return Moments(np.round(mean, 6), np.round(variance, 6))
+
+    @staticmethod
+    def standard(channels: int) -> Moments:
+        return Moments(np.zeros(channels), np.ones(channels))
+
+
+def rectified(x: Moments) -> Moments:
+    """Moments of ``max(0, x)`` for normal ``x``."""
+    deviation = np.sqrt(x.variance)
+    ratio = x.mean / deviation
+    inside = _cumulative(ratio)
+    density = np.exp(-0.5 * ratio**2) / math.sqrt(2.0 * math.pi)
+    first = x.mean * inside + deviation * density
+    second = (x.mean**2 + x.variance) * inside + x.mean * deviation * density
+    return Moments.of(first, second - first**2)
+
+
+def rectified_maximum(x: Moments, samples: int, *, steps: int = 400) -> Moments:
+    """Moments of ``max(0, x_1, ..., x_samples)`` for independent normal ``x_i``."""
+    deviation = np.sqrt(x.variance)
+    top = np.maximum(x.mean, 0.0) + 6.0 * deviation
+    first = np.zeros_like(top)
+    second = np.zeros_like(top)
+    # E[max] is the integral of P(max > z) over z >= 0, and E[max^2] that of 2 z P(max > z).
+    for step in range(steps):
+        z = (step + 0.5) * top / steps
+        above = 1.0 - _cumulative((z - x.mean) / deviation) ** samples
+        first += above * top / steps
+        second += 2.0 * z * above * top / steps
+    return Moments.of(first, second - first**2)
+
+
+def _cumulative(x: np.ndarray) -> np.ndarray:
+    """The standard normal distribution function; NumPy has none."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x])

@@ -1,0 +1,282 @@
+"""A network that is an ONNX model with static shapes: those of the zoo and those from files."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import helper, shape_inference
+
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.inputs import check_inputs, random_inputs
+from tvmtune.networks.onnx_file import one_line
+from tvmtune.networks.onnx_hash import hashes
+from tvmtune.networks.relax_import import check_domains, check_operators, to_relax
+from tvmtune.networks.shapes import resolve
+from tvmtune.types import TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import tvm
+
+    from tvmtune.networks.shapes import Dim
+    from tvmtune.types import JSON
+
+_LARGE = 1 << 12
+"""Bytes above which a weight is left out where shapes alone matter."""
+
+
+class OnnxNetwork:
+    """Implements :class:`tvmtune.types.Network`; see there for the attributes.
+
+    It keeps the model with its weights in memory, once. ``to_onnx`` and ``reference`` make copies
+    that live as long as the caller or the call needs them.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    source: JSON
+    structure_hash: str
+    weights_hash: str
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        *,
+        name: str,
+        source: JSON | None = None,
+        batch: int = 1,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        label: str | None = None,
+    ) -> None:
+        """Bind open dimensions of ``model``, which is taken over and changed, and check it.
+
+        ``label`` names the network in messages. Raises :class:`UsageError` if dimensions stay open
+        or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the model is unsound.
+        """
+        self.name = name
+        self.source = source or {}
+        self._label = label or name
+        if model.functions:
+            model = _inline_functions(model, self._label)
+        self._model = model
+        check_operators(model, self._label)
+        _check_tensors(model.graph, self._label)
+        _check(model, self._label)
+        self._bind(batch, shapes)
+        self.inputs = tuple(_spec(info, self._label) for info in _true_inputs(model.graph))
+        self._infer_output_shapes(chosen=batch != 1 or bool(shapes))
+        self.outputs = tuple(_spec(info, self._label) for info in model.graph.output)
+        try:
+            self.structure_hash, self.weights_hash = hashes(model)
+        except ValueError as error:  # a weight with fewer bytes than its shape needs
+            raise _invalid(self._label, error) from error
+
+    def to_relax(self) -> tvm.IRModule:
+        """Import into Relax. Parameters of ``main`` correspond to ``inputs`` by position."""
+        return to_relax(self._model, self.inputs, self._label)
+
+    def to_onnx(self) -> bytes | None:
+        """The serialised model; None above the 2 GiB that the format allows."""
+        try:
+            return self._model.SerializeToString()
+        except Exception:  # protobuf's own class, which differs between its implementations
+            return None
+
+    def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Outputs by ONNX Runtime, or by onnx's own slow evaluator where that is not installed.
+
+        Raises :class:`UsageError` if names, shapes or dtypes of ``inputs`` are not the network's.
+        """
+        check_inputs(inputs, self.inputs)
+        return self._run(inputs)
+
+    def _bind(self, batch: int, shapes: Mapping[str, Sequence[int]] | None) -> None:
+        infos = {info.name: info for info in _true_inputs(self._model.graph)}
+        declared = {name: _declared(info) for name, info in infos.items()}
+        static, symbols = resolve(declared, batch=batch, shapes=shapes, label=self._label)
+        for name, extents in static.items():
+            _set_shape(infos[name], extents)
+        for info in self._model.graph.output:
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_param in symbols:
+                    dim.dim_value = symbols[dim.dim_param]
+
+    def _infer_output_shapes(self, *, chosen: bool) -> None:
+        """Make the outputs static; ``chosen`` if the user had a say in the inputs' shapes."""
+        graph = self._model.graph
+        # What the exporter noted may be of another batch size: everything follows from the inputs.
+        del graph.value_info[:]
+        skeleton = _skeleton(self._model)
+        for info in skeleton.graph.output:
+            info.type.tensor_type.ClearField("shape")
+        try:
+            inferred = shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
+        except Exception as error:
+            with contextlib.suppress(TvmtuneError):  # what runs is sound, whatever inference says
+                self._measure_output_shapes()
+                return
+            if not chosen:
+                raise _invalid(self._label, error) from error
+            shapes = ", ".join(map(str, self.inputs))
+            raise UsageError(
+                f"{self._label} cannot take the inputs {shapes}: {one_line(error)}; "
+                "choose another --shape or --batch"
+            ) from error
+        for info, found in zip(graph.output, inferred.graph.output, strict=True):
+            extents = _declared(found)
+            if extents is not None and all(isinstance(extent, int) for extent in extents):
+                info.type.CopyFrom(found.type)
+        if any(not _is_static(info) for info in graph.output):
+            self._measure_output_shapes()
+
+    def _measure_output_shapes(self) -> None:
+        """Run the network for the shapes that inference cannot tell."""
+        try:
+            runs = [self._run(random_inputs(self.inputs, seed)) for seed in (0, 1)]
+        except TvmtuneError:
+            check_domains(self._model, self._label)
+            raise
+        for info, first, second in zip(self._model.graph.output, *runs, strict=True):
+            if first.shape != second.shape:
+                raise TvmtuneError(
+                    f"the shape of output '{info.name}' of {self._label} depends on the data: "
+                    f"{first.shape} and {second.shape} were seen; only static shapes are supported"
+                )
+            info.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(first.dtype)
+            _set_shape(info, first.shape)
+
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        feed = {spec.name: inputs[spec.name] for spec in self.inputs}
+        causes = []
+        for run in (_onnxruntime, _evaluator):
+            try:
+                return run(self._model, feed)
+            except ImportError:
+                continue
+            except Exception as error:  # each library has its own classes
+                causes.append(one_line(error))
+        raise TvmtuneError(
+            f"no reference can run {self._label}: {'; '.join(causes)}; "
+            "check that ONNX Runtime runs the file by itself"
+        )
+
+
+def _onnxruntime(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what fails is raised, too
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, feed)
+
+
+def _evaluator(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    from onnx.reference import ReferenceEvaluator
+
+    return list(ReferenceEvaluator(model).run(None, feed))
+
+
+def _inline_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    """Newer exporters call functions that the model itself defines; the importer knows none."""
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:
+        raise TvmtuneError(
+            f"the functions that {label} defines cannot be expanded: {one_line(error)}; "
+            "export it without functions"
+        ) from error
+
+
+def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Inputs that are no weights: old files list their weights as inputs, too."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [info for info in graph.input if info.name not in weights]
+
+
+def _declared(info: onnx.ValueInfoProto) -> list[Dim] | None:
+    """Dimensions as the file has them; 0 and less stand for unknown in some files."""
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    dims = info.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in dims]
+
+
+def _is_static(info: onnx.ValueInfoProto) -> bool:
+    dims = _declared(info)
+    return dims is not None and all(isinstance(dim, int) for dim in dims)
+
+
+def _set_shape(info: onnx.ValueInfoProto, extents: Sequence[int]) -> None:
+    shape = info.type.tensor_type.shape
+    shape.SetInParent()  # a scalar has a shape with no dimensions
+    del shape.dim[:]
+    for extent in extents:
+        shape.dim.add().dim_value = extent
+
+
+def _check(model: onnx.ModelProto, label: str) -> None:
+    """Raise :class:`TvmtuneError` unless the model keeps to the format."""
+    skeleton = _skeleton(model)
+    for info in skeleton.graph.output:
+        # The checker wants types of outputs, but nobody else does: they are inferred later.
+        info.type.tensor_type.shape.SetInParent()
+        if not info.type.tensor_type.elem_type:
+            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    try:
+        onnx.checker.check_model(skeleton)
+    except onnx.checker.ValidationError as error:
+        raise _invalid(label, error) from error
+
+
+def _invalid(label: str, error: Exception) -> TvmtuneError:
+    return TvmtuneError(f"{label} is not a valid ONNX model: {one_line(error)}; export it again")
+
+
+def _check_tensors(graph: onnx.GraphProto, label: str) -> None:
+    for info in (*_true_inputs(graph), *graph.output):
+        kind = info.type.WhichOneof("value") or "tensor_type"  # outputs may have no type yet
+        if kind != "tensor_type":
+            raise TvmtuneError(
+                f"'{info.name}' of {label} is of the type {kind.removesuffix('_type')}; "
+                "only networks whose inputs and outputs are tensors are supported"
+            )
+
+
+def _spec(info: onnx.ValueInfoProto, label: str) -> TensorSpec:
+    tensor_type = info.type.tensor_type
+    if tensor_type.elem_type in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
+        raise TvmtuneError(f"'{info.name}' of {label} holds no numbers, which is not supported")
+    dtype = helper.tensor_dtype_to_np_dtype(tensor_type.elem_type).name
+    return TensorSpec(info.name, tuple(dim.dim_value for dim in tensor_type.shape.dim), dtype)
+
+
+def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its large weights as inputs: all that checks and shape inference need.
+
+    They serialise what they are given, which for a whole model takes long, and fails above 2 GiB.
+    """
+    light = onnx.ModelProto(ir_version=model.ir_version)
+    light.opset_import.extend(model.opset_import)
+    source, target = model.graph, light.graph
+    target.name = source.name or "main"
+    target.node.extend(source.node)
+    target.input.extend(source.input)
+    target.output.extend(source.output)
+    target.sparse_initializer.extend(source.sparse_initializer)
+    listed = {info.name for info in source.input}
+    for tensor in source.initializer:
+        if len(tensor.raw_data) <= _LARGE and tensor.ByteSize() <= _LARGE:
+            target.initializer.append(tensor)
+        elif tensor.name not in listed:
+            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            target.input.append(info)
+    return light

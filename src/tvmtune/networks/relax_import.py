@@ -1,0 +1,186 @@
+"""ONNX to Relax through TVM's importer, with the node named that it cannot take.
+
+The importer looks converters up by operator alone, whatever the domain, and reports operators
+without their nodes. Both are mended here before it is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from onnx import AttributeProto, defs
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.onnx_file import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    import tvm
+
+    from tvmtune.types import TensorSpec
+
+_STANDARD = ("", "ai.onnx")
+
+_MICROSOFT = {
+    "Attention",
+    "BiasGelu",
+    "DequantizeLinear",
+    "EmbedLayerNormalization",
+    "FastGelu",
+    "Gelu",
+    "GridSample",
+    "MatMulInteger16",
+    "QuantizeLinear",
+    "SkipLayerNormalization",
+}
+"""ONNX Runtime's own operators that the importer has converters for."""
+
+_OTHER_MEANING = {"Attention"}
+"""Operators of the standard whose converter means an operator of the same name in ONNX Runtime."""
+
+
+def to_relax(model: onnx.ModelProto, inputs: Sequence[TensorSpec], label: str) -> tvm.IRModule:
+    """Import ``model``: weights as constants, and one function ``main`` with ``inputs`` in order.
+
+    Operators that the standard defines in terms of others are expanded where the importer lacks
+    them. Raises :class:`TvmtuneError` with the node where one is still missing or conversion fails.
+    """
+    from tvm.relax.frontend.onnx import from_onnx
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    convertible = set(_get_convert_map()) | {"Constant", "If"}
+    model = _expand(model, convertible)
+    versions = {o.domain: o.version for o in model.opset_import}
+    for node in _nodes(model.graph):
+        if not _supported(node, convertible):
+            raise TvmtuneError(
+                f"{describe(node, versions)} of {label} is not supported by the importer; "
+                f"{_remedy(node)}"
+            )
+    if model.graph.sparse_initializer:
+        name = model.graph.sparse_initializer[0].values.name
+        raise TvmtuneError(
+            f"weight '{name}' of {label} is sparse, which the importer does not support; "
+            "export it as a dense tensor"
+        )
+    try:
+        # It prints what it fails on, and warns of renamed inputs, which are known by position here.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            module = from_onnx(model, keep_params_in_input=False)
+    except Exception as error:
+        culprit = _node_in(error.__traceback__)
+        where = f"{describe(culprit, versions)} of {label}" if culprit is not None else label
+        raise TvmtuneError(
+            f"{where} cannot be imported: {type(error).__name__}: {one_line(error)}; "
+            "simplify or replace that part of the network and export it again"
+        ) from error
+    _check_parameters(module, inputs, label)
+    return module
+
+
+def describe(node: onnx.NodeProto, versions: dict[str, int]) -> str:
+    """``node 'attn_3' (com.microsoft.FusedMatMul, opset 1)``."""
+    standard = node.domain in _STANDARD
+    version = next((versions[d] for d in (node.domain, *_STANDARD) if d in versions), 0)
+    operator = node.op_type if standard else f"{node.domain}.{node.op_type}"
+    name = node.name or next((f"-> {output}" for output in node.output if output), "unnamed")
+    return f"node '{name}' ({operator}, opset {version})"
+
+
+def check_operators(model: onnx.ModelProto, label: str) -> None:
+    """Raise :class:`TvmtuneError` for the first node whose operator no version of ONNX knows."""
+    versions = {o.domain: o.version for o in model.opset_import}
+    for node in _nodes(model.graph):
+        if node.domain in _STANDARD and not defs.has(node.op_type):
+            raise TvmtuneError(
+                f"{describe(node, versions)} of {label} is not supported: ONNX has no such "
+                f"operator; {_remedy(node)}"
+            )
+
+
+def check_domains(model: onnx.ModelProto, label: str) -> None:
+    """Raise :class:`TvmtuneError` for the first node whose operator is not of the standard."""
+    versions = {o.domain: o.version for o in model.opset_import}
+    for node in _nodes(model.graph):
+        if node.domain not in _STANDARD:
+            raise TvmtuneError(
+                f"{describe(node, versions)} of {label} is not supported: nothing here can run it; "
+                f"{_remedy(node)}"
+            )
+
+
+def _supported(node: onnx.NodeProto, convertible: set[str]) -> bool:
+    if node.domain in _STANDARD:
+        return node.op_type in convertible and node.op_type not in _OTHER_MEANING
+    if node.domain == "com.microsoft":
+        return node.op_type in convertible and node.op_type in _MICROSOFT
+    return False
+
+
+def _remedy(node: onnx.NodeProto) -> str:
+    if node.domain == "com.microsoft":
+        return "give the network as it was before ONNX Runtime's optimiser fused its operators"
+    return "replace it by other operators of the ONNX standard and export the network again"
+
+
+def _expand(model: onnx.ModelProto, convertible: set[str]) -> onnx.ModelProto:
+    """Replace standard operators that the importer lacks by their definitions, where there are."""
+    versions = {o.domain: o.version for o in model.opset_import}
+    version = next((versions[d] for d in _STANDARD if d in versions), None)
+    missing = set()
+    for node in _nodes(model.graph):
+        if node.domain in _STANDARD and not _supported(node, convertible) and version:
+            with contextlib.suppress(defs.SchemaError):
+                schema: Any = defs.get_schema(node.op_type, version, "")
+                if schema.has_function or schema.has_context_dependent_function:
+                    missing.add(("", node.op_type))
+    if not missing:
+        return model
+    from onnx import inliner
+
+    with contextlib.suppress(Exception):  # what stays unexpanded is named as unsupported
+        return inliner.inline_selected_functions(
+            model, sorted(missing), inline_schema_functions=True
+        )
+    return model
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of branches and loop bodies included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)
+
+
+def _node_in(traceback: TracebackType | None) -> onnx.NodeProto | None:
+    """The node that the importer was at: the innermost frame that holds one in ``node``."""
+    found = None
+    while traceback is not None:
+        candidate: Any = traceback.tb_frame.f_locals.get("node")
+        if isinstance(candidate, onnx.NodeProto):
+            found = candidate
+        traceback = traceback.tb_next
+    return found
+
+
+def _check_parameters(module: tvm.IRModule, inputs: Sequence[TensorSpec], label: str) -> None:
+    """The importer may rename inputs, so that they are known by position: hold it to that."""
+    found = []
+    for parameter in module["main"].params:
+        extents = tuple(int(extent) for extent in parameter.ty.shape)
+        found.append((extents, str(parameter.ty.dtype)))
+    wanted = [(spec.shape, spec.dtype) for spec in inputs]
+    if found != wanted:
+        raise TvmtuneError(
+            f"the importer gave {label} the inputs {found}, but the file has {wanted}; "
+            "this is a fault of tvmtune, please report it"
+        )

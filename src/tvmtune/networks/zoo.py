@@ -1,0 +1,74 @@
+"""The zoo's register: which names there are and which family builds them.
+
+A family is one module with a function ``build(shape, **arguments) -> onnx.ModelProto``, where
+``shape`` is that of the only input, batch first. It is imported when one of its networks is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tvmtune.networks.shapes import Dim
+    from tvmtune.types import JSON, Network
+
+INPUT = "data"
+"""Name of the input of every network in the zoo."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One network of the zoo."""
+
+    family: str
+    """The module in this package that builds it."""
+    sample: tuple[int, ...] = (3, 224, 224)
+    """Shape of one input by default: channels and then the extents."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """What the family's ``build`` needs besides the shape."""
+    aliases: tuple[str, ...] = ()
+    """Other names; those that differ only in case, ``-``, ``_`` and ``.`` need no mention."""
+
+
+ZOO: dict[str, Entry] = {
+    "mobilenet": Entry("mobilenet", aliases=("mobilenet-v1", "mobilenet1.0")),
+    "resnet-18": Entry("resnet", arguments={"depth": 18}, aliases=("resnet-18-v1",)),
+}
+
+
+def canonical(name: str) -> str | None:
+    """The zoo's own spelling of ``name`` or of an alias; None if the zoo has no such network."""
+    wanted = _plain(name)
+    for known, entry in ZOO.items():
+        if wanted in map(_plain, (known, *entry.aliases)):
+            return known
+    return None
+
+
+def load(
+    name: str, *, batch: int = 1, shapes: Mapping[str, Sequence[int]] | None = None
+) -> Network:
+    """Build the network with this canonical name; ``shapes`` may ask for another image size."""
+    from tvmtune.networks.onnx_network import OnnxNetwork
+    from tvmtune.networks.shapes import resolve
+
+    entry = ZOO[name]
+    channels, *extents = entry.sample
+    declared: dict[str, list[Dim]] = {INPUT: ["N", channels, *"DHW"[-len(extents) :]]}
+    wanted = shapes or {INPUT: (batch, *entry.sample)}
+    static, _ = resolve(declared, batch=batch, shapes=wanted, label=name)
+    family = import_module(f"tvmtune.networks.{entry.family}")
+    model = family.build(static[INPUT], **entry.arguments)
+    source: JSON = {"zoo": name, "batch": batch}
+    if shapes:
+        source["shapes"] = {key: list(dims) for key, dims in shapes.items()}
+    return OnnxNetwork(model, name=name, source=source)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]", "", name.lower())

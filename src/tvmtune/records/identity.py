@@ -1,0 +1,61 @@
+"""Names for workloads that stay the same between runs.
+
+The exact key changes with anything that could make a stored trace mean something else: the
+workload's structure, TVM's version, the version of the space. The anchor key names only the
+operator that decides the schedule, so that a record survives another fusion around it.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from tvmtune.types import digest
+
+if TYPE_CHECKING:
+    import tvm
+
+SPACE_VERSION = 1
+"""Raised whenever the core's spaces or its default pipeline change the meaning of a trace."""
+
+
+def structure(mod: tvm.IRModule) -> str:
+    """TVM's structural hash, in which variable names do not count."""
+    from tvm.s_tir.meta_schedule.utils import shash2hex
+
+    return str(shash2hex(mod))
+
+
+def workload_key(mod: tvm.IRModule, *, space: str = "") -> str:
+    """The exact key of a workload under a space."""
+    return digest([structure(mod), version("apache-tvm"), SPACE_VERSION, space])
+
+
+def anchor_key(mod: tvm.IRModule) -> str:
+    """The key of the workload's anchor block: operator, loop extents, buffers.
+
+    A workload without an anchor (pure element-wise code) is its own anchor.
+    """
+    from tvm.s_tir.analysis import find_anchor_sblock
+
+    block = find_anchor_sblock(mod)
+    if block is None:
+        return digest(["whole", structure(mod)])
+
+    def buffers(regions: object) -> list[object]:
+        return [
+            [[str(e) for e in r.source.shape], str(r.source.dtype)]
+            for r in regions  # type: ignore[attr-defined]
+        ]
+
+    loops = [[str(v.dom.extent), int(v.iter_type)] for v in block.iter_vars]
+    return digest(
+        [
+            block.name_hint,
+            loops,
+            buffers(block.reads),
+            buffers(block.writes),
+            version("apache-tvm"),
+            SPACE_VERSION,
+        ]
+    )

@@ -1,0 +1,209 @@
+"""The log: one append-only file of JSON lines. ``docs/log-format.md`` documents every field.
+
+A header line governs the lines after it until the next header, so concatenated logs are valid. Each
+line is on disk before anyone is told of it. A torn last line, as a power cut or ``kill -9`` leaves
+it, is passed over by the reader and cut off by the next writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.types import JSON, Trial
+
+FORMAT = 1
+_TRIAL_FIELDS = {f.name for f in fields(Trial)} - {"extra"}
+
+
+@dataclass
+class Log:
+    """What a log holds, verdicts already merged into their trials."""
+
+    path: Path
+    headers: list[JSON] = field(default_factory=list)
+    tasks: dict[str, JSON] = field(default_factory=dict)
+    """The last task line of each key."""
+    trials: list[Trial] = field(default_factory=list)
+    torn: bool = False
+    """Whether the last line was cut short."""
+
+    def devices(self) -> dict[str, JSON]:
+        """Device descriptions by identity."""
+        return {h["device"]["identity"]: h["device"] for h in self.headers}
+
+
+class LogWriter:
+    """Appends to a log under an exclusive lock that ends with the process.
+
+    Raises :class:`TvmtuneError` if another process writes to the file, or if it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise TvmtuneError(
+                f"cannot write the log {path}: {error.strerror}. Choose another place with --log."
+            ) from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise TvmtuneError(
+                f"another process is writing to {path}. Wait for it, or choose another --log."
+            ) from None
+        self._cut_torn_line()
+
+    def append(self, kind: str, record: JSON) -> None:
+        """Write one line and wait until it is on disk."""
+        line = json.dumps({"type": kind, **record}, separators=(",", ":")) + "\n"
+        data = line.encode()
+        start = os.fstat(self._fd).st_size
+        try:
+            written = os.write(self._fd, data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fdatasync(self._fd)
+        except OSError as error:
+            # Never leave half a line: what was measured before stays readable.
+            os.ftruncate(self._fd, start)
+            raise TvmtuneError(
+                f"cannot write to the log {self.path}: {error.strerror}. Everything before is kept; "
+                "free some space and run the same command again to continue."
+            ) from None
+
+    def trial(self, trial: Trial) -> None:
+        self.append("trial", trial_to_json(trial))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _cut_torn_line(self) -> None:
+        size = os.fstat(self._fd).st_size
+        position = size
+        while position > 0:
+            step = min(65536, position)
+            chunk = os.pread(self._fd, step, position - step)
+            newline = chunk.rfind(b"\n")
+            if newline >= 0:
+                position = position - step + newline + 1
+                break
+            position -= step
+        if position < size and _is_json(os.pread(self._fd, size - position, position)):
+            os.write(self._fd, b"\n")  # whole but for its newline, as an editor may leave it
+        elif position < size and position > 0:
+            os.ftruncate(self._fd, position)
+        # A file that is one long torn line may not be a log at all: the reader decides, not we.
+
+
+def read_log(path: Path) -> Log:
+    """Read a log of this or an older format.
+
+    Raises :class:`TvmtuneError` for a file that is missing, empty, no log, of a newer format, or
+    damaged anywhere but in its last line.
+    """
+    log = Log(path)
+    by_candidate: dict[tuple[str, str, str], Trial] = {}
+    identity = ""
+    for number, record, last in _lines(path):
+        if record is None:
+            if last and log.headers:
+                log.torn = True
+                break
+            where = "its first line" if not log.headers else f"line {number}"
+            raise TvmtuneError(f"{path} is not a tvmtune log: {where} is not a JSON record.")
+        kind = record.get("type")
+        if kind == "header":
+            _check_header(path, record)
+            log.headers.append(record)
+            identity = record["device"]["identity"]
+        elif not log.headers:
+            raise TvmtuneError(f"{path} is not a tvmtune log: it does not begin with a header.")
+        elif kind == "task":
+            log.tasks[record["task"]] = record
+        elif kind == "trial":
+            trial = trial_from_json(record)
+            trial.device = trial.device or identity
+            log.trials.append(trial)
+            by_candidate[trial.device, trial.workload, trial.candidate] = trial
+        elif kind == "verdict":
+            key = (identity, record["workload"], record["candidate"])
+            if key in by_candidate:
+                by_candidate[key].verified = bool(record["verified"])
+                if not record["verified"]:
+                    by_candidate[key].error = {
+                        "stage": "wrong-answer",
+                        "message": record.get("message", ""),
+                    }
+    if not log.headers:
+        raise TvmtuneError(f"{path} is empty: there is nothing in this log.")
+    return log
+
+
+def trial_to_json(trial: Trial) -> JSON:
+    """The trial as a log line without its type; the governing header names the device."""
+    record = {name: getattr(trial, name) for name in _TRIAL_FIELDS - {"device"}}
+    return {**trial.extra, **record}
+
+
+def trial_from_json(record: JSON) -> Trial:
+    """Unknown fields are kept in ``extra``."""
+    known = {k: v for k, v in record.items() if k in _TRIAL_FIELDS}
+    extra = {k: v for k, v in record.items() if k not in _TRIAL_FIELDS and k != "type"}
+    return Trial(**known, extra=extra)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, JSON | None, bool]]:
+    """(line number, record or None, whether it is the last) for each line that is not blank."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise TvmtuneError(f"there is no log at {path}.") from None
+    except OSError as error:
+        raise TvmtuneError(f"cannot read the log {path}: {error.strerror}.") from None
+    lines = data.split(b"\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, _parse(line), number == len(lines)
+
+
+def _parse(line: bytes) -> JSON | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_json(data: bytes) -> bool:
+    return _parse(data) is not None
+
+
+def _check_header(path: Path, record: JSON) -> None:
+    version: Any = record.get("format")
+    if not isinstance(version, int) or "device" not in record or "network" not in record:
+        raise TvmtuneError(f"{path} is not a tvmtune log: its header is incomplete.")
+    if version > FORMAT:
+        raise TvmtuneError(
+            f"{path} was written by a newer tvmtune (log format {version}; this one reads up to "
+            f"{FORMAT}). Upgrade tvmtune."
+        )

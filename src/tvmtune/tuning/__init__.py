@@ -1,0 +1,1 @@
+"""The session's loop, the task scheduler, the cost model and the tuners."""

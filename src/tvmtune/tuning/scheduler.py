@@ -1,0 +1,93 @@
+"""Which task gets the next trials.
+
+``effect`` looks for the largest expected gain in end-to-end latency per trial, after the gradient of
+Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): what recent trials gained, and what the
+task could still gain if it became as efficient as the best that this session has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvmtune.errors import UsageError, nearest
+from tvmtune.tuning.state import Arm, TaskState
+
+SCHEDULERS = ("effect", "round-robin", "sequential")
+WINDOW = 32
+"""Trials over which the recent gain of an arm is taken."""
+EXPLORE = 24
+"""Trials that every implementation of a task gets before a slower one is dropped."""
+HOPELESS = 1.3
+"""An implementation slower than the task's best by this factor after :data:`EXPLORE` trials rests."""
+GIVE_UP = 48
+"""Failures in a row, with never a success, after which a task is skipped."""
+
+
+def check(name: str) -> str:
+    """The name itself, or :class:`UsageError`."""
+    if name not in SCHEDULERS:
+        raise UsageError(f"scheduler '{name}' is not known.{nearest(name, list(SCHEDULERS))}")
+    return name
+
+
+def pick(
+    name: str, states: Sequence[TaskState], per_task: int | None = None
+) -> tuple[TaskState, Arm] | None:
+    """The task and implementation to try next; None when nothing is left to try."""
+    open_states = [s for s in states if _open(s, per_task)]
+    if not open_states:
+        return None
+    unknown = [s for s in open_states if s.best == float("inf")]
+    if unknown:
+        state = max(unknown, key=lambda s: (s.task.weight * s.task.flop, -s.task.index))
+    elif name == "sequential":
+        state = open_states[0]
+    elif name == "round-robin":
+        state = min(open_states, key=lambda s: (s.count, s.task.index))
+    else:
+        rate = max(s.gflops for s in open_states)
+        state = max(open_states, key=lambda s: gain(s, rate))
+    return state, choose_arm(state)
+
+
+def gain(state: TaskState, rate: float) -> float:
+    """Expected seconds of end-to-end latency that one more trial of the task saves.
+
+    ``rate``: the best rate of any task in GFLOPS.
+    """
+    arm = choose_arm(state)
+    done = len(arm.trials)
+    best = state.best
+    recent = 0.0
+    if done > WINDOW and arm.best_after[-WINDOW - 1] < float("inf"):
+        recent = max(0.0, arm.best_after[-WINDOW - 1] - arm.best_after[-1]) / WINDOW
+    # A task that has had few trials may still improve by its whole latency, but not below what the
+    # best rate of the session allows.
+    floor = state.task.flop / (rate * 1e9) if rate else 0.0
+    room = max(best - floor, 0.02 * best)
+    hope = min(best / (done + 1), room / WINDOW)
+    # Hope fades as trials go by without any gain.
+    stale = sum(1 for b in arm.best_after if b == arm.best_after[-1])
+    return state.task.weight * (0.5 * recent + 0.5 * hope / (1 + stale / WINDOW))
+
+
+def choose_arm(state: TaskState) -> Arm:
+    """The implementation to try next: all get their first trials, then those that may win."""
+    arms = [a for a in state.arms if not a.exhausted] or state.arms
+    fresh = [a for a in arms if len(a.trials) < EXPLORE and not _failing(a)]
+    if fresh:
+        return min(fresh, key=lambda a: len(a.trials))
+    near = [a for a in arms if a.best <= HOPELESS * state.best] or arms
+    return min(near, key=lambda a: a.best * (1 + 0.1 * len(a.trials) / (1 + state.count)))
+
+
+def _failing(arm: Arm) -> bool:
+    return len(arm.trials) >= GIVE_UP // 3 and arm.best == float("inf")
+
+
+def _open(state: TaskState, per_task: int | None) -> bool:
+    if state.skipped is not None:
+        return False
+    if per_task is not None and state.count >= per_task:
+        return False
+    return not all(a.exhausted for a in state.arms)

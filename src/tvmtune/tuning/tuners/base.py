@@ -1,0 +1,58 @@
+"""What the session and a tuner say to each other (ask/tell)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tvmtune.graph import traces
+from tvmtune.records.identity import structure
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+
+    from tvmtune.tuning.model import CostModel
+    from tvmtune.types import Implementation, Trial
+
+
+@dataclass
+class Proposal:
+    """A candidate: its schedule, the trace that a record stores, and its identity."""
+
+    schedule: Schedule
+    candidate: str
+    trace: Any
+
+    @staticmethod
+    def of(schedule: Schedule) -> Proposal:
+        return Proposal(schedule, structure(schedule.mod), traces.to_json(schedule))
+
+
+@dataclass
+class TunerArgs:
+    """What a tuner gets to work with."""
+
+    implementation: Implementation
+    target: tvm.target.Target
+    model: CostModel
+    """Shared by all tasks of a session, so that one task's measurements help the next."""
+    known: set[str]
+    """Candidates measured already, in this run or an earlier one; never proposed again."""
+    seed: int
+    threads: int
+    history: Sequence[Trial] = ()
+    """Earlier trials of this implementation on this device, from the log."""
+
+
+class Tuner(Protocol):
+    """Proposes candidates of one implementation."""
+
+    name: str
+
+    def ask(self, count: int) -> list[Proposal]:
+        """At most ``count`` new candidates; none once the space is exhausted."""
+
+    def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
+        """How they did: seconds, infinity for a failure."""

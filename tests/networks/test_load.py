@@ -1,0 +1,187 @@
+"""Loading by name and by path, and what is said about names and files that do not load."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.models import one_node, tiny_cnn
+
+from tvmtune import networks
+from tvmtune.errors import TvmtuneError, UsageError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.onnx"
+    onnx.save(tiny_cnn(), path)
+    return path
+
+
+def message(error: type[TvmtuneError], name: object, **options: object) -> str:
+    """The message that loading ``name`` fails with: one line, short enough to be read."""
+    with pytest.raises(TvmtuneError) as raised:
+        networks.load(str(name), **options)
+    assert raised.type is error
+    text = str(raised.value)
+    assert "\n" not in text
+    assert len(text) < 500
+    return text
+
+
+def test_names_lists_the_zoo_without_importing_onnx_or_tvm():
+    code = (
+        "import sys; from tvmtune.networks import names; print(names());"
+        "assert not {'onnx', 'tvm', 'numpy'} & set(sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == str(networks.names())
+    assert {"mobilenet", "resnet-18"} <= set(networks.names())
+
+
+@pytest.mark.parametrize("alias", ["resnet-18", "resnet18", "resnet_18", "ResNet-18"])
+def test_a_network_of_the_zoo_has_several_spellings(alias: str):
+    assert networks.zoo.canonical(alias) == "resnet-18"
+
+
+@pytest.mark.parametrize("alias", ["mobilenet", "MobileNet", "mobilenet-v1", "mobilenetv1"])
+def test_mobilenet_means_version_1(alias: str):
+    assert networks.zoo.canonical(alias) == "mobilenet"
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"), [("resnet-81", "resnet-18"), ("mobilnet", "mobilenet")]
+)
+def test_an_unknown_name_suggests_the_nearest(name: str, suggested: str):
+    text = message(UsageError, name)
+    assert name in text
+    assert suggested in text
+
+
+def test_a_version_number_is_no_file_suffix():
+    assert "neither a network of the zoo nor a file" in message(UsageError, "squeezenext1.1")
+
+
+def test_a_file_is_loaded_by_its_path_and_named_by_its_stem(file: Path):
+    network = networks.load(str(file))
+    assert network.name == "tiny"
+    assert network.source == {"file": str(file), "batch": 1}
+    assert [str(spec) for spec in network.inputs] == ["data: 1x3x32x32 float32"]
+    assert [str(spec) for spec in network.outputs] == ["logits: 1x10 float32"]
+
+
+def test_a_file_without_suffix_or_separator_is_found(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(file.parent)
+    file.rename(file.with_suffix(""))
+    assert networks.load("tiny").source["file"] == str(file.with_suffix(""))
+
+
+def test_the_source_of_a_network_loads_it_again(tmp_path: Path):
+    path = tmp_path / "open.onnx"
+    onnx.save(one_node("Relu", shape=("n", "width")), path)
+    first = networks.load(str(path), batch=4, shapes={"x": (4, 7)})
+    again = networks.reload(first.source)
+    assert again.inputs == first.inputs
+    assert again.structure_hash == first.structure_hash
+
+
+def test_the_batch_is_at_least_one():
+    assert "at least 1, got 0" in message(UsageError, "resnet-18", batch=0)
+
+
+def test_a_missing_file_suggests_its_neighbours(file: Path):
+    text = message(UsageError, file.with_name("tinny.onnx"))
+    assert "does not exist" in text
+    assert str(file) in text
+
+
+def test_a_missing_file_without_neighbours_is_named(tmp_path: Path):
+    assert f"{tmp_path}/no/net.onnx does not exist" in message(UsageError, tmp_path / "no/net.onnx")
+
+
+def test_a_directory_is_refused(tmp_path: Path):
+    assert "is a directory" in message(UsageError, tmp_path)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path):
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    assert f"{path} is empty" in message(TvmtuneError, path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_refused(file: Path):
+    file.chmod(0)
+    assert f"cannot read {file}: Permission denied" in message(TvmtuneError, file)
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.5, 0.999])
+def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, kept: float):
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * kept)])
+    assert f"{file} is damaged or no ONNX model" in message(TvmtuneError, file)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"import torch\n" * 40, "text"),
+        (b"PK\x03\x04" + bytes(200), "PyTorch checkpoint"),
+        (b"\x80\x02}q\x00", "pickle"),
+        (bytes(4) + b"TFL3" + bytes(100), "TFLite"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\x7fELF" + bytes(100), "shared library"),
+        (bytes(range(256)), "damaged"),
+    ],
+)
+def test_a_file_of_another_kind_is_recognised(tmp_path: Path, content: bytes, kind: str):
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    text = message(TvmtuneError, path)
+    assert str(path) in text
+    assert kind in text
+
+
+def test_weights_in_another_file_are_loaded(tmp_path: Path):
+    path = tmp_path / "external.onnx"
+    onnx.save(tiny_cnn(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    network = networks.load(str(path))
+    onnx.save(tiny_cnn(), tmp_path / "internal.onnx")
+    internal = networks.load(str(tmp_path / "internal.onnx"))
+    assert network.weights_hash == internal.weights_hash
+    x = {"data": np.ones((1, 3, 32, 32), np.float32)}
+    np.testing.assert_array_equal(network.reference(x)[0], internal.reference(x)[0])
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_bad_file_of_weights_is_named(tmp_path: Path, damage: str):
+    path = tmp_path / "external.onnx"
+    onnx.save(tiny_cnn(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    weights = tmp_path / "w.bin"
+    if damage == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:1000])
+    text = message(TvmtuneError, path)
+    assert str(path) in text
+    if damage == "missing":
+        assert "w.bin" in text
+
+
+def test_an_operator_that_onnx_lacks_is_named_with_its_node(tmp_path: Path):
+    path = tmp_path / "odd.onnx"
+    onnx.save(one_node("Frobnicate"), path)
+    assert "node 'the_node' (Frobnicate, opset 17)" in message(TvmtuneError, path)
+
+
+def test_an_invalid_node_is_named(tmp_path: Path):
+    path = tmp_path / "odd.onnx"
+    onnx.save(one_node("Relu", alpha=1.0), path)
+    text = message(TvmtuneError, path)
+    assert "the_node" in text
+    assert "alpha" in text
