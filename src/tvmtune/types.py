@@ -179,6 +179,9 @@ class RunnerSpec:
     check: str
     """``"package.module:function"``, called in a run worker as
     ``function(artifact, reference_artifact, args, options) -> float``: max|y - ref| / max|ref|."""
+    peak: str | None = None
+    """``"package.module:function"``, called in a run worker as ``function(target, options) ->
+    GFLOPS``: the most that the device can do in float32."""
     init: str | None = None
     slots: int = 1
     exclusive: bool = True

@@ -14,6 +14,7 @@ from tests.models import one_node, tiny_cnn
 
 from tvmtune import networks
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.zoo import canonical
 
 
 @pytest.fixture
@@ -46,12 +47,12 @@ def test_names_lists_the_zoo_without_importing_onnx_or_tvm():
 
 @pytest.mark.parametrize("alias", ["resnet-18", "resnet18", "resnet_18", "ResNet-18"])
 def test_a_network_of_the_zoo_has_several_spellings(alias: str):
-    assert networks.zoo.canonical(alias) == "resnet-18"
+    assert canonical(alias) == "resnet-18"
 
 
 @pytest.mark.parametrize("alias", ["mobilenet", "MobileNet", "mobilenet-v1", "mobilenetv1"])
 def test_mobilenet_means_version_1(alias: str):
-    assert networks.zoo.canonical(alias) == "mobilenet"
+    assert canonical(alias) == "mobilenet"
 
 
 @pytest.mark.parametrize(

@@ -166,14 +166,10 @@ def test_a_node_without_a_name_is_named_by_its_output():
 
 
 def test_a_failing_conversion_is_named_with_its_node(capsys: pytest.CaptureFixture[str]):
-    # The importer has a converter for Concat, but takes no attribute that is an empty list.
-    model = one_node("Concat", axis=0, shape=(2,))
-    model.graph.node[0].input.append("nothing")
-    empty = helper.make_node("Constant", [], ["nothing"], name="empty_list")
-    empty.attribute.append(helper.make_attribute("value_floats", [], attr_type=6))
-    model.graph.node.insert(0, empty)
+    model = one_node("MaxPool", shape=(1, 3, 8, 8), kernel_shape=[2, 2])
+    model.graph.node[0].output.append("indices")  # the converter of MaxPool makes none
     text = import_failure(model)
-    assert "node 'empty_list' (Constant, opset 17) of net.onnx cannot be imported" in text
+    assert "node 'the_node' (MaxPool, opset 17) of net.onnx cannot be imported" in text
     assert capsys.readouterr().out == ""
 
 

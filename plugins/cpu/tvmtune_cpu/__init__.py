@@ -50,11 +50,14 @@ def make_builder(device: Device) -> BuilderSpec:
 
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
+    from tvmtune.system import find_linker
+
     return RunnerSpec(
+        peak="tvmtune.measure.peak:measure",
         run="tvmtune.measure.local:run",
         check="tvmtune.measure.local:check",
         init="tvmtune.measure.local:init",
-        options={"threads": device.threads},
+        options={"threads": device.threads, "linker": find_linker()},
     )
 
 

@@ -7,7 +7,8 @@ The metadata are one JSON object (``docs/deploy.md`` shows one):
 ``tvmtune``, ``versions``
     The version that wrote it, and those of what it was compiled with.
 ``network``
-    ``name``, ``structure_hash``, ``weights_hash``, ``source`` (enough to load it again), ``layout``.
+    ``name``, ``structure_hash``, ``weights_hash``, ``source`` (enough to load it again) and
+    ``layout``.
 ``inputs``, ``outputs``
     In the order of the call: ``name``, ``shape``, ``dtype``.
 ``device``, ``threads``
@@ -147,4 +148,3 @@ def specs(entries: Iterable[JSON]) -> tuple[TensorSpec, ...]:
 
 def _spec_to_json(spec: TensorSpec) -> JSON:
     return asdict(spec) | {"shape": list(spec.shape)}
-

@@ -26,6 +26,22 @@ def allowed_cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def choose(threads: int | None, tuned: int) -> int:
+    """The number of threads to run with: what was asked for, or what the library was tuned for.
+
+    The latter is brought down to the CPUs that there are; to ask for more raises UsageError.
+    """
+    there = len(allowed_cpus())
+    if threads is None:
+        return max(1, min(tuned, there))
+    if not 1 <= threads <= there:
+        raise UsageError(
+            f"the number of threads must be from 1 to {there}, "
+            f"the CPUs that this process may use, not {threads}"
+        )
+    return threads
+
+
 def configure(threads: int) -> None:
     """Have TVM compute with ``threads`` threads in the calling thread's parallel kernels.
 
@@ -35,17 +51,13 @@ def configure(threads: int) -> None:
     import tvm
 
     cpus = allowed_cpus()
-    if not 1 <= threads <= len(cpus):
-        raise UsageError(
-            f"the number of threads must be from 1 to {len(cpus)}, "
-            f"the CPUs that this process may use, not {threads}"
-        )
+    threads = choose(threads, threads)
     tvm.get_global_func("runtime.config_threadpool")(
         _SHARE_CPUS, threads, [str(cpu) for cpu in cpus]
     )
     found = int(tvm.get_global_func("runtime.NumThreads")())
     if found != threads:
         raise TvmtuneError(
-            f"TVM's thread pool has {found} threads instead of {threads}: another kernel ran before "
-            f"in this process. Set TVM_NUM_THREADS={threads} before it starts"
+            f"TVM's thread pool has {found} threads instead of {threads}: another kernel ran "
+            f"before in this process. Set TVM_NUM_THREADS={threads} before it starts"
         )

@@ -120,7 +120,9 @@ def check_image(path: str | os.PathLike[str], trailer: Trailer) -> None:
     except OSError as exc:
         raise TvmtuneError(f"cannot read {path}: {exc.strerror or exc}") from exc
     if not same:
-        raise TvmtuneError(f"{path} is damaged: its code is not what was compiled. Compile it again")
+        raise TvmtuneError(
+            f"{path} is damaged: its code is not what was compiled. Compile it again"
+        )
 
 
 def _refuse_what_is_no_file(path: Path) -> None:

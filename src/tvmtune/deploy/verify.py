@@ -77,8 +77,9 @@ class CheckResult:
 def relative_error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
     """max|got - want| / max|want|, the one measure of error; shapes must be equal.
 
-    ``scale`` stands in for max|want| where ``want`` is only a part. A reference of nothing but zeros
-    is compared absolutely. Infinite if a value is NaN or infinite where the reference's is not.
+    ``scale`` stands in for max|want| where ``want`` is only a part. A reference of nothing but
+    zeros is compared absolutely. Infinite if a value is NaN or infinite where the reference's is
+    not.
     """
     if want.size == 0:
         return 0.0

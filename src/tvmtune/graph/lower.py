@@ -1,11 +1,13 @@
 """Apply the chosen records to a network.
 
 Every kernel ends up with a schedule: its own record's, that of a record with the same anchor block,
-or the space's default. Which it was stands in the function's ``tvmtune_record`` attribute.
+or the space's default. Which it was stands in the module's ``tvmtune_record`` attribute, a JSON object
+from task keys to "exact", "anchor" or "default".
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -47,22 +49,21 @@ def lower(
     used = [a for a in ALGORITHMS if only.get(a.name)]
     mod = legalize(prepared.graph, device, Choice(used, only).legalizers() if used else None)
     scheduled: dict[str, Any] = {}
+    records: dict[str, str] = {}
     for site in call_sites(mod):
         if site.name in scheduled:
             continue
         workload = as_workload(site.func)
         trial = chosen.get(keys[site.index])
         func, how = _schedule(workload, trial, make(workload), target)
-        symbol = site.func.attrs["global_symbol"]
-        scheduled[site.name] = (
-            func.with_attr("global_symbol", symbol)
-            .with_attr("tirx.is_scheduled", True)
-            .with_attr(RECORD, how)
+        scheduled[site.name] = func.with_attr("global_symbol", site.name).with_attr(
+            "tirx.is_scheduled", True
         )
+        records[keys[site.index]] = how
     names = {str(g.name_hint): g for g in mod.get_global_vars()}
     for name, func in scheduled.items():
         mod.update_func(names[name], func)
-    return pack_weights(mod, device)
+    return pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
 
 
 def _algorithm_sites(

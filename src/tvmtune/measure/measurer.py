@@ -117,6 +117,14 @@ class Measurer:
             Path(path).unlink()
         return (outcome.value, "") if outcome.ok else (None, outcome.message)
 
+    def peak(self) -> float | None:
+        """The device's best float32 rate in GFLOPS, or None where the runner cannot tell."""
+        if self.runner.peak is None:
+            return None
+        call = (self.device.target, self.runner.options)
+        outcome = self._runners.map(self.runner.peak, [call], deadline=60.0, stage="run")[0]
+        return float(outcome.value) if outcome.ok else None
+
     def _build(self, wanted: Sequence[tuple[Implementation, Any, bool]]) -> list[Outcome]:
         calls = [
             (

@@ -11,6 +11,7 @@ from onnx import helper, shape_inference
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import check_inputs, random_inputs
 from tvmtune.networks.onnx_file import one_line
+from tvmtune.networks.onnx_fold import skeleton
 from tvmtune.networks.onnx_hash import hashes
 from tvmtune.networks.relax_import import check_domains, check_operators, to_relax
 from tvmtune.networks.shapes import resolve
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
     from tvmtune.networks.shapes import Dim
     from tvmtune.types import JSON
-
-_LARGE = 1 << 12
-"""Bytes above which a weight is left out where shapes alone matter."""
 
 
 class OnnxNetwork:
@@ -111,11 +109,11 @@ class OnnxNetwork:
         graph = self._model.graph
         # What the exporter noted may be of another batch size: everything follows from the inputs.
         del graph.value_info[:]
-        skeleton = _skeleton(self._model)
-        for info in skeleton.graph.output:
+        light = skeleton(self._model)
+        for info in light.graph.output:
             info.type.tensor_type.ClearField("shape")
         try:
-            inferred = shape_inference.infer_shapes(skeleton, strict_mode=True, data_prop=True)
+            inferred = shape_inference.infer_shapes(light, strict_mode=True, data_prop=True)
         except Exception as error:
             with contextlib.suppress(TvmtuneError):  # what runs is sound, whatever inference says
                 self._measure_output_shapes()
@@ -225,14 +223,14 @@ def _set_shape(info: onnx.ValueInfoProto, extents: Sequence[int]) -> None:
 
 def _check(model: onnx.ModelProto, label: str) -> None:
     """Raise :class:`TvmtuneError` unless the model keeps to the format."""
-    skeleton = _skeleton(model)
-    for info in skeleton.graph.output:
+    light = skeleton(model)
+    for info in light.graph.output:
         # The checker wants types of outputs, but nobody else does: they are inferred later.
         info.type.tensor_type.shape.SetInParent()
         if not info.type.tensor_type.elem_type:
             info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     try:
-        onnx.checker.check_model(skeleton)
+        onnx.checker.check_model(light)
     except onnx.checker.ValidationError as error:
         raise _invalid(label, error) from error
 
@@ -257,26 +255,3 @@ def _spec(info: onnx.ValueInfoProto, label: str) -> TensorSpec:
         raise TvmtuneError(f"'{info.name}' of {label} holds no numbers, which is not supported")
     dtype = helper.tensor_dtype_to_np_dtype(tensor_type.elem_type).name
     return TensorSpec(info.name, tuple(dim.dim_value for dim in tensor_type.shape.dim), dtype)
-
-
-def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its large weights as inputs: all that checks and shape inference need.
-
-    They serialise what they are given, which for a whole model takes long, and fails above 2 GiB.
-    """
-    light = onnx.ModelProto(ir_version=model.ir_version)
-    light.opset_import.extend(model.opset_import)
-    source, target = model.graph, light.graph
-    target.name = source.name or "main"
-    target.node.extend(source.node)
-    target.input.extend(source.input)
-    target.output.extend(source.output)
-    target.sparse_initializer.extend(source.sparse_initializer)
-    listed = {info.name for info in source.input}
-    for tensor in source.initializer:
-        if len(tensor.raw_data) <= _LARGE and tensor.ByteSize() <= _LARGE:
-            target.initializer.append(tensor)
-        elif tensor.name not in listed:
-            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            target.input.append(info)
-    return light

@@ -16,6 +16,7 @@ from onnx import AttributeProto, defs
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.onnx_file import one_line
+from tvmtune.networks.onnx_fold import fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,13 +50,14 @@ def to_relax(model: onnx.ModelProto, inputs: Sequence[TensorSpec], label: str) -
     """Import ``model``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
     Operators that the standard defines in terms of others are expanded where the importer lacks
-    them. Raises :class:`TvmtuneError` with the node where one is still missing or conversion fails.
+    them, and what static shapes make constant is folded. Raises :class:`TvmtuneError` with the node
+    where an operator is still missing or its conversion fails.
     """
     from tvm.relax.frontend.onnx import from_onnx
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
     convertible = set(_get_convert_map()) | {"Constant", "If"}
-    model = _expand(model, convertible)
+    model = fold(_expand(model, convertible))
     versions = {o.domain: o.version for o in model.opset_import}
     for node in _nodes(model.graph):
         if not _supported(node, convertible):
@@ -132,24 +134,32 @@ def _remedy(node: onnx.NodeProto) -> str:
 
 def _expand(model: onnx.ModelProto, convertible: set[str]) -> onnx.ModelProto:
     """Replace standard operators that the importer lacks by their definitions, where there are."""
+    from onnx import inliner
+
+    expanded: set[str] = set()
+    # A definition may use operators that need expansion themselves, but never the same again.
+    while missing := _definable(model, convertible) - expanded:
+        expanded |= missing
+        with contextlib.suppress(Exception):  # what stays unexpanded is named as unsupported
+            functions = [("", operator) for operator in sorted(missing)]
+            model = inliner.inline_selected_functions(
+                model, functions, inline_schema_functions=True
+            )
+    return model
+
+
+def _definable(model: onnx.ModelProto, convertible: set[str]) -> set[str]:
+    """Standard operators of ``model`` without a converter, but with a definition."""
     versions = {o.domain: o.version for o in model.opset_import}
-    version = next((versions[d] for d in _STANDARD if d in versions), None)
-    missing = set()
+    version = next((versions[d] for d in _STANDARD if d in versions), 1)
+    found = set()
     for node in _nodes(model.graph):
-        if node.domain in _STANDARD and not _supported(node, convertible) and version:
+        if node.domain in _STANDARD and not _supported(node, convertible):
             with contextlib.suppress(defs.SchemaError):
                 schema: Any = defs.get_schema(node.op_type, version, "")
                 if schema.has_function or schema.has_context_dependent_function:
-                    missing.add(("", node.op_type))
-    if not missing:
-        return model
-    from onnx import inliner
-
-    with contextlib.suppress(Exception):  # what stays unexpanded is named as unsupported
-        return inliner.inline_selected_functions(
-            model, sorted(missing), inline_schema_functions=True
-        )
-    return model
+                    found.add(node.op_type)
+    return found
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

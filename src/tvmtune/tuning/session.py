@@ -74,6 +74,7 @@ class Session:
         tuner: str = "xgb",
         scheduling: str = "effect",
         seed: int = 0,
+        peak: float | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.device = device
@@ -83,6 +84,8 @@ class Session:
         self.tuner = tuner
         self.scheduling = scheduler.check(scheduling)
         self.seed = seed
+        self.peak = peak
+        """The device's best rate in GFLOPS, if it is known."""
         self.observer = observer or Observer()
         self.model = CostModel(seed=seed, threads=device.threads)
         self.states = [TaskState(t, [Arm(i) for i in t.implementations]) for t in tasks]

@@ -1,0 +1,215 @@
+"""The public Python API: what the commands call, in the order of the flow.
+
+``load`` a network, ``plan`` it for a target, ``tune`` the plan, ``compile`` it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune import host, networks, system
+from tvmtune.errors import TvmtuneError
+from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
+from tvmtune.types import JSON, Device, Network, Prepared, Task, Timing
+
+if TYPE_CHECKING:
+    from tvmtune.deploy.compile import Compiled
+    from tvmtune.tuning.session import Budget, Observer, Session
+
+load = networks.load
+
+
+@dataclass
+class Plan:
+    """A network prepared for a device, with its tasks."""
+
+    backend: host.Backend
+    device: Device
+    prepared: Prepared
+    tasks: list[Task] = field(default_factory=list)
+
+    @property
+    def network(self) -> Network:
+        return self.prepared.network
+
+    def default_log(self) -> Path:
+        """``NETWORK-LAYOUT-Bbatch-KIND.json`` in the working directory."""
+        inputs = self.network.inputs
+        batch = inputs[0].shape[0] if inputs and inputs[0].shape else 1
+        kind = self.device.backend
+        return Path(f"{self.network.name}-{self.prepared.layout}-B{batch}-{kind}.json")
+
+
+def plan(
+    network: Network,
+    target: str = "cpu",
+    *,
+    attrs: Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    layout: str | None = None,
+    remote: str | None = None,
+) -> Plan:
+    """Prepare a network for a target and cut it into tasks.
+
+    ``params`` overrides hardware parameters. Raises :class:`UsageError` for unknown names.
+    """
+    system.check_pins()
+    backend = host.backend(target)
+    device = backend.make_target(dict(attrs or {}), remote)
+    system.set_threads(device.threads)
+    if params:
+        known = backend.hardware_params(device)
+        device = Device.from_json({**device.to_json(), "params": {**known, **params}})
+    prepared = backend.prepare(network, device, layout)
+    return Plan(backend, device, prepared, backend.extract_tasks(prepared, device))
+
+
+def tune(
+    plan: Plan,
+    log: Path | None = None,
+    *,
+    budget: Budget | None = None,
+    timing: Timing | None = None,
+    tuner: str = "xgb",
+    scheduler: str = "effect",
+    tasks: Sequence[Task] | None = None,
+    seed: int = 0,
+    observer: Observer | None = None,
+) -> Session:
+    """Tune until the budget is spent; an existing log of the same network and device is continued.
+
+    Raises :class:`TvmtuneError` for a log of another network, device or version, or one that another
+    process writes to.
+    """
+    from tvmtune.measure.measurer import Measurer
+    from tvmtune.tuning.session import Budget, Session
+
+    path = log or plan.default_log()
+    earlier(plan, path)
+    builder, runner = plan.backend.make_builder(plan.device), plan.backend.make_runner(plan.device)
+    with (
+        LogWriter(path) as writer,
+        Measurer(plan.device, builder, runner, timing or Timing()) as measurer,
+    ):
+        # Once more under the lock: another run may have ended between the look and the lock.
+        history = earlier(plan, path)
+        peak = measurer.peak()
+        write_header(plan, writer, history, peak)
+        mine = plan.device.identity()
+        session = Session(
+            list(tasks if tasks is not None else plan.tasks),
+            plan.device,
+            measurer,
+            writer,
+            budget=budget or Budget(seconds=1800.0, patience=4),
+            history=[t for t in history.trials if t.device == mine] if history else [],
+            tuner=tuner,
+            scheduling=scheduler,
+            seed=seed,
+            peak=peak,
+            observer=observer,
+        )
+        session.run()
+    return session
+
+
+def compile(
+    plan: Plan, output: Path, logs: Sequence[Path] = (), *, check_seed: int | None = 0
+) -> Compiled:
+    """Compile the plan with the best records of ``logs``; without any, with default schedules.
+
+    ``check_seed`` None leaves out the reference outputs that ``bench --check`` compares with.
+    """
+    from tvmtune.deploy.compile import choose_records, compile_library, reference_check
+
+    chosen = choose_records([read_log(p) for p in logs], plan.tasks, plan.device)
+    check = None if check_seed is None else reference_check(plan.prepared, check_seed)
+    return compile_library(
+        plan.backend, plan.prepared, plan.tasks, chosen, plan.device, output, check=check
+    )
+
+
+def earlier(plan: Plan, path: Path) -> Log | None:
+    """The log at ``path`` if there is one, refused if it is of another network or device."""
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    log = read_log(path)
+    names = {h["network"].get("name", "?") for h in log.headers}
+    hashes = {h["network"].get("structure_hash") for h in log.headers}
+    if plan.network.structure_hash not in hashes:
+        raise TvmtuneError(
+            f"{path} is the log of another network ({', '.join(sorted(names))}), not of this "
+            f"{plan.network.name}. Choose another --log, or --fresh to put it aside."
+        )
+    devices = log.devices()
+    if plan.device.identity() not in devices:
+        described = "; ".join(
+            f"{d['model'] or d['backend']}, {d['threads']} threads" for d in devices.values()
+        )
+        raise TvmtuneError(
+            f"{path} was measured on another device ({described}), not on this one "
+            f"({plan.device.model or plan.device.backend}, {plan.device.threads} threads). Choose "
+            "another --log, or --fresh to put it aside."
+        )
+    return log
+
+
+def write_header(
+    plan: Plan, writer: LogWriter, history: Log | None, peak: float | None
+) -> None:
+    """One header per run, and a line for each task that the log does not describe yet."""
+    from tvmtune.graph.traces import store_module
+    from tvmtune.records.identity import SPACE_VERSION
+
+    writer.append("header", header(plan) | {"space_version": SPACE_VERSION, "peak_gflops": peak})
+    known = history.tasks if history else {}
+    for task in plan.tasks:
+        if task.key in known:
+            continue
+        writer.append(
+            "task",
+            {
+                "task": task.key,
+                "anchor": task.anchor_key,
+                "index": task.index,
+                "name": task.name,
+                "weight": task.weight,
+                "flop": task.flop,
+                "args": [[list(a.shape), a.dtype] for a in task.args],
+                "implementations": [
+                    {
+                        "name": i.name,
+                        "workload": i.workload_key,
+                        "exact": i.exact,
+                        "module": store_module(i.mod),
+                    }
+                    for i in task.implementations
+                ],
+            },
+        )
+
+
+def header(plan: Plan) -> JSON:
+    """What governs the lines after it: network, device, versions, host."""
+    network = plan.network
+    return {
+        "format": FORMAT,
+        "network": {
+            "name": network.name,
+            "structure_hash": network.structure_hash,
+            "weights_hash": network.weights_hash,
+            "source": network.source,
+            "layout": plan.prepared.layout,
+            "inputs": [[i.name, list(i.shape), i.dtype] for i in network.inputs],
+            "outputs": [[o.name, list(o.shape), o.dtype] for o in network.outputs],
+        },
+        "device": plan.device.to_json(),
+        "versions": system.versions(),
+        "host": system.fingerprint(),
+        "threads": plan.device.threads,
+        "started": time.time(),
+    }

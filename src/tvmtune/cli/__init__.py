@@ -1,0 +1,105 @@
+"""The command line: one file per command, each imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from tvmtune import __version__
+from tvmtune.errors import TvmtuneError, nearest
+
+COMMANDS = {
+    "tune": "Tune a network, then compile, verify and time it.",
+    "tasks": "List a network's tasks.",
+    "distill": "Keep only the best records of one or several logs.",
+    "compile": "Compile a network, with the records of a log, into a library.",
+    "bench": "Time a library, alone or against other runtimes.",
+    "run": "Run a library on inputs from a file.",
+    "inspect": "Show what a library says about itself, without loading it.",
+    "plugins": "List the installed backends and their hooks.",
+    "doctor": "Check whether this machine can do the job.",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands' names and one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"tvmtune.cli.{name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = click.utils.make_str(args[0]) if args else ""
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"'{name}' is not a command.{nearest(name, list(COMMANDS))}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "TVMTUNE"})
+@click.version_option(__version__, prog_name="tvmtune")
+@click.option("-v", "--verbose", is_flag=True, help="A line per trial; tracebacks with errors.")
+@click.pass_context
+def group(ctx: click.Context, verbose: bool) -> None:
+    """From a network to a tuned, verified library on your device; nothing measured is ever lost.
+
+    Progress goes to stderr, results to stdout. Every option can also be given as an environment
+    variable, e.g. TVMTUNE_TUNE_TRIALS=500.
+    """
+    ctx.obj = {"verbose": verbose}
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    words = sys.argv[1:] if args is None else args
+    verbose = any(w in ("-v", "--verbose") for w in words)
+    code: Any = 0
+    try:
+        code = group.main(args=words, prog_name="tvmtune", standalone_mode=False)
+    except TvmtuneError as error:
+        _say(f"tvmtune: {error}", error if verbose else None)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _say("tvmtune: interrupted", None)
+        code = 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; a second complaint at exit would help nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        _say(f"tvmtune: {error.strerror or error}:{where}", error if verbose else None)
+        code = 1
+    except Exception as error:
+        _say(
+            f"tvmtune: unexpected {type(error).__name__}: {error}. This is a defect of tvmtune; "
+            "-v shows where, please report it.",
+            error if verbose else None,
+        )
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str, error: BaseException | None) -> None:
+    if error is not None:
+        import traceback
+
+        traceback.print_exception(error)
+    print(message, file=sys.stderr)

@@ -1,0 +1,220 @@
+"""``tvmtune bench``: how fast a library is, and whether its answer is right."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy as np
+
+    from tvmtune.deploy.bench import BenchResult
+    from tvmtune.deploy.library import Library
+    from tvmtune.deploy.peers import Peer
+    from tvmtune.deploy.session import KernelTime
+    from tvmtune.deploy.verify import CheckResult
+
+
+@click.command("bench")
+@click.argument("library", metavar="LIB", type=click.Path(path_type=Path))
+@click.option(
+    "--vs",
+    metavar="NAMES",
+    help="Runtimes to compare with, in turns in the same run, e.g. onnxruntime,openvino.",
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=30, show_default=True, help="Measurements."
+)
+@click.option(
+    "--number",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Calls per measurement.",
+)
+@click.option(
+    "--min-repeat-ms",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    help="Make more calls per measurement until it lasts so long.",
+)
+@click.option(
+    "--check", is_flag=True, help="Check the outputs against the reference; exit 1 if wrong."
+)
+@click.option("--profile", is_flag=True, help="Show what each kernel costs.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="Write the results as JSON; - writes them to standard output, in place of the table.",
+)
+@click.option(
+    "--input",
+    "input_file",
+    metavar="FILE.npz",
+    type=click.Path(path_type=Path),
+    help="Inputs, one array for each; random ones without it.",
+)
+@click.option("--threads", type=int, help="CPU threads; by default as many as it was tuned for.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs.")
+@click.option("--remote", metavar="KEY", hidden=True)
+def command(
+    library: Path,
+    vs: str | None,
+    repeat: int,
+    number: int,
+    min_repeat_ms: float,
+    check: bool,
+    profile: bool,
+    json_file: Path | None,
+    input_file: Path | None,
+    threads: int | None,
+    seed: int,
+    remote: str | None,
+) -> None:
+    """Measure the library LIB: median, mean, deviation, 95th percentile, throughput."""
+    from tvmtune.errors import TvmtuneError, UsageError
+
+    if remote:
+        raise UsageError("remote benching needs the farm, which this version does not have")
+    from tvmtune.deploy import atomic, metadata, peers
+    from tvmtune.deploy.bench import bench
+
+    others = peers.parse(vs) if vs else []
+    found = metadata.read(library)
+    if check and not found.get("check"):
+        raise UsageError(f"{library} carries no reference to check against. Compile it again")
+    loaded = _open(library, found, threads)
+    inputs = _inputs(loaded, input_file, seed)
+    verdict = _check(loaded) if check else None
+    with _progress(repeat, others) as on_round:
+        result = bench(
+            loaded,
+            inputs=inputs,
+            number=number,
+            repeat=repeat,
+            min_repeat_ms=min_repeat_ms,
+            peers=others,
+            on_round=on_round,
+        )
+    result.runs[0].check = verdict
+    rows = loaded.profile(inputs) if profile else []
+    report = result.to_json()
+    if profile:
+        report["runs"][0]["kernels"] = [row.to_json() for row in rows]
+
+    if json_file is not None and str(json_file) == "-":
+        click.echo(json.dumps(report, indent=2))
+    else:
+        if json_file is not None:
+            atomic.write_text(json_file, json.dumps(report, indent=2) + "\n")
+        show(result, rows)
+    for note in result.notes:
+        click.echo(f"note: {note}", err=True)
+    if verdict is not None:
+        if not verdict.passed:
+            raise TvmtuneError(f"the output of {library} is {verdict}")
+        click.echo(f"the output is {verdict}", err=json_file is not None)
+
+
+def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
+    """Print the table of runtimes, and that of kernels if there are any, to stdout."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    network, device = result.network, result.device
+    batch = result.runs[0].batch
+    table = Table(
+        title=Text(f"{network['name']}, batch {batch}, on {device.get('model') or 'this device'}"),
+        title_justify="left",
+    )
+    table.add_column("runtime", no_wrap=True)
+    table.add_column("version", no_wrap=True)
+    for column in ("threads", "median ms", "mean ms", "std", "p95", "min", "items/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    if len(result.runs) > 1:
+        table.add_column("time / tvmtune", justify="right", no_wrap=True)
+        table.add_column("difference", justify="right", no_wrap=True)
+    for run in result.runs:
+        cells = [run.runtime, run.version, str(run.threads)]
+        cells += [_ms(run.median_ms), _ms(run.mean_ms), _ms(run.std_ms), _ms(run.p95_ms)]
+        cells += [_ms(run.min_ms), f"{run.throughput:.1f}"]
+        if len(result.runs) > 1:
+            cells.append(f"{run.ratio:.2f}x")
+            cells.append("" if run.error is None else f"{run.error:.1e}")
+        table.add_row(*map(Text, cells))
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    console.print(table)
+    if rows:
+        console.print(_kernel_table(rows))
+
+
+def _kernel_table(rows: Sequence[KernelTime]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="kernels", title_justify="left")
+    table.add_column("name", overflow="fold")
+    for column in ("calls", "ms", "share"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(Text(row.name), str(row.calls), _ms(row.ms), f"{100 * row.share:.1f}%")
+    return table
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f}" if value < 100 else f"{value:.1f}"
+
+
+def _open(path: Path, found: dict[str, Any], threads: int | None) -> Library:
+    from tvmtune import system
+    from tvmtune.deploy.library import Library
+    from tvmtune.deploy.threads import choose
+
+    chosen = choose(threads, int(found["threads"]))
+    # What peers are built on reads these variables when it is imported.
+    system.set_threads(chosen)
+    if chosen != found["threads"]:
+        click.echo(f"note: tuned for {found['threads']} threads, run with {chosen}", err=True)
+    return Library.open(path, chosen)
+
+
+def _inputs(library: Library, path: Path | None, seed: int) -> Mapping[str, np.ndarray]:
+    from tvmtune.networks.inputs import random_inputs, read_inputs
+
+    if path is None:
+        return random_inputs(library.inputs, seed)
+    return read_inputs(path, library.inputs)
+
+
+def _check(library: Library) -> CheckResult:
+    from tvmtune.deploy.verify import run_check
+
+    return run_check(library, library.metadata["check"])
+
+
+@contextlib.contextmanager
+def _progress(repeat: int, peers: Sequence[Peer]) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr where somebody sees it: with peers a run takes ten seconds and more."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not peers or not console.is_terminal:
+        yield None
+        return
+    # It is drawn between the rounds only: a thread that redraws it would disturb what is timed.
+    with Progress(console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("measuring", total=repeat)
+        yield lambda done: bar.update(task, completed=done, refresh=True)

@@ -1,0 +1,94 @@
+"""``tvmtune inspect``: what a library says about itself, without loading it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("inspect")
+@click.argument("library", metavar="LIB", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print all metadata as JSON.")
+def command(library: Path, as_json: bool) -> None:
+    """Print what is known about the library LIB, whatever device it is for."""
+    from tvmtune.deploy import metadata
+
+    found = metadata.read(library)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    lines = list(_lines(found, metadata.elf_machine(library)))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        click.echo(f"{name:<{width}}  {value}")
+    rows = found["tasks"]["list"]
+    if rows:
+        click.echo()
+        _table(rows)
+
+
+def _lines(found: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
+    network, device, tasks = found["network"], found["device"], found["tasks"]
+    yield "network", f"{network['name']}, layout {network['layout']}"
+    for name, value in network["source"].items():
+        yield f"  {name}", json.dumps(value) if isinstance(value, dict) else str(value)
+    yield "  structure", network["structure_hash"]
+    yield "  weights", network["weights_hash"]
+    for part in ("inputs", "outputs"):
+        for index, spec in enumerate(found[part]):
+            shape = "x".join(map(str, spec["shape"])) or "scalar"
+            yield "" if index else part, f"{spec['name']}: {shape} {spec['dtype']}"
+    yield "device", f"{device['backend']}: {device.get('model') or 'unnamed'}"
+    yield "  machine", machine
+    yield "  target", json.dumps(device["target"])
+    if found.get("cpu_features"):
+        yield "  needs", ", ".join(found["cpu_features"])
+    yield "threads", str(found["threads"])
+    yield (
+        "tasks",
+        f"{tasks['total']}: {tasks['exact']} with a record of their own, "
+        f"{tasks['anchor']} with that of a relative, {tasks['default']} with the default schedule",
+    )
+    if found.get("estimate_ms") is not None:
+        yield "estimate", f"{found['estimate_ms']:.3f} ms"
+    check = found.get("check")
+    places = f"{len(check['outputs'])} outputs, seed {check['seed']}" if check else "none"
+    yield "check", places
+    versions = ", ".join(f"{name} {v}" for name, v in found["versions"].items() if v)
+    yield "versions", versions
+    when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(found["created"]))
+    host = found.get("machine", {})
+    yield "compiled", f"{when}, on {host.get('cpu', 'an unknown machine')}"
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    table.add_column("task", overflow="fold")
+    table.add_column("weight", justify="right")
+    table.add_column("implementation")
+    table.add_column("record")
+    table.add_column("us", justify="right")
+    table.add_column("GFLOPS", justify="right")
+    for row in rows:
+        latency = row.get("latency")
+        table.add_row(
+            Text(row["name"]),
+            str(row["weight"]),
+            Text(row["implementation"]),
+            Text(row["record"]),
+            "" if latency is None else f"{1e6 * latency:.1f}",
+            "" if not latency else f"{row['flop'] / latency / 1e9:.1f}",
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    console.print(table)

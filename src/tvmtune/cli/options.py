@@ -1,0 +1,142 @@
+"""Options that several commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tvmtune.errors import UsageError
+
+if TYPE_CHECKING:
+    from tvmtune.api import Plan
+
+PATH = click.Path(path_type=Path)
+
+
+def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--network``, ``--target`` and what shapes them; handed on to :func:`make_plan`."""
+    for option in reversed(
+        (
+            click.option(
+                "--network",
+                required=True,
+                metavar="NAME|FILE",
+                help="A network of the zoo (resnet-18, mobilenet) or an ONNX file.",
+            ),
+            click.option("--target", default="cpu", show_default=True, help="The backend's name."),
+            click.option(
+                "--target-attr",
+                multiple=True,
+                metavar="K=V",
+                help="An attribute of the target, e.g. mcpu=znver4 or threads=1.",
+            ),
+            click.option(
+                "--hardware-param", multiple=True, metavar="K=V", help="Override one parameter."
+            ),
+            click.option("--batch", default=1, show_default=True, help="Batch size."),
+            click.option(
+                "--layout", metavar="NHWC|NCHW", help="Inner layout; the backend's choice if unset."
+            ),
+            click.option(
+                "--shape",
+                multiple=True,
+                metavar="NAME:1x3x224x224",
+                help="Bind the shape of an input that the file leaves open.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def make_plan(
+    network: str,
+    target: str,
+    target_attr: Sequence[str],
+    hardware_param: Sequence[str],
+    batch: int,
+    layout: str | None,
+    shape: Sequence[str],
+) -> Plan:
+    """Load, prepare and cut into tasks what :func:`network_options` describe."""
+    from tvmtune import host, system
+
+    system.check_pins()
+    host.backend(target)  # a wrong name fails before anything slow begins
+    from tvmtune import api
+
+    loaded = api.load(network, batch=batch, shapes=parse_shapes(shape))
+    return api.plan(
+        loaded,
+        target,
+        attrs=parse_pairs("--target-attr", target_attr),
+        params=parse_pairs("--hardware-param", hardware_param),
+        layout=layout,
+    )
+
+
+def parse_pairs(option: str, values: Sequence[str]) -> dict[str, Any]:
+    """``k=v`` strings to a dict; whole numbers become ints."""
+    result: dict[str, Any] = {}
+    for value in values:
+        key, sign, text = value.partition("=")
+        if not sign or not key:
+            raise UsageError(f"{option} takes K=V, not '{value}'.")
+        result[key] = int(text) if text.lstrip("-").isdigit() else text
+    return result
+
+
+def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """``name:1x3x224x224`` strings to shapes by input name."""
+    shapes = {}
+    for value in values:
+        name, sign, text = value.rpartition(":")
+        parts = text.lower().replace(",", "x").split("x")
+        if not sign or not name or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
+            raise UsageError(f"--shape takes NAME:1x3x224x224, not '{value}'.")
+        shapes[name] = tuple(int(p) for p in parts)
+    return shapes
+
+
+def positive(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    """A click callback: whole numbers of at least 1."""
+    if value is not None and value < 1:
+        raise UsageError(f"{param.opts[0]} needs a number of at least 1, not {value}.")
+    return value
+
+
+def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A click callback: seconds from ``90``, ``90s``, ``30m`` or ``2h``."""
+    if value is None:
+        return None
+    text = value.strip().lower()
+    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], None)
+    number = text[:-1] if factor else text
+    try:
+        seconds = float(number) * (factor or 1.0)
+    except ValueError:
+        raise UsageError(f"{param.opts[0]} takes seconds, or 90s, 30m, 2h, not '{value}'.") from None
+    if seconds <= 0:
+        raise UsageError(f"{param.opts[0]} needs a time above 0, not '{value}'.")
+    return seconds
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Refuse an output path in a missing or unusable directory before hours of work."""
+    import os
+    import tempfile
+
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a directory; give a file in it.")
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {folder}.")
+    try:
+        handle, name = tempfile.mkstemp(prefix=".tvmtune-", dir=folder)
+    except OSError as error:
+        raise UsageError(f"{option} {path} cannot be written: {error.strerror}.") from None
+    os.close(handle)
+    Path(name).unlink()

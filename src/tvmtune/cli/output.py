@@ -1,0 +1,31 @@
+"""Where results and progress are printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console for results (stdout) or progress (stderr); wide where nobody's window limits it."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made = Console(stderr=stderr, highlight=False, width=160)
+    return made
+
+
+def milliseconds(seconds: float) -> str:
+    """``3.21 ms``, or ``-`` for what is not known."""
+    return f"{seconds * 1e3:.3f} ms" if seconds < float("inf") else "-"
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"

@@ -1,0 +1,194 @@
+"""Progress of a session: a live table in a terminal, plain lines elsewhere. Both go to stderr."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tvmtune.cli.output import clock, console, milliseconds
+from tvmtune.tuning.session import Observer, Session
+from tvmtune.tuning.state import Arm, TaskState
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tvmtune.types import Trial
+
+
+def observer(verbose: bool) -> Observer:
+    """The observer that suits where stderr goes."""
+    terminal = console(stderr=True).is_terminal
+    return LiveTable(verbose) if terminal and not verbose else Lines(verbose)
+
+
+class Lines(Observer):
+    """A line per round, and with ``verbose`` one per trial with its configuration."""
+
+    def __init__(self, verbose: bool) -> None:
+        self.verbose = verbose
+        self.session: Session | None = None
+        self._shown = 0.0
+
+    def started(self, session: Session) -> None:
+        self.session = session
+        if session.resumed:
+            _line(f"resuming: {session.resumed} trials of earlier runs are in the log")
+        _line(f"{len(session.states)} tasks; first the default schedule of each")
+
+    def proposing(self, state: TaskState, arm: Arm) -> None:
+        assert self.session is not None
+        _line(
+            f"[{clock(self.session.elapsed)}] {self.session.total} trials, "
+            f"estimate {milliseconds(self.session.estimate())}; next: {state.task.name} "
+            f"({arm.implementation.name}), {state.count} trials, best {milliseconds(state.best)}, "
+            f"{state.gflops:.0f} GFLOPS"
+        )
+
+    def trial(self, state: TaskState, trial: Trial) -> None:
+        if self.verbose:
+            result = (
+                f"{trial.error['stage']}: {trial.error['message']}"
+                if trial.error
+                else milliseconds(trial.latency)
+            )
+            _line(
+                f"  {state.task.name} {trial.implementation} {trial.candidate}: {result} "
+                f"{configuration(trial.trace)}"
+            )
+
+    def verdict(self, state: TaskState, trial: Trial) -> None:
+        if trial.verified is False and trial.error:
+            _line(f"  {state.task.name}: wrong answer, demoted: {trial.error['message']}")
+
+    def skipped(self, state: TaskState) -> None:
+        _line(f"  {state.task.name} gets no more trials: {state.skipped}")
+
+
+class LiveTable(Observer):
+    """Every task with its trials, best latency, rate, share of the total and failures."""
+
+    def __init__(self, verbose: bool) -> None:
+        from rich.live import Live
+
+        self.session: Session | None = None
+        self.next: TaskState | None = None
+        self._live = Live(
+            console=console(stderr=True), get_renderable=self._render, refresh_per_second=2
+        )
+
+    def started(self, session: Session) -> None:
+        self.session = session
+        self._live.start()
+
+    def proposing(self, state: TaskState, arm: Arm) -> None:
+        self.next = state
+
+    def finished(self, session: Session) -> None:
+        self.next = None
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.text import Text
+
+        if self.session is None:
+            return Text("")
+        session = self.session
+        bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=40))
+        done, whole, left = _advance(session)
+        rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
+        text = (
+            f"{session.total} trials  {rate:.0f}/min  estimate {milliseconds(session.estimate())}  "
+            f"{clock(session.elapsed)} gone"
+        )
+        bar.add_task(text + (f", {clock(left)} left" if left is not None else ""), total=whole)
+        bar.update(bar.task_ids[0], completed=done)
+        return Group(task_table(session, self.next, self._live.console.height), bar)
+
+
+def task_table(session: Session, following: TaskState | None = None, height: int = 0) -> Any:
+    """The table of a session's tasks; with ``height`` only as many rows as fit, heaviest first."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task", overflow="ellipsis", max_width=38, no_wrap=True)
+    rate = ("GFLOPS", "of peak") if session.peak else ("GFLOPS",)
+    for column in ("weight", "trials", "best", *rate, "share", "by", "failures"):
+        table.add_column(column, justify="left" if column == "by" else "right", no_wrap=True)
+    total = session.estimate()
+    states = list(session.states)
+    room = max(4, height - 6) if height else len(states)
+    if len(states) > room:
+        states.sort(key=lambda s: -s.task.weight * (s.best if s.best < float("inf") else 1.0))
+        states = states[:room]
+    for state in states:
+        known = state.best < float("inf")
+        share = state.task.weight * state.best / total if known and total < float("inf") else None
+        leader = state.leader
+        table.add_row(
+            ("> " if state is following else "  ") + state.task.name,
+            str(state.task.weight),
+            str(state.count),
+            milliseconds(state.best),
+            f"{state.gflops:.0f}",
+            *([f"{state.gflops / session.peak:.0%}"] if session.peak else []),
+            f"{share:.1%}" if share is not None else "-",
+            leader.implementation if leader else "-",
+            " ".join(f"{n} {stage}" for stage, (n, _) in state.failures().items()) or "0",
+        )
+    hidden = len(session.states) - len(states)
+    if hidden:
+        table.caption = f"and {hidden} lighter tasks"
+    return table
+
+
+def summary(session: Session) -> None:
+    """What the session did, on stderr: the final table, failures with their first message."""
+    out = console(stderr=True)
+    out.print(task_table(session))
+    rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
+    out.print(
+        f"{session.new} trials in {clock(session.elapsed)} ({rate:.0f} a minute), {session.total} "
+        f"in all; stopped because {session.stopped_because or 'it was interrupted'}. "
+        f"Estimate: {milliseconds(session.estimate())}."
+    )
+    first: dict[str, tuple[int, str]] = {}
+    for state in session.states:
+        for stage, (count, message) in state.failures().items():
+            before = first.get(stage, (0, message))
+            first[stage] = (before[0] + count, before[1])
+        if state.skipped and state.best == float("inf"):
+            out.print(f"{state.task.name} has no valid trial: {state.skipped}", markup=False)
+    for stage, (count, message) in first.items():
+        out.print(f"{count} failed at {stage}; the first: {message}", markup=False)
+
+
+def configuration(trace: Any) -> str:
+    """The sampled decisions of a trace, as compact JSON."""
+    try:
+        return json.dumps([d[1] for d in trace[1]], separators=(",", ":"))
+    except (IndexError, TypeError):
+        return ""
+
+
+def _advance(session: Session) -> tuple[float, float, float | None]:
+    """(done, whole, seconds left or None), by whichever budget will be spent first."""
+    parts: list[tuple[float, float, float]] = []
+    budget = session.budget
+    if budget.trials is not None:
+        wanted = max(1, budget.trials - session.resumed)
+        pace = session.elapsed / session.new if session.new else 0.0
+        parts.append((session.new, wanted, pace * (wanted - session.new)))
+    if budget.seconds is not None:
+        parts.append((session.elapsed, budget.seconds, budget.seconds - session.elapsed))
+    if not parts:
+        return 0.0, 1.0, None
+    done, whole, left = max(parts, key=lambda p: p[0] / p[1])
+    return done, whole, max(0.0, left)
+
+
+def _line(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,222 @@
+"""``tvmtune tune``: from a network to a tuned, verified, timed library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tvmtune.cli.options import (
+    PATH,
+    check_writable,
+    duration,
+    make_plan,
+    network_options,
+    positive,
+)
+
+if TYPE_CHECKING:
+    from tvmtune.api import Plan
+
+
+@click.command("tune")
+@network_options
+@click.option("--trials", type=int, callback=positive, help="Trials in all, earlier runs included.")
+@click.option("--trials-per-task", type=int, callback=positive, help="At most so many per task.")
+@click.option("--time-budget", callback=duration, metavar="TIME", help="E.g. 90s, 30m, 2h.")
+@click.option(
+    "--patience",
+    type=int,
+    callback=positive,
+    help="Stop when so many rounds improved the estimate by less than 1%.",
+)
+@click.option("--tuner", default="xgb", show_default=True, help="xgb or random.")
+@click.option(
+    "--scheduler",
+    default="effect",
+    show_default=True,
+    help="Who gets the next trials: effect, round-robin or sequential.",
+)
+@click.option("--tasks", "only", help="Only these: indices, name globs, or topK by FLOP share.")
+@click.option(
+    "--number",
+    default=1,
+    show_default=True,
+    callback=positive,
+    help="Calls per repeat; with 1 the weights are flushed from the caches before each.",
+)
+@click.option(
+    "--repeat", default=10, show_default=True, callback=positive, help="Repeats per trial."
+)
+@click.option("--min-repeat-ms", default=0, show_default=True, help="Calls until it lasts so long.")
+@click.option("--build-timeout", default=20.0, show_default=True, help="Seconds per candidate.")
+@click.option("--run-timeout", default=10.0, show_default=True, help="Seconds per candidate.")
+@click.option("--log", type=PATH, help="Default: NETWORK-LAYOUT-Bbatch-KIND.json; resumed.")
+@click.option("--fresh", is_flag=True, help="Put an existing log aside and begin anew.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the search.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--no-compile", is_flag=True, help="Stop after tuning.")
+@click.option("--vs", metavar="A,B", help="Time these too: onnxruntime, openvino.")
+@click.option("-o", "--output", type=PATH, help="The library; default NETWORK.so.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    trials: int | None,
+    trials_per_task: int | None,
+    time_budget: float | None,
+    patience: int | None,
+    tuner: str,
+    scheduler: str,
+    only: str | None,
+    number: int,
+    repeat: int,
+    min_repeat_ms: int,
+    build_timeout: float,
+    run_timeout: float,
+    log: Path | None,
+    fresh: bool,
+    seed: int,
+    dry_run: bool,
+    no_compile: bool,
+    vs: str | None,
+    output: Path | None,
+    **network: Any,
+) -> None:
+    """Tune a network; then compile the best records, verify the library and time it.
+
+    An existing log is continued: its trials count towards --trials and none is repeated. With no
+    budget given, tuning ends when four rounds improved the estimate by less than 1%, and in any
+    case after 30 minutes.
+    """
+    from tvmtune.deploy.peers import parse
+    from tvmtune.tuning import scheduler as schedulers
+    from tvmtune.tuning import tuners
+
+    tuner = tuners.canonical(tuner)
+    schedulers.check(scheduler)
+    peers = parse(vs) if vs else []
+    plan = make_plan(**network)
+    path = log or plan.default_log()
+    library = output or Path(f"{plan.network.name}.so")
+    check_writable("--log", path)
+    if not no_compile:
+        check_writable("-o", library)
+
+    from tvmtune import api
+    from tvmtune.cli import progress
+    from tvmtune.tuning.session import Budget
+    from tvmtune.types import Timing
+
+    open_end = trials is None and time_budget is None and trials_per_task is None
+    budget = Budget(
+        trials=trials,
+        seconds=time_budget if not open_end else 1800.0,
+        per_task=trials_per_task,
+        patience=patience if patience is not None or not open_end else 4,
+    )
+    tasks = _select(plan, only)
+    _print_plan(plan, tasks, budget, path, library if not no_compile else None)
+    if dry_run:
+        return
+    if fresh:
+        _put_aside(path)
+    verbose = bool((ctx.obj or {}).get("verbose"))
+    observer = progress.observer(verbose)
+    sessions: list[Any] = []
+    observer.started = _remember(observer.started, sessions)  # type: ignore[method-assign]
+    try:
+        session = api.tune(
+            plan,
+            path,
+            budget=budget,
+            timing=Timing(number, repeat, min_repeat_ms, build_timeout, run_timeout),
+            tuner=tuner,
+            scheduler=scheduler,
+            tasks=tasks,
+            seed=seed,
+            observer=observer,
+        )
+    except KeyboardInterrupt:
+        if sessions:
+            progress.summary(sessions[0])
+        click.echo(
+            f"every trial is in {path}; the same command continues, "
+            f"tvmtune compile --log {path} uses what is there",
+            err=True,
+        )
+        raise
+    progress.summary(session)
+    if no_compile:
+        return
+
+    from tvmtune.cli.ship import ship
+
+    ship(plan, path, library, peers, seed=seed)
+
+
+def _remember(started: Any, sessions: list[Any]) -> Any:
+    def wrapper(session: Any) -> None:
+        sessions.append(session)
+        started(session)
+
+    return wrapper
+
+
+def _select(plan: Plan, only: str | None) -> list[Any]:
+    """The tasks that ``--tasks`` names: ``3,5-8``, ``*conv2d*``, ``top5``; all without it."""
+    from fnmatch import fnmatch
+
+    from tvmtune.errors import UsageError
+
+    if not only:
+        return list(plan.tasks)
+    chosen: list[Any] = []
+    for word in (w.strip() for w in only.split(",")):
+        first, dash, last = word.partition("-")
+        if word.startswith("top") and word[3:].isdigit():
+            heavy = sorted(plan.tasks, key=lambda t: -t.weight * t.flop)
+            found = heavy[: int(word[3:])]
+        elif first.isdigit() and (not dash or last.isdigit()):
+            indices = range(int(first), int(last or first) + 1)
+            found = [t for t in plan.tasks if t.index in indices]
+        else:
+            found = [t for t in plan.tasks if fnmatch(t.name, word)]
+        if not found:
+            raise UsageError(
+                f"--tasks {word} matches none of the {len(plan.tasks)} tasks; "
+                "tvmtune tasks lists them."
+            )
+        chosen += [t for t in found if t not in chosen]
+    return sorted(chosen, key=lambda t: t.index)
+
+
+def _print_plan(
+    plan: Plan, tasks: list[Any], budget: Any, log: Path, library: Path | None
+) -> None:
+    limits = [
+        f"{budget.trials} trials" if budget.trials else "",
+        f"{budget.seconds / 60:.0f} minutes" if budget.seconds else "",
+        f"{budget.per_task} trials a task" if budget.per_task else "",
+        f"{budget.patience} rounds without 1% gain" if budget.patience else "",
+    ]
+    gflop = sum(t.weight * t.flop for t in plan.tasks) / 1e9
+    click.echo(
+        f"{plan.network.name} ({plan.prepared.layout}) on {plan.device.model}, "
+        f"{plan.device.threads} threads, target {plan.device.target}\n"
+        f"{len(tasks)} of {len(plan.tasks)} tasks, {gflop:.2f} GFLOP; until "
+        f"{' or '.join(x for x in limits if x)}\n"
+        f"log: {log}" + (f"; library: {library}" if library else ""),
+        err=True,
+    )
+
+
+def _put_aside(path: Path) -> None:
+    """Rename the log to the first free ``NAME.1``, ``NAME.2``, ...: nothing measured is lost."""
+    if not path.exists():
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.rename(aside)
+    click.echo(f"the log that was there is now {aside}", err=True)

@@ -1,0 +1,281 @@
+"""How fast is a library, and how fast are other runtimes in the same minutes on the same machine?
+
+The runtimes take turns: a round is one repeat of each, and each round starts with another one. So a
+machine that slows down, or a neighbour that wakes up, strikes all of them alike.
+
+What makes turns in one process fair was measured on two cores (a network of 10 ms in TVM and of 5 ms
+in ONNX Runtime and in OpenVINO when each has the machine to itself; medians of 15 to 20 turns):
+
+- After a run, threads spin and wait for the next one: TVM's for 147 ms, ONNX Runtime's for 40 ms,
+  OpenVINO's for 1 ms. Who follows directly shares its cores with them: 18.6, 5.3 and 10.2 ms for one
+  call a turn, 12.6, 5.6 and 9.6 ms for five. So before each turn the bench waits until the process
+  has used next to no CPU time for two windows of 20 ms. To forbid the spinning instead would slow
+  down the very runtimes that profit from it in use, and TVM's cannot be forbidden per session.
+- After such a rest the caches are cold and the kernel tends to wake both threads on one CPU: 14.9,
+  5.2 and 9.5 ms where a call or none came before the timed one. So each turn starts with untimed
+  calls, 30 ms of them or one.
+
+With both, the medians were 10.0, 5.1 and 5.2 ms: those of each runtime alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from tvmtune import system
+from tvmtune.deploy.timing import calls_per_repeat, sample, warm_up
+from tvmtune.deploy.verify import CheckResult, relative_error
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.inputs import random_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tvmtune.deploy.library import Library
+    from tvmtune.deploy.peers import Peer
+    from tvmtune.types import JSON, Network
+
+OWN = "tvmtune"
+"""Name of the library among the runtimes."""
+
+_WINDOW = 0.02
+"""Seconds over which CPU time is looked at: the system's account lags by a few milliseconds."""
+_QUIET = 0.1
+"""CPU seconds per second below which the process counts as resting."""
+_PATIENCE = 2.0
+
+
+class _Runtime(Protocol):
+    def invoke(self, count: int = 1) -> float: ...
+
+
+@dataclass
+class Run:
+    """One runtime's times and what they are of."""
+
+    runtime: str
+    version: str
+    threads: int
+    number: int
+    """Calls per repeat."""
+    batch: int
+    """Items per call."""
+    seconds: list[float] = field(default_factory=list)
+    """Seconds per call, one value per repeat."""
+    ratio: float = 1.0
+    """Its median over that of the library: 2 means that the library is twice as fast."""
+    error: float | None = None
+    """max|y - ref| / max|ref| of the library's outputs, with this runtime's as the reference."""
+    check: CheckResult | None = None
+
+    @property
+    def median_ms(self) -> float:
+        return 1e3 * statistics.median(self.seconds)
+
+    @property
+    def mean_ms(self) -> float:
+        return 1e3 * statistics.fmean(self.seconds)
+
+    @property
+    def std_ms(self) -> float:
+        """Standard deviation of the sample; 0 for a single repeat."""
+        return 1e3 * statistics.stdev(self.seconds) if len(self.seconds) > 1 else 0.0
+
+    @property
+    def p95_ms(self) -> float:
+        return 1e3 * float(np.percentile(self.seconds, 95))
+
+    @property
+    def min_ms(self) -> float:
+        return 1e3 * min(self.seconds)
+
+    @property
+    def throughput(self) -> float:
+        """Items per second at the median."""
+        return 1e3 * self.batch / self.median_ms
+
+    def to_json(self) -> JSON:
+        result: JSON = {
+            "runtime": self.runtime,
+            "version": self.version,
+            "threads": self.threads,
+            "median_ms": self.median_ms,
+            "mean_ms": self.mean_ms,
+            "std_ms": self.std_ms,
+            "p95_ms": self.p95_ms,
+            "min_ms": self.min_ms,
+            "throughput": self.throughput,
+            "repeats": len(self.seconds),
+            "number": self.number,
+            "ratio": self.ratio,
+            "error": self.error if self.error is None or np.isfinite(self.error) else None,
+        }
+        if self.check is not None:
+            result["check"] = self.check.to_json()
+        return result
+
+
+@dataclass
+class BenchResult:
+    """The library's run first, then the peers' in the order in which they were named."""
+
+    runs: list[Run]
+    network: JSON
+    device: JSON
+    host: JSON
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the figures should know: peers left out, unsteady times."""
+
+    def to_json(self) -> JSON:
+        return {
+            "runs": [run.to_json() for run in self.runs],
+            "network": self.network,
+            "device": self.device,
+            "host": self.host,
+        }
+
+
+def bench(
+    library: Library,
+    *,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+    number: int = 1,
+    repeat: int = 30,
+    min_repeat_ms: float = 0,
+    peers: Sequence[Peer] = (),
+    network: Network | None = None,
+    on_round: Callable[[int], None] | None = None,
+) -> BenchResult:
+    """Time the library and, in turns with it, its peers.
+
+    ``inputs``: None for random ones that grow from ``seed``. ``number``, ``min_repeat_ms``: a
+    repeat is that many calls, or more until it lasts so long. ``network``: what the library was
+    compiled from; None to load it again from where the metadata say, for peers only. ``on_round``
+    is told the number of rounds done. A peer that cannot take part is left out, with a note.
+    """
+    if inputs is None:
+        inputs = random_inputs(library.inputs, seed)
+    library.set_inputs(inputs)
+    batch = library.inputs[0].shape[0] if library.inputs and library.inputs[0].shape else 1
+    own_version = system.version_of("tvmtune") or ""
+    runs = [Run(OWN, own_version, library.threads, number, batch)]
+    runtimes: list[_Runtime] = [library]
+    notes: list[str] = []
+    taking_part = _ready(peers, library, network, inputs, notes)
+    for peer in taking_part:
+        runs.append(Run(peer.name, peer.version, library.threads, number, batch))
+        runtimes.append(peer)
+
+    _take_turns(runs, runtimes, number, repeat, min_repeat_ms, on_round)
+    for run, peer in zip(runs[1:], taking_part, strict=True):
+        run.ratio = run.median_ms / runs[0].median_ms
+        run.error = _disagreement(library.session.outputs(), peer.outputs())
+    for run in runs:
+        if run.std_ms > 0.1 * run.median_ms:
+            notes.append(
+                f"the times of {run.runtime} vary by {100 * run.std_ms / run.median_ms:.0f}%: "
+                "something else keeps this machine busy"
+            )
+    return BenchResult(
+        runs, library.metadata["network"], library.metadata["device"], system.fingerprint(), notes
+    )
+
+
+def _take_turns(
+    runs: list[Run],
+    runtimes: list[_Runtime],
+    number: int,
+    repeat: int,
+    min_repeat_ms: float,
+    on_round: Callable[[int], None] | None,
+) -> None:
+    alone = len(runs) == 1
+    for run, runtime in zip(runs, runtimes, strict=True):
+        rest()
+        warm_up(runtime.invoke)
+        run.number = calls_per_repeat(runtime.invoke, number, min_repeat_ms)
+    for done in range(repeat):
+        for index in range(len(runs)):
+            turn = (done + index) % len(runs)
+            run, runtime = runs[turn], runtimes[turn]
+            if not alone:
+                rest()
+                warm_up(runtime.invoke)
+            run.seconds.append(sample(runtime.invoke, run.number))
+        if on_round is not None:
+            on_round(done + 1)
+
+
+def rest() -> None:
+    """Wait until this process's threads are asleep, two seconds at most."""
+    end = time.perf_counter() + _PATIENCE
+    calm = 0
+    while calm < 2 and time.perf_counter() < end:
+        cpu, wall = time.process_time(), time.perf_counter()
+        time.sleep(_WINDOW)
+        used = (time.process_time() - cpu) / (time.perf_counter() - wall)
+        calm = calm + 1 if used < _QUIET else 0
+
+
+def _ready(
+    peers: Sequence[Peer],
+    library: Library,
+    network: Network | None,
+    inputs: Mapping[str, np.ndarray],
+    notes: list[str],
+) -> list[Peer]:
+    """Those of the peers that have loaded the network and run it once; a note for each other."""
+    ready: list[Peer] = []
+    model: bytes | None = None
+    for peer in peers:
+        reason = peer.available()
+        if reason is None:
+            try:
+                if model is None:
+                    model = _model(library, network)
+                peer.load(model, library.threads)
+                peer.run(inputs)
+            except TvmtuneError as exc:
+                reason = f"{peer.name} is left out: {exc}"
+            except Exception as exc:  # each runtime has its own classes
+                text = " ".join(str(exc).split())[:300]
+                reason = f"{peer.name} is left out, it cannot run this network: {text}"
+        if reason is None:
+            ready.append(peer)
+        else:
+            notes.append(reason)
+    return ready
+
+
+def _model(library: Library, network: Network | None) -> bytes:
+    """The network's ONNX form. Raises TvmtuneError if it is gone, or not what was compiled."""
+    from tvmtune import networks
+
+    wanted = library.metadata["network"]
+    if network is None:
+        network = networks.reload(wanted["source"])
+    for part in ("structure", "weights"):
+        if getattr(network, f"{part}_hash") != wanted[f"{part}_hash"]:
+            raise TvmtuneError(
+                f"the {part} of {wanted['name']} changed since the library was compiled"
+            )
+    model = network.to_onnx()
+    if model is None:
+        raise TvmtuneError(f"{wanted['name']} has no ONNX form that a file could hold")
+    return model
+
+
+def _disagreement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
+    """The worst error over all outputs; infinite if they are not even of the same shapes."""
+    if [array.shape for array in ours] != [array.shape for array in theirs]:
+        return float("inf")
+    return max(
+        (relative_error(got, want) for got, want in zip(ours, theirs, strict=True)), default=0.0
+    )

@@ -1,0 +1,121 @@
+"""From a prepared network and its records to a library with metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmtune.deploy import metadata, verify
+from tvmtune.deploy.atomic import replacing
+from tvmtune.errors import TvmtuneError
+from tvmtune.graph.lower import RECORD
+from tvmtune.host import Backend
+from tvmtune.records.best import best_of, comparable
+from tvmtune.records.log import Log
+from tvmtune.types import JSON, Device, Prepared, Task, Trial
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A library and what went into it."""
+
+    path: Path
+    metadata: JSON
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tasks found a record under their exact key, under their anchor key, or none."""
+        return {k: self.metadata["tasks"][k] for k in metadata.RECORD_KINDS}
+
+
+def choose_records(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -> dict[str, Trial]:
+    """The trial to use for each task (by key): its own best, else the best of its anchor block.
+
+    Only measurements of this very device count; raises :class:`TvmtuneError` if the logs hold some
+    and none is of this device.
+    """
+    trials = [t for log in logs for t in comparable(log.trials, device.identity())]
+    modelled = [t for log in logs for t in comparable(log.trials, device.identity(), "modelled")]
+    if not trials and not modelled and any(log.trials for log in logs):
+        raise TvmtuneError(_other_device(logs, device))
+    best = best_of(trials or modelled)
+    lines = {key: line for log in logs for key, line in log.tasks.items()}
+    by_anchor: dict[str, list[Trial]] = {}
+    for key, trial in best.items():
+        line = lines.get(key)
+        if line is not None:
+            trial.extra.setdefault("module", _module(line, trial.implementation))
+            by_anchor.setdefault(line["anchor"], []).append(trial)
+    chosen = {}
+    for task in tasks:
+        names = {i.name for i in task.implementations}
+        donors = [t for t in by_anchor.get(task.anchor_key, ()) if t.implementation in names]
+        if task.key in best:
+            chosen[task.key] = best[task.key]
+        elif donors and task.key not in lines:
+            chosen[task.key] = min(donors, key=lambda t: t.latency)
+    return chosen
+
+
+def compile_library(
+    backend: Backend,
+    prepared: Prepared,
+    tasks: Sequence[Task],
+    chosen: Mapping[str, Trial],
+    device: Device,
+    path: Path,
+    *,
+    check: JSON | None = None,
+) -> Compiled:
+    """Lower, export to ``path`` and append the metadata; an existing file is replaced as a whole."""
+    lowered = backend.lower(prepared, dict(chosen), device)
+    how: dict[str, str] = json.loads(str((lowered.attrs or {}).get(RECORD, "{}")))
+    rows = [_row(task, chosen.get(task.key), how.get(task.key, "default")) for task in tasks]
+    described = metadata.describe(
+        prepared.network, device, layout=prepared.layout, tasks=rows, check=check
+    )
+    with replacing(path) as fresh:
+        backend.export_lib(lowered, device, fresh)
+        metadata.append(fresh, described)
+    return Compiled(path, described)
+
+
+def reference_check(prepared: Prepared, seed: int = 0) -> JSON:
+    """Reference outputs of the network, computed without TVM, for :mod:`tvmtune.deploy.verify`."""
+    return verify.make_check(prepared.network, seed)
+
+
+def _row(task: Task, trial: Trial | None, record: str) -> JSON:
+    exact = trial is not None and record == "exact"
+    return {
+        "name": task.name,
+        "weight": task.weight,
+        "implementation": trial.implementation if trial and record != "default" else "direct",
+        "record": record,
+        "latency": trial.latency if trial is not None and exact else None,
+        "flop": task.flop,
+    }
+
+
+def _module(line: JSON, implementation: str) -> Any:
+    return next(
+        (i.get("module") for i in line["implementations"] if i["name"] == implementation), None
+    )
+
+
+def _other_device(logs: Sequence[Log], device: Device) -> str:
+    paths = ", ".join(str(log.path) for log in logs)
+    others = {
+        f"{d['model'] or d['backend']} with {d['threads']} threads"
+        for log in logs
+        for d in log.devices().values()
+    }
+    return (
+        f"{paths} holds no measurement of this device ({device.model or device.backend} with "
+        f"{device.threads} threads), only of {'; '.join(sorted(others))}. Times of another device or "
+        "thread count say nothing about this one: tune here, or give the --target-attr that it was "
+        "tuned with."
+    )

@@ -1,0 +1,57 @@
+"""Timing by the wall clock, the same way for a library and for the runtimes it is compared with."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+WARM_UP = 0.03
+"""Seconds of untimed calls. After a rest the kernel often wakes both threads on one CPU and takes
+some ten milliseconds to part them; a call in between takes twice its time."""
+
+Invoke = Callable[[int], float]
+"""``invoke(count) -> seconds``: run ``count`` times on inputs that are in place."""
+
+
+def warm_up(invoke: Invoke, seconds: float = WARM_UP) -> float:
+    """Run at least once, and for at least so long; returns the seconds of the last call."""
+    end = time.perf_counter() + seconds
+    while True:
+        last = invoke(1)
+        if time.perf_counter() >= end:
+            return last
+
+
+def calls_per_repeat(invoke: Invoke, number: int, min_repeat_ms: float) -> int:
+    """``number``, or as many calls more as it takes for one repeat to last ``min_repeat_ms``."""
+    if min_repeat_ms <= 0:
+        return number
+    calls = number
+    while True:
+        lasted = 1e3 * invoke(calls)
+        if lasted >= min_repeat_ms:
+            return calls
+        # A little beyond the goal, so that the next round is mostly the last.
+        wanted = calls * 1.1 * min_repeat_ms / max(lasted, 1e-6)
+        calls = min(max(calls + 1, int(wanted)), calls * 100)
+
+
+def sample(invoke: Invoke, calls: int) -> float:
+    """Seconds per call over ``calls`` calls, with Python's garbage collector out of the way."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return invoke(calls) / calls
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def measure(
+    invoke: Invoke, *, number: int, repeat: int, min_repeat_ms: float = 0, warmup: float = WARM_UP
+) -> list[float]:
+    """Seconds per call, one value per repeat."""
+    warm_up(invoke, warmup)
+    calls = calls_per_repeat(invoke, number, min_repeat_ms)
+    return [sample(invoke, calls) for _ in range(repeat)]

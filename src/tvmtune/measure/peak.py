@@ -1,0 +1,76 @@
+"""What the processor can do at best: the yardstick for "share of peak".
+
+A block of accumulators that fits the vector registers is updated from operands that stay in the
+first-level cache, on every thread: nothing but float32 multiply-adds. Runs in a run worker.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROWS = 14
+VECTORS = 2
+DEPTH = 128
+BLOCKS = 512
+"""Independent blocks per thread: enough that handing out work does not count."""
+
+
+def measure(target: dict[str, Any], options: dict[str, Any]) -> float:
+    """Best of several runs, in GFLOPS over ``options["threads"]`` threads."""
+    import numpy as np
+    import tvm
+    from tvm.driver import build
+
+    threads = int(options["threads"])
+    bits = int(tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(target)))
+    columns = VECTORS * max(4, bits // 32)
+    blocks = BLOCKS * threads
+    library = build(_kernel(blocks, columns), target=tvm.target.Target(target))
+    with tempfile.TemporaryDirectory(prefix="tvmtune-peak-") as folder:
+        path = str(Path(folder) / "peak.so")
+
+        def link(output: str, objects: Sequence[str], **_: Any) -> None:
+            command = [*options["linker"], "-shared", "-o", output, *objects]
+            subprocess.run(command, check=True, capture_output=True)
+
+        library.export_library(path, fcompile=link)
+        module = tvm.runtime.load_module(path)
+        arrays = [
+            tvm.runtime.tensor(np.ones(shape, "float32"))
+            for shape in ((DEPTH, ROWS), (DEPTH, columns), (blocks, ROWS, columns))
+        ]
+        timer = module.time_evaluator("main", tvm.cpu(0), number=1, repeat=40)
+        seconds = min(timer(*arrays).results)
+    return 2.0 * blocks * ROWS * columns * DEPTH / seconds / 1e9
+
+
+def _kernel(blocks: int, columns: int) -> Any:
+    import tvm
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    a = te.placeholder((DEPTH, ROWS), name="a")
+    b = te.placeholder((DEPTH, columns), name="b")
+    k = te.reduce_axis((0, DEPTH), name="k")
+    c = te.compute(
+        (blocks, ROWS, columns), lambda t, i, j: te.sum(a[k, i] * b[k, j], axis=k), name="c"
+    )
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([a, b, c])}))
+    block = sch.get_sblock("c")
+    store = sch.cache_write(block, 0, "local")
+    t, i, j, depth = sch.get_loops(block)
+    sch.reorder(t, depth, i, j)
+    sch.reverse_compute_at(store, t)
+    sch.parallel(t)
+    sch.unroll(i)
+    sch.vectorize(j)
+    sch.vectorize(sch.get_loops(store)[-1])
+    sch.unroll(sch.get_loops(store)[-2])
+    init = sch.decompose_reduction(block, depth)
+    sch.unroll(sch.get_loops(init)[-2])
+    sch.vectorize(sch.get_loops(init)[-1])
+    return sch.mod
