@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from tvmtune import system
+from tvmtune.deploy.neighbours import Neighbours
 from tvmtune.deploy.timing import calls_per_repeat, sample, warm_up
 from tvmtune.deploy.verify import CheckResult, relative_error
 from tvmtune.errors import TvmtuneError
@@ -49,6 +50,11 @@ _WINDOW = 0.02
 _QUIET = 0.1
 """CPU seconds per second below which the process counts as resting."""
 _PATIENCE = 2.0
+"""Seconds after which the bench waits no longer."""
+_CROWDED = 0.1
+"""Share of all CPUs used by other processes from which a note says so."""
+_UNSTEADY = 0.2
+"""Standard deviation over median from which a note says so."""
 
 
 class _Runtime(Protocol):
@@ -173,16 +179,13 @@ def bench(
         runs.append(Run(peer.name, peer.version, library.threads, number, batch))
         runtimes.append(peer)
 
+    neighbours = Neighbours()
     _take_turns(runs, runtimes, number, repeat, min_repeat_ms, on_round)
+    taken = neighbours.share()
     for run, peer in zip(runs[1:], taking_part, strict=True):
         run.ratio = run.median_ms / runs[0].median_ms
         run.error = _disagreement(library.session.outputs(), peer.outputs())
-    for run in runs:
-        if run.std_ms > 0.1 * run.median_ms:
-            notes.append(
-                f"the times of {run.runtime} vary by {100 * run.std_ms / run.median_ms:.0f}%: "
-                "something else keeps this machine busy"
-            )
+    notes += _doubts(runs, taken)
     return BenchResult(
         runs, library.metadata["network"], library.metadata["device"], system.fingerprint(), notes
     )
@@ -270,6 +273,19 @@ def _model(library: Library, network: Network | None) -> bytes:
     if model is None:
         raise TvmtuneError(f"{wanted['name']} has no ONNX form that a file could hold")
     return model
+
+
+def _doubts(runs: Sequence[Run], taken: float | None) -> list[str]:
+    """Why the times may not be what they would be on a machine at rest."""
+    if taken is not None and taken > _CROWDED:
+        return [
+            f"other processes used {100 * taken:.0f}% of the CPUs meanwhile: the times are too long"
+        ]
+    return [
+        f"the times of {run.runtime} vary by {100 * run.std_ms / run.median_ms:.0f}%"
+        for run in runs
+        if run.std_ms > _UNSTEADY * run.median_ms
+    ]
 
 
 def _disagreement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:

@@ -29,9 +29,9 @@ class EvolutionaryTuner:
         self.args = args
         mod = args.implementation.mod
         strategy = ms.search_strategy.EvolutionarySearch(
-            population_size=64,
+            population_size=96,
             init_measured_ratio=0.3,
-            init_min_unmeasured=24,
+            init_min_unmeasured=32,
             genetic_num_iters=2,
             genetic_mutate_prob=0.85,
             genetic_max_fail_count=4,

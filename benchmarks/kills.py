@@ -1,0 +1,80 @@
+"""Kill a tuning session at random moments and count what was lost.
+
+    TVMTUNE_SOAK_KILLS=100 python benchmarks/kills.py [--work DIR]
+
+Each round starts ``tvmtune -v tune --no-compile`` on one log, kills it with SIGKILL after a random
+time, and compares the trials that it had shown with those in the log. Prints one line of figures;
+exits 1 if a shown trial is missing, a candidate was measured twice, or a process was left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SHOWN = re.compile(r"^  \S+ \S+ ([0-9a-f]{8,}): ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, default=Path("benchmarks/work"))
+    parser.add_argument("--network", default="mobilenet")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    kills = int(os.environ.get("TVMTUNE_SOAK_KILLS", "100"))
+    log = options.work / "kills.json"
+    log.unlink(missing_ok=True)
+    rng = random.Random(0)
+    shown: list[str] = []
+    left = 0
+    for _ in range(kills):
+        shown += killed_run(options.network, log, rng.uniform(8, 40))
+        left += survivors(log)
+
+    from tvmtune.records.log import read_log
+
+    trials = [(t.workload, t.candidate) for t in read_log(log).trials]
+    missing = set(shown) - {candidate for _, candidate in trials}
+    twice = len(trials) - len(set(trials))
+    print(
+        f"{kills} kills: {len(shown)} trials shown, {len(trials)} in the log, {len(missing)} lost, "
+        f"{twice} measured twice, {left} processes left"
+    )
+    sys.exit(1 if missing or twice or left else 0)
+
+
+def killed_run(network: str, log: Path, seconds: float) -> list[str]:
+    """Candidates that a run showed before it was killed."""
+    command = [sys.executable, "-m", "tvmtune.cli", "-v", "tune", "--network", network,
+               "--trials", "100000", "--no-compile", "--log", str(log)]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(seconds)
+    os.kill(process.pid, signal.SIGKILL)
+    _, output = process.communicate()
+    found = (SHOWN.match(line) for line in output.splitlines())
+    return [match.group(1) for match in found if match]
+
+
+def survivors(log: Path) -> int:
+    """Processes of the session that are still there two seconds later."""
+    time.sleep(2)
+    count = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        mine = int(folder.name) == os.getpid()
+        count += not mine and (str(log) in words or "multiprocessing.forkserver" in words)
+    return count
+
+
+if __name__ == "__main__":
+    main()

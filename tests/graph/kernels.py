@@ -1,0 +1,133 @@
+"""Small networks cut into kernels, and kernels run on this machine: what the tests here share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmtune import host
+from tvmtune.graph import pipeline
+from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.types import Device, Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import tvm
+
+
+def this_machine() -> Device:
+    return host.backend("cpu").make_target({}, None)
+
+
+def prepared(model: onnx.ModelProto, layout: str = "NHWC") -> Prepared:
+    return pipeline.prepare(OnnxNetwork(model, name="test"), this_machine(), layout)
+
+
+def one_conv(
+    shape: Sequence[int] = (1, 16, 14, 14),
+    out: int = 16,
+    kernel: int = 3,
+    *,
+    pads: Sequence[int] = (1, 1, 1, 1),
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    constant: bool = True,
+    tail: Sequence[str] = ("bias", "relu"),
+) -> onnx.ModelProto:
+    """``x`` (N, C, H, W) -> one convolution and then, in the order of ``tail``, a per-channel
+    bias, a rectifier, a batch norm, or the sum with the plain convolution -> ``y``.
+
+    ``pads``: top, left, bottom, right. With ``constant`` False the weights are an input, ``w``.
+    """
+    rng = np.random.RandomState(0)
+    weight = rng.standard_normal((out, shape[1] // groups, kernel, kernel)).astype("float32")
+    weight /= np.sqrt(weight[0].size)
+    nodes = [
+        helper.make_node(
+            "Conv",
+            ["x", "w"],
+            ["conv"],
+            name="conv",
+            pads=list(pads),
+            strides=[stride, stride],
+            dilations=[dilation, dilation],
+            group=groups,
+        )
+    ]
+    weights = [numpy_helper.from_array(weight, "w")] if constant else []
+    last = "conv"
+    for number, step in enumerate(tail):
+        name = f"{step}{number}"
+        if step == "bias":
+            array = rng.standard_normal((out, 1, 1)).astype("float32")
+            weights.append(numpy_helper.from_array(array, f"{name}.b"))
+            nodes.append(helper.make_node("Add", [last, f"{name}.b"], [name], name=name))
+        elif step == "relu":
+            nodes.append(helper.make_node("Relu", [last], [name], name=name))
+        elif step == "sum":
+            nodes.append(helper.make_node("Add", [last, "conv"], [name], name=name))
+        elif step == "norm":
+            for part in ("gamma", "beta", "mean", "var"):
+                array = (rng.rand(out) + 0.5).astype("float32")
+                weights.append(numpy_helper.from_array(array, f"{name}.{part}"))
+            parts = [f"{name}.{part}" for part in ("gamma", "beta", "mean", "var")]
+            nodes.append(
+                helper.make_node("BatchNormalization", [last, *parts], [name], name=name)
+            )
+        last = name
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    if not constant:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, weight.shape))
+    outputs = [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "one-conv", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def run_network(
+    executable: Any, network: OnnxNetwork, inputs: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """The outputs of a compiled network, in order."""
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    result = machine["main"](*[tvm.runtime.tensor(inputs[spec.name]) for spec in network.inputs])
+    return [t.numpy() for t in (result if len(network.outputs) > 1 else [result])]
+
+
+def run_kernel(mod: tvm.IRModule, args: Sequence[np.ndarray]) -> np.ndarray:
+    """The last argument after ``main`` has run; ``args`` are the others."""
+    import tvm
+
+    function = tvm.compile(mod, target=tvm.target.Target(this_machine().target))["main"]
+    output = mod["main"].buffer_map[mod["main"].params[-1]]
+    result = tvm.runtime.tensor(
+        np.zeros([int(d) for d in output.shape], str(output.dtype))  # overwritten
+    )
+    function(*[tvm.runtime.tensor(np.ascontiguousarray(a)) for a in args], result)
+    return result.numpy()
+
+
+def random_args(mod: tvm.IRModule) -> list[np.ndarray]:
+    """Normal floats and integers of 0 and 1 for every argument of ``main`` but the last."""
+    rng = np.random.RandomState(0)
+    args = []
+    for param in list(mod["main"].params)[:-1]:
+        buffer = mod["main"].buffer_map[param]
+        shape, dtype = [int(d) for d in buffer.shape], np.dtype(str(buffer.dtype))
+        floating = dtype.kind == "f"
+        values = rng.standard_normal(shape) if floating else rng.randint(0, 2, shape)
+        args.append(np.asarray(values).astype(dtype))
+    return args
+
+
+def error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """max|found - wanted| / max|wanted|."""
+    assert found.shape == wanted.shape
+    difference = np.abs(found.astype("float64") - wanted.astype("float64")).max()
+    return float(difference / (np.abs(wanted.astype("float64")).max() or 1.0))

@@ -1,0 +1,275 @@
+"""The log: nothing that was shown is lost, and nothing that is damaged is taken for sound."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from records.sample_log import device, header, task, trial, verdict, write
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.records.log import FORMAT, LogWriter, read_log
+
+ADD_TRIALS = """
+import pathlib, resource, sys
+from records.sample_log import trial
+from tvmtune.errors import TvmtuneError
+from tvmtune.records.log import LogWriter
+
+path, room = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+with LogWriter(path) as writer:
+    limit = path.stat().st_size + room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    for number in range(100):
+        try:
+            writer.trial(trial("a", f"new-{number}", 1.0))
+        except TvmtuneError as error:
+            sys.exit(f"{number} written; {error}")
+"""
+
+
+def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """A Python process of its own that sees what this one sees."""
+    setup = f"import signal, sys; sys.path[:] = {sys.path!r}\n"
+    setup += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    return subprocess.run(
+        [sys.executable, "-c", setup + script, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_what_is_appended_is_read_back(tmp_path):
+    written = [
+        trial("a", "1", 3e-3, 1e-3, 2e-3, tuner="xgb", time=12.5),
+        trial("b", "2"),
+        trial("a", "3", 1e-3, kind="modelled", verified=True),
+    ]
+    log = read_log(write(tmp_path / "log.json", *written))
+    for each in written:
+        each.device = device().identity()
+    assert log.trials == written
+    assert [t.latency for t in log.trials] == [2e-3, float("inf"), 1e-3]
+    assert list(log.tasks) == ["a", "b"]
+    assert log.devices() == {device().identity(): device().to_json()}
+    assert not log.torn
+
+
+def test_each_line_is_in_the_file_when_append_returns(tmp_path):
+    path = tmp_path / "log.json"
+    with LogWriter(path) as writer:
+        writer.append("header", header())
+        for number in range(3):
+            writer.trial(trial("a", str(number), 1.0))
+            assert [t.candidate for t in read_log(path).trials][-1] == str(number)
+
+
+def test_unknown_fields_are_kept(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    first, second, line = path.read_text().splitlines()
+    newer = json.dumps({**json.loads(line), "joules": 0.5})
+    path.write_text("\n".join([first, second, newer]) + "\n")
+    (read,) = read_log(path).trials
+    assert read.extra == {"joules": 0.5}
+    with LogWriter(path) as writer:
+        writer.trial(read)
+    assert json.loads(path.read_text().splitlines()[-1]) == json.loads(newer)
+
+
+def test_lines_of_an_unknown_type_are_passed_over(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    with LogWriter(path) as writer:
+        writer.append("energy", {"joules": 1})
+    assert len(read_log(path).trials) == 1
+
+
+def test_a_torn_last_line_is_passed_over_at_every_length(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0), trial("a", "2", 2.0))
+    whole = path.read_bytes()
+    start = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for end in range(start + 1, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        log = read_log(path)
+        assert log.torn
+        assert [t.candidate for t in log.trials] == ["1"]
+
+
+def test_the_next_writer_cuts_a_torn_line(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0), trial("a", "2", 2.0))
+    path.write_bytes(path.read_bytes()[:-9])
+    with LogWriter(path) as writer:
+        writer.trial(trial("a", "3", 3.0))
+    log = read_log(path)
+    assert not log.torn
+    assert [t.candidate for t in log.trials] == ["1", "3"]
+
+
+def test_a_torn_line_longer_than_one_read_is_cut(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"type": "task", "module": "' + b"x" * 200_000)
+    LogWriter(path).close()
+    assert path.read_bytes() == whole
+
+
+def test_a_whole_last_line_without_its_newline_is_no_loss(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert len(read_log(path).trials) == 1
+    with LogWriter(path) as writer:
+        writer.trial(trial("a", "2", 2.0))
+    assert [t.candidate for t in read_log(path).trials] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b'{"type":"tri\n', b"\x00\x00\x00\n", b"\xff\xfe{}\n", b"[1, 2]\n", b'{"type":"trial"}\n'],
+    ids=["half a line", "zeros", "not UTF-8", "not an object", "a trial without its fields"],
+)
+@pytest.mark.parametrize("position", [2, 3], ids=["in the middle", "at the end"])
+def test_damage_is_refused_with_its_line(tmp_path, damage, position):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:position], damage, *lines[position:]]))
+    with pytest.raises(TvmtuneError, match=f"line {position + 1}"):
+        read_log(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"\x7fELF\x02\x01", "is not a tvmtune log"),
+        (b'{"i": ["resnet-18", 12]}\n', "is not a tvmtune log"),
+        (b"[[1]]\n[[2]]\n", "is not a tvmtune log"),
+        (b'{"type":"header","format":1}\n', "is not a tvmtune log: its header is incomplete"),
+        (b'{"type":"header","format":1,"device":3,"network":4}\n', "is not a tvmtune log"),
+    ],
+)
+def test_what_is_no_log_is_refused(tmp_path, content, message):
+    path = tmp_path / "log.json"
+    path.write_bytes(content)
+    with pytest.raises(TvmtuneError, match=message):
+        read_log(path)
+    assert path.read_bytes() == content
+
+
+def test_a_missing_log_and_a_directory_are_named(tmp_path):
+    with pytest.raises(TvmtuneError, match="there is no log at .*absent.json"):
+        read_log(tmp_path / "absent.json")
+    with pytest.raises(TvmtuneError, match="cannot read the log .*: Is a directory"):
+        read_log(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    path = tmp_path / "log.json"
+    with LogWriter(path) as writer:
+        writer.append("header", header() | {"format": FORMAT + 1})
+    with pytest.raises(TvmtuneError, match=f"newer tvmtune .log format {FORMAT + 1};.*Upgrade"):
+        read_log(path)
+
+
+def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    before = path.read_bytes()
+    with LogWriter(path):
+        second = run(ADD_TRIALS, path, 10**6)
+    assert second.returncode == 1
+    assert f"another process is writing to {path}" in second.stderr
+    assert path.read_bytes() == before
+    assert run(ADD_TRIALS, path, 10**6).returncode == 0
+    assert len(read_log(path).trials) == 101
+
+
+def test_the_lock_ends_with_a_writer_that_is_killed(tmp_path):
+    path = tmp_path / "log.json"
+    held = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, pathlib; from tvmtune.records.log import LogWriter\n"
+            "writer = LogWriter(pathlib.Path(sys.argv[1])); print('held', flush=True); input()",
+            str(path),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with held:
+        assert held.stdout is not None
+        assert held.stdout.readline() == b"held\n"
+        with pytest.raises(TvmtuneError, match="another process is writing"):
+            LogWriter(path)
+        held.kill()
+    LogWriter(path).close()
+
+
+def test_concatenated_logs_are_one_log(tmp_path):
+    other = device(threads=4)
+    first = write(tmp_path / "first.json", trial("a", "1", 1.0))
+    second = write(tmp_path / "second.json", trial("a", "1", 2.0), trial("b", "2", 2.0), of=other)
+    both = tmp_path / "both.json"
+    both.write_bytes(first.read_bytes() + second.read_bytes())
+    log = read_log(both)
+    assert [t.device for t in log.trials] == [device().identity(), *[other.identity()] * 2]
+    assert list(log.devices()) == [device().identity(), other.identity()]
+    assert list(log.tasks) == ["a", "b"]
+
+
+def test_verdicts_are_merged_into_their_trials(tmp_path):
+    trials = [trial("a", str(n), 1.0 + n) for n in range(3)]
+    path = write(tmp_path / "log.json", *trials)
+    with LogWriter(path) as writer:
+        writer.append("verdict", verdict(trials[0], False, "off by 3"))
+        writer.append("verdict", verdict(trials[1], True))
+        writer.append("verdict", verdict(trial("a", "unheard of", 1.0), True))
+    wrong, right, unchecked = read_log(path).trials
+    assert wrong.verified is False
+    assert wrong.error == {"stage": "wrong-answer", "message": "off by 3"}
+    assert wrong.latency == float("inf")
+    assert right.verified is True
+    assert right.error is None
+    assert unchecked.verified is None
+
+
+def test_a_verdict_counts_for_its_own_device_only(tmp_path):
+    same = trial("a", "1", 1.0)
+    path = write(tmp_path / "log.json", same)
+    with LogWriter(path) as writer:
+        writer.append("header", header(device(threads=4)))
+        writer.trial(same)
+        writer.append("verdict", verdict(same, False))
+    assert [t.verified for t in read_log(path).trials] == [None, False]
+
+
+def test_the_last_description_of_a_task_counts(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    with LogWriter(path) as writer:
+        writer.append("task", task("a") | {"weight": 7})
+    assert read_log(path).tasks["a"]["weight"] == 7
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 1000])
+def test_a_full_disk_ends_in_one_message_and_a_sound_log(tmp_path, room):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    before = path.read_bytes()
+    done = run(ADD_TRIALS, path, room)
+    assert done.returncode == 1
+    (message,) = done.stderr.splitlines()
+    count, _, message = message.partition(" written; ")
+    assert message.startswith(f"cannot write to the log {path}: ")
+    assert "Everything before is kept" in message
+    log = read_log(path)
+    assert not log.torn
+    assert path.read_bytes().startswith(before)
+    assert len(log.trials) == 1 + int(count)
+
+
+def test_a_log_that_cannot_be_created_is_one_message(tmp_path):
+    path = Path(tmp_path / "absent" / "log.json")
+    with pytest.raises(TvmtuneError, match="cannot write the log .*: No such file or directory"):
+        LogWriter(path)
