@@ -107,7 +107,10 @@ def test_another_epilogue_changes_the_key_and_keeps_the_anchor():
     ],
 )
 def test_another_convolution_has_another_anchor(other):
-    assert the_conv(tasks_of(one_conv(**other))).anchor_key != the_conv(tasks_of(one_conv())).anchor_key
+    assert (
+        the_conv(tasks_of(one_conv(**other))).anchor_key
+        != the_conv(tasks_of(one_conv())).anchor_key
+    )
 
 
 def test_layouts_never_share_an_anchor():

@@ -127,7 +127,7 @@ def test_distill_on_a_full_disk_leaves_the_old_file(tmp_path):
     )
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert f"cannot write {best}: " in done.stderr
+    assert f"cannot write to the log {best}: " in done.stderr
     assert best.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "log.json"]
 

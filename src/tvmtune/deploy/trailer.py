@@ -181,16 +181,15 @@ def _why_none(path: Path, file: BinaryIO, size: int) -> str:
     if file.read(len(elf.MAGIC)) != elf.MAGIC:
         return f"{path} is not a library of tvmtune: it is no ELF file"
     header = elf.read_header(path)
-    cut = header is None or size < header.end
-    if header is not None and not cut:
-        file.seek(header.end)
-        rest = file.read(len(_OPEN))
-        cut = bool(rest) and _OPEN.startswith(rest)
-    if cut:
+    if header is None or size < header.end:
         return f"{path} is truncated. Copy or compile it again"
     file.seek(-len(_CLOSE), 2)
     if file.read() == _CLOSE:
         return f"the metadata of {path} is damaged. Compile it again"
+    file.seek(header.end)
+    rest = file.read(len(_OPEN))
+    if rest and _OPEN.startswith(rest):
+        return f"{path} is truncated. Copy or compile it again"
     return (
         f"{path} is not a library of tvmtune: it carries no metadata "
         "(another program made it, or strip removed them)"

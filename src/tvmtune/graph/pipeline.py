@@ -36,7 +36,6 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
     passes = [
-        relax.transform.FoldBatchnormToConv2D(),
         relax.transform.DecomposeOpsForInference(),
         relax.transform.FoldConstant(),
         relax.transform.CanonicalizeBindings(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.graph import intrinsics, traces
+from tvmtune.graph import intrinsics, rules, traces
 
 if TYPE_CHECKING:
     import tvm
@@ -29,6 +29,7 @@ class RuleSpace:
         from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
         intrinsics.load_for(str(self.target["kind"]))
+        rules.register()
         return SpaceGenerator.create("post-order-apply")
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:

@@ -5,8 +5,8 @@ and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015, section 4.3
 -2). The weights are transformed here, at compile time, in float64; what runs is
 input transform -> 36 matrix products -> output transform.
 
-The transforms have fixed schedules (registered below as custom rules); the matrix products are left
-to the search.
+The transforms have fixed schedules (``rules.py`` registers them); the matrix products are left to
+the search.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def replace(builder: Any, call: Any) -> Any:
     """The Winograd program for a ``relax.nn.conv2d`` that :func:`applies` accepted."""
     from tvm import relax
 
-    register_rules()
     weight = relax.const(transform_weight(call.args[1].value.numpy()), "float32")
     padding = [int(p) for p in call.attrs.padding]  # top, left, bottom, right
 
@@ -213,13 +212,3 @@ def schedule_output(sch: Any, block: Any) -> list[Any]:
     sch.unroll(j)
     sch.parallel(task)
     return [sch]
-
-
-def register_rules() -> None:
-    """Make the two schedules known to MetaSchedule under the names that the blocks carry."""
-    import tvm_ffi
-
-    for name, rule in (("input", schedule_input), ("output", schedule_output)):
-        tvm_ffi.register_global_func(
-            f"s_tir.meta_schedule.cpu.tvmtune.winograd_{name}", rule, override=True
-        )

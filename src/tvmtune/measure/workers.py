@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,14 @@ def _start(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
-        # The worker's parent is the fork server, which ends when the session does, even by kill -9.
+        # The worker's parent is the fork server, which ends when the session does, even by kill -9:
+        # it waits for the other end of a pipe to close. Every worker inherits that end, too, and has
+        # to let go of it, or a busy one would keep the server, and so itself, alive.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+        if server._forkserver_alive_fd is not None:
+            os.close(server._forkserver_alive_fd)
+            server._forkserver_alive_fd = None
     log = os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 2)
     os.dup2(log, 1)

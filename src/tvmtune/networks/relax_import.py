@@ -16,6 +16,7 @@ from onnx import AttributeProto, defs
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.onnx_file import one_line
+from tvmtune.networks.onnx_batch_norm import fold_batch_norms
 from tvmtune.networks.onnx_fold import fold
 
 if TYPE_CHECKING:
@@ -50,14 +51,14 @@ def to_relax(model: onnx.ModelProto, inputs: Sequence[TensorSpec], label: str) -
     """Import ``model``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
     Operators that the standard defines in terms of others are expanded where the importer lacks
-    them, and what static shapes make constant is folded. Raises :class:`TvmtuneError` with the node
-    where an operator is still missing or its conversion fails.
+    them, what static shapes make constant is folded, and so is batch normalisation. Raises
+    :class:`TvmtuneError` with the node where an operator is still missing or its conversion fails.
     """
     from tvm.relax.frontend.onnx import from_onnx
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
     convertible = set(_get_convert_map()) | {"Constant", "If"}
-    model = fold(_expand(model, convertible))
+    model = fold_batch_norms(fold(_expand(model, convertible)))
     versions = {o.domain: o.version for o in model.opset_import}
     for node in _nodes(model.graph):
         if not _supported(node, convertible):

@@ -52,6 +52,7 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
     tasks: set[str] = set()
     try:
         with LogWriter(Path(name)) as writer:
+            writer.path = output  # what a message should name
             for identity, kind in sorted({(t.device, t.kind) for g in logs for t in g.trials}):
                 group = [t for g in logs for t in comparable(g.trials, identity, kind)]
                 order = ranked(group)
@@ -76,6 +77,9 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
                     for trial in chosen:
                         writer.trial(trial)
                         kept += 1
+        if not kept:
+            paths = ", ".join(str(log.path) for log in logs)
+            raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill.")
         os.chmod(name, 0o644)
         os.replace(name, output)
     except BaseException:

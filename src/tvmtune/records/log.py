@@ -117,44 +117,57 @@ def read_log(path: Path) -> Log:
     """Read a log of this or an older format.
 
     Raises :class:`TvmtuneError` for a file that is missing, empty, no log, of a newer format, or
-    damaged anywhere but in its last line.
+    damaged anywhere but in a last line that was cut short.
     """
     log = Log(path)
     by_candidate: dict[tuple[str, str, str], Trial] = {}
     identity = ""
-    for number, record, last in _lines(path):
+    for number, record, cut in _lines(path):
         if record is None:
-            if last and log.headers:
+            if cut and log.headers:
                 log.torn = True
                 break
             where = "its first line" if not log.headers else f"line {number}"
             raise TvmtuneError(f"{path} is not a tvmtune log: {where} is not a JSON record.")
-        kind = record.get("type")
-        if kind == "header":
-            _check_header(path, record)
-            log.headers.append(record)
-            identity = record["device"]["identity"]
-        elif not log.headers:
-            raise TvmtuneError(f"{path} is not a tvmtune log: it does not begin with a header.")
-        elif kind == "task":
-            log.tasks[record["task"]] = record
-        elif kind == "trial":
-            trial = trial_from_json(record)
-            trial.device = trial.device or identity
-            log.trials.append(trial)
-            by_candidate[trial.device, trial.workload, trial.candidate] = trial
-        elif kind == "verdict":
-            key = (identity, record["workload"], record["candidate"])
-            if key in by_candidate:
-                by_candidate[key].verified = bool(record["verified"])
-                if not record["verified"]:
-                    by_candidate[key].error = {
-                        "stage": "wrong-answer",
-                        "message": record.get("message", ""),
-                    }
+        try:
+            identity = _take(log, record, identity, by_candidate)
+        except (KeyError, TypeError) as error:
+            raise TvmtuneError(
+                f"{path} is not a tvmtune log: line {number} lacks what it needs ({error})."
+            ) from None
     if not log.headers:
         raise TvmtuneError(f"{path} is empty: there is nothing in this log.")
     return log
+
+
+def _take(
+    log: Log, record: JSON, identity: str, by_candidate: dict[tuple[str, str, str], Trial]
+) -> str:
+    """Add one line to ``log``; returns the identity of the device that governs the next one."""
+    kind = record.get("type")
+    if kind == "header":
+        _check_header(log.path, record)
+        identity = record["device"]["identity"]
+        log.headers.append(record)
+    elif not log.headers:
+        raise TvmtuneError(f"{log.path} is not a tvmtune log: it does not begin with a header.")
+    elif kind == "task":
+        log.tasks[record["task"]] = record
+    elif kind == "trial":
+        trial = trial_from_json(record)
+        trial.device = trial.device or identity
+        log.trials.append(trial)
+        by_candidate[trial.device, trial.workload, trial.candidate] = trial
+    elif kind == "verdict":
+        key = (identity, record["workload"], record["candidate"])
+        if key in by_candidate:
+            by_candidate[key].verified = bool(record["verified"])
+            if not record["verified"]:
+                by_candidate[key].error = {
+                    "stage": "wrong-answer",
+                    "message": record.get("message", ""),
+                }
+    return identity
 
 
 def trial_to_json(trial: Trial) -> JSON:
@@ -171,7 +184,8 @@ def trial_from_json(record: JSON) -> Trial:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, JSON | None, bool]]:
-    """(line number, record or None, whether it is the last) for each line that is not blank."""
+    """(line number, record or None, whether it is a last line without its newline) for each line
+    that is not blank."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -179,11 +193,12 @@ def _lines(path: Path) -> Iterator[tuple[int, JSON | None, bool]]:
     except OSError as error:
         raise TvmtuneError(f"cannot read the log {path}: {error.strerror}.") from None
     lines = data.split(b"\n")
+    cut = bool(lines[-1].strip())
     while lines and not lines[-1].strip():
         lines.pop()
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield number, _parse(line), number == len(lines)
+            yield number, _parse(line), cut and number == len(lines)
 
 
 def _parse(line: bytes) -> JSON | None:

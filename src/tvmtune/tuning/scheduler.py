@@ -2,7 +2,7 @@
 
 ``effect`` looks for the largest expected gain in end-to-end latency per trial, after the gradient of
 Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): what recent trials gained, and what the
-task could still gain if it became as efficient as the best that this session has seen.
+task could still gain before it meets the device's peak.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from tvmtune.tuning.state import Arm, TaskState
 SCHEDULERS = ("effect", "round-robin", "sequential")
 WINDOW = 32
 """Trials over which the recent gain of an arm is taken."""
-EXPLORE = 24
-"""Trials that every implementation of a task gets before a slower one is dropped."""
+EXPLORE = 17
+"""Trials that every implementation of a task gets before a slower one rests: the default schedule
+and one round."""
 HOPELESS = 1.3
 """An implementation slower than the task's best by this factor after :data:`EXPLORE` trials rests."""
 GIVE_UP = 48
@@ -31,12 +32,19 @@ def check(name: str) -> str:
 
 
 def pick(
-    name: str, states: Sequence[TaskState], per_task: int | None = None
+    name: str,
+    states: Sequence[TaskState],
+    per_task: int | None = None,
+    peak: float | None = None,
 ) -> tuple[TaskState, Arm] | None:
-    """The task and implementation to try next; None when nothing is left to try."""
+    """The task and implementation to try next; None when nothing is left to try.
+
+    ``peak``: the device's best rate in GFLOPS, if it is known.
+    """
     open_states = [s for s in states if _open(s, per_task)]
     if not open_states:
         return None
+    top = ceiling(states, peak)
     unknown = [s for s in open_states if s.best == float("inf")]
     if unknown:
         state = max(unknown, key=lambda s: (s.task.weight * s.task.flop, -s.task.index))
@@ -45,40 +53,56 @@ def pick(
     elif name == "round-robin":
         state = min(open_states, key=lambda s: (s.count, s.task.index))
     else:
-        rate = max(s.gflops for s in open_states)
-        state = max(open_states, key=lambda s: gain(s, rate))
-    return state, choose_arm(state)
+        state = max(open_states, key=lambda s: gain(s, top))
+    return state, choose_arm(state, top)
 
 
-def gain(state: TaskState, rate: float) -> float:
+def ceiling(states: Sequence[TaskState], peak: float | None) -> float | None:
+    """The rate in GFLOPS that no direct algorithm will exceed, with a margin for a peak that was
+    measured in a bad moment; None where the peak is not known."""
+    if peak is None:
+        return None
+    seen = [
+        s.task.flop / arm.best / 1e9 for s in states for arm in s.arms if arm.implementation.exact
+    ]
+    return 1.1 * max(peak, *seen, 0.0)
+
+
+def gain(state: TaskState, top: float | None = None) -> float:
     """Expected seconds of end-to-end latency that one more trial of the task saves.
 
-    ``rate``: the best rate of any task in GFLOPS.
+    A task that has had few trials may still improve by much, but a direct algorithm never beyond
+    ``top``, a rate in GFLOPS.
     """
-    arm = choose_arm(state)
+    arm = choose_arm(state, top)
     done = len(arm.trials)
     best = state.best
     recent = 0.0
     if done > WINDOW and arm.best_after[-WINDOW - 1] < float("inf"):
         recent = max(0.0, arm.best_after[-WINDOW - 1] - arm.best_after[-1]) / WINDOW
-    # A task that has had few trials may still improve by its whole latency, but not below what the
-    # best rate of the session allows.
-    floor = state.task.flop / (rate * 1e9) if rate else 0.0
-    room = max(best - floor, 0.02 * best)
-    hope = min(best / (done + 1), room / WINDOW)
+    room = max(0.5 * (best - _floor(state, arm, top)), 0.01 * best)
     # Hope fades as trials go by without any gain.
     stale = sum(1 for b in arm.best_after if b == arm.best_after[-1])
-    return state.task.weight * (0.5 * recent + 0.5 * hope / (1 + stale / WINDOW))
+    return state.task.weight * (0.5 * recent + room / (done + WINDOW) / (1 + stale / WINDOW))
 
 
-def choose_arm(state: TaskState) -> Arm:
-    """The implementation to try next: all get their first trials, then those that may win."""
+def choose_arm(state: TaskState, top: float | None = None) -> Arm:
+    """The implementation to try next: all that could win get their first trials, then those near.
+
+    A direct algorithm that would have to exceed the rate ``top`` to win cannot.
+    """
     arms = [a for a in state.arms if not a.exhausted] or state.arms
+    arms = [a for a in arms if _floor(state, a, top) < state.best] or arms
     fresh = [a for a in arms if len(a.trials) < EXPLORE and not _failing(a)]
     if fresh:
         return min(fresh, key=lambda a: len(a.trials))
     near = [a for a in arms if a.best <= HOPELESS * state.best] or arms
     return min(near, key=lambda a: a.best * (1 + 0.1 * len(a.trials) / (1 + state.count)))
+
+
+def _floor(state: TaskState, arm: Arm, top: float | None) -> float:
+    """Seconds that the implementation cannot beat, 0 where nothing is known."""
+    return state.task.flop / (top * 1e9) if top and arm.implementation.exact else 0.0
 
 
 def _failing(arm: Arm) -> bool:

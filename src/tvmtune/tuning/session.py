@@ -121,7 +121,7 @@ class Session:
         try:
             self._measure_defaults()
             while not self._spent():
-                choice = scheduler.pick(self.scheduling, self.states, self.budget.per_task)
+                choice = scheduler.pick(self.scheduling, self.states, self.budget.per_task, self.peak)
                 if choice is None:
                     self.stopped_because = "nothing is left to try"
                     break
@@ -157,20 +157,20 @@ class Session:
         count = self._left(BATCH)
         if self.budget.per_task is not None:
             count = min(count, self.budget.per_task - state.count)
-        if arm.tuner is None:
-            arm.tuner = create(
-                self.tuner,
-                TunerArgs(
-                    implementation=arm.implementation,
-                    target=self.target,
-                    model=self.model,
-                    known=self._known_of(arm),
-                    seed=self.seed + 1 + state.task.index,
-                    threads=self.device.threads,
-                    history=list(arm.trials),
-                ),
-            )
         try:
+            if arm.tuner is None:
+                arm.tuner = create(
+                    self.tuner,
+                    TunerArgs(
+                        implementation=arm.implementation,
+                        target=self.target,
+                        model=self.model,
+                        known=self._known_of(arm),
+                        seed=self.seed + 1 + state.task.index,
+                        threads=self.device.threads,
+                        history=list(arm.trials),
+                    ),
+                )
             proposals = arm.tuner.ask(count)
         except Exception as error:
             # An implementation whose space cannot be searched must not end the others' session.

@@ -1,0 +1,228 @@
+"""``tvmtune tune`` from end to end, and what is left of it when it is cut short."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import processes
+import pytest
+from cli.commands import TRIAL, command, complaint, tvmtune
+from models import tiny_cnn
+
+from tvmtune.records.log import read_log
+
+QUICK = ("--network", "tiny.onnx", "--repeat", 2)
+TASKS = 9
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    return tmp_path
+
+
+class Running:
+    """A ``tvmtune`` in a session of its own, its output in files."""
+
+    def __init__(self, folder: Path, *args: object) -> None:
+        self.mark = uuid.uuid4().hex
+        self.stderr = folder / f"stderr-{self.mark}"
+        with self.stderr.open("w") as stream:
+            self.process = subprocess.Popen(
+                command(*args),
+                cwd=folder,
+                env=os.environ | {processes.MARK: self.mark},
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.stderr.read_text()
+
+    def wait_for_trials(self, count: int) -> None:
+        while len(TRIAL.findall(self.said)) < count:
+            assert self.process.poll() is None, self.said
+            time.sleep(0.02)
+
+    def left(self) -> dict[int, str]:
+        return processes.after_a_while(self.mark)
+
+
+@pytest.fixture
+def running(folder: Path) -> Iterator[list[Running]]:
+    """What a test puts in here is ended with it."""
+    started: list[Running] = []
+    yield started
+    for each in started:
+        for pid in processes.marked(each.mark):
+            os.kill(pid, signal.SIGKILL)
+        each.process.wait()
+
+
+@pytest.mark.slow
+def test_from_a_file_to_a_checked_library_and_on(folder):
+    first = tvmtune(
+        "-v", "tune", *QUICK, "--trials", 20, "--log", "log.json", "-o", "lib.so", cwd=folder
+    )
+    assert first.returncode == 0, first.stderr
+    shown = TRIAL.findall(first.stderr)
+    assert [t.candidate for t in read_log(folder / "log.json").trials] == shown
+    assert len(shown) == 20
+    assert (folder / "lib.so").stat().st_size > 0
+    assert "the output is" in first.stdout
+    assert f"{TASKS} tasks: {TASKS} with a record" in first.stdout
+
+    second = tvmtune(
+        "-v", "tune", *QUICK, "--trials", 30, "--log", "log.json", "--no-compile", cwd=folder
+    )
+    assert second.returncode == 0, second.stderr
+    assert "resuming: 20 trials" in second.stderr
+    candidates = [(t.workload, t.candidate) for t in read_log(folder / "log.json").trials]
+    assert len(candidates) == len(set(candidates)) == 30
+
+    third = tvmtune(
+        "-v", "tune", *QUICK, "--trials", 30, "--log", "log.json", "--no-compile", cwd=folder
+    )
+    assert third.returncode == 0, third.stderr
+    assert TRIAL.findall(third.stderr) == []
+
+    distilled = tvmtune("distill", "log.json", cwd=folder)
+    assert distilled.returncode == 0, distilled.stderr
+    best = read_log(folder / "log.best.json")
+    assert len(best.trials) == TASKS
+    compiled = tvmtune(
+        "compile", "--network", "tiny.onnx", "--log", "log.best.json", "-o", "again.so", cwd=folder
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    assert f"{TASKS} tasks: {TASKS} with a record" in compiled.stdout
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "again.so", "lib.so", "log.best.json", "log.json", "tiny.onnx"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_no_compile_stops_with_the_log_under_its_default_name(folder):
+    done = tvmtune("tune", *QUICK, "--trials", TASKS, "--no-compile", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert sorted(p.name for p in folder.iterdir()) == ["tiny-NHWC-B1-cpu.json", "tiny.onnx"]
+
+
+@pytest.mark.slow
+def test_fresh_puts_the_old_log_aside(folder):
+    old = folder / "log.json"
+    old.write_text("what was here before\n")
+    (folder / "log.json.1").write_text("and before that\n")
+    args = (*QUICK, "--tasks", "0", "--trials", 2, "--no-compile", "--log", "log.json", "--fresh")
+    done = tvmtune("tune", *args, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "is now log.json.2" in done.stderr
+    assert (folder / "log.json.2").read_text() == "what was here before\n"
+    assert (folder / "log.json.1").read_text() == "and before that\n"
+    assert len({t.task for t in read_log(old).trials}) == 1
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_no_trial_that_was_shown_is_lost(folder, running):
+    moments = random.Random(20)
+    log = folder / "log.json"
+    for _ in range(10):
+        run = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", log, "--no-compile")
+        running.append(run)
+        before = len(read_log(log).trials) if log.exists() and log.stat().st_size else 0
+        # most of them while it measures, some while it still starts
+        time.sleep(moments.uniform(1.0, 9.0))
+        assert run.process.poll() is None, run.said
+        run.process.send_signal(signal.SIGKILL)
+        run.process.wait()
+        assert run.left() == {}
+        shown = TRIAL.findall(run.said)
+        if shown and before:
+            assert f"resuming: {before} trials" in run.said
+        if log.exists() and log.stat().st_size:
+            found = read_log(log).trials
+            new = [t.candidate for t in found[before:]]
+            # at most the last trial was written and not yet shown
+            assert new[: len(shown)] == shown
+            assert len(new) <= len(shown) + 1
+    candidates = [(t.workload, t.candidate) for t in read_log(log).trials]
+    assert len(candidates) > TASKS
+    assert len(candidates) == len(set(candidates))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [0, 14])
+def test_an_interrupt_exits_with_130_and_the_log_intact(folder, running, trials):
+    run = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", "log.json")
+    running.append(run)
+    run.wait_for_trials(trials)
+    if not trials:
+        time.sleep(1.5)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.process.wait(60) == 130
+    assert run.left() == {}
+    assert complaint(run.said) == "interrupted"
+    if trials:
+        assert "every trial is in log.json" in run.said
+        shown = TRIAL.findall(run.said)
+        assert [t.candidate for t in read_log(folder / "log.json").trials] == shown
+    assert not (folder / "tiny.so").exists()
+
+
+@pytest.mark.slow
+def test_a_second_run_on_the_same_log_is_refused(folder, running):
+    first = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", "log.json")
+    running.append(first)
+    first.wait_for_trials(3)
+    second = tvmtune("tune", *QUICK, "--trials", 50, "--log", "log.json", cwd=folder)
+    assert second.returncode == 1
+    assert complaint(second.stderr).startswith("another process is writing to log.json")
+    assert first.process.poll() is None
+    so_far = len(TRIAL.findall(first.said))
+    first.wait_for_trials(so_far + 1)
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_nothing(folder):
+    done = tvmtune("tune", "--network", "tiny.onnx", "--trials", 77, "--dry-run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert f"{TASKS} of {TASKS} tasks" in done.stderr
+    assert "until 77 trials" in done.stderr
+    assert "log: tiny-NHWC-B1-cpu.json; library: tiny.so" in done.stderr
+    assert [p.name for p in folder.iterdir()] == ["tiny.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        ("3", 1),
+        ("0-2,8", 4),
+        ("*conv2d*", 4),
+        ("top2", 2),
+        ("top2,0-8", 9),
+        ("99", 0),
+        ("dense", 0),
+    ],
+)
+def test_tasks_are_chosen_by_index_name_and_share(folder, only, count, monkeypatch, capsys):
+    from tvmtune.cli import main
+
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "--network", "tiny.onnx", "--tasks", only, "--dry-run"])
+    said = capsys.readouterr().err
+    if count:
+        assert ended.value.code == 0
+        assert f"{count} of {TASKS} tasks" in said
+    else:
+        assert ended.value.code == 2
+        assert f"--tasks {only} matches none" in complaint(said)

@@ -1,0 +1,55 @@
+"""Build functions that misbehave on purpose; build workers import them by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmtune.measure import local
+
+MARK = "test.spoil"
+"""Annotation of a block by which a schedule asks :func:`build` for one of :data:`KERNELS`."""
+
+KERNELS = {
+    "wrong": "y[v] = x[v] * T.float32(3.0)",
+    "partial": "y[v // 2] = x[v // 2] * T.float32(2.0)",
+    "endless": "y[0] = y[0] * T.float32(0.5) + x[0]",
+    "crashing": "y[v + T.int64(1099511627776)] = x[v]",
+}
+
+PROGRAM = """
+@I.ir_module
+class Module:
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((1024,), "float32"), y: T.Buffer((1024,), "float32")):
+        for i in range(T.int64({extent})):
+            with T.sblock("y"):
+                v = T.axis.opaque(T.int64({extent}), i)
+                T.reads(x[0:1024])
+                T.writes(y[0:1024])
+                {kernel}
+"""
+
+
+def refuse(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
+    """Builds nothing."""
+    raise RuntimeError("no kernel today")
+
+
+def sleep(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
+    """Never ends."""
+    import time
+
+    while True:
+        time.sleep(1)
+
+
+def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
+    """The real thing, unless the schedule carries :data:`MARK`."""
+    from tvm.script import from_source
+
+    text = mod.script()
+    for name, kernel in KERNELS.items():
+        if f'"{MARK}": "{name}"' in text:
+            extent = 2**50 if name == "endless" else 1024
+            mod = from_source(PROGRAM.format(extent=extent, kernel=kernel))
+    return local.build(mod, target, options, directory)

@@ -1,0 +1,245 @@
+"""Candidates are built, timed and checked in processes that may die without harm to the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+from tests.graph.kernels import this_machine
+from tvm import te, topi
+from tvm.s_tir import Schedule
+
+from measure import faulty
+from tvmtune import host
+from tvmtune.graph import traces
+from tvmtune.graph.spaces import RuleSpace
+from tvmtune.measure.measurer import Measurement, Measurer
+from tvmtune.records.identity import workload_key
+from tvmtune.types import Implementation, Timing
+
+TIMING = Timing(repeat=4, build_timeout=30.0, run_timeout=2.0)
+
+
+def implementation(*args: Any) -> Implementation:
+    func = te.create_prim_func(list(args)).with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": func})
+    return Implementation("direct", workload_key(mod), mod, RuleSpace(this_machine().target))
+
+
+def double() -> Implementation:
+    """``y = 2 x`` over 1024 floats."""
+    x = te.placeholder((1024,), "float32", name="x")
+    return implementation(x, te.compute((1024,), lambda i: x[i] * 2.0, name="y"))
+
+
+def trace_of(chosen: Implementation, spoil: str = "") -> Any:
+    """A vectorised schedule of :func:`double`; ``spoil`` names one of the faulty kernels."""
+    schedule = Schedule(chosen.mod)
+    block = schedule.get_sblock("y")
+    _, inner = schedule.split(schedule.get_loops(block)[0], [None, 16])
+    schedule.vectorize(inner)
+    if spoil:
+        schedule.annotate(block, faulty.MARK, spoil)
+    return traces.to_json(schedule)
+
+
+def make_measurer(build: str = "measure.faulty:build", timing: Timing = TIMING) -> Measurer:
+    backend, device = host.backend("cpu"), this_machine()
+    builder = replace(backend.make_builder(device), build=build)
+    return Measurer(device, builder, backend.make_runner(device), timing)
+
+
+@pytest.fixture(scope="module")
+def measurer():
+    """One for many tests: a worker that died must not matter to the next."""
+    with make_measurer() as made:
+        yield made
+
+
+def measure(measurer: Measurer, *candidates: tuple[Implementation, Any]) -> list[Measurement]:
+    found: list[tuple[int, Measurement]] = []
+    measurer.measure(candidates, lambda index, result: found.append((index, result)))
+    assert [index for index, _ in found] == list(range(len(candidates)))
+    return [result for _, result in found]
+
+
+def artifacts(measurer: Measurer) -> list[Path]:
+    return list(measurer.directory.glob("*.so"))
+
+
+def test_a_good_candidate_is_timed(measurer):
+    chosen = double()
+    (result,) = measure(measurer, (chosen, trace_of(chosen)))
+    assert result.stage is None
+    assert len(result.seconds) == TIMING.repeat
+    assert all(0 < s < TIMING.run_timeout for s in result.seconds)
+
+
+def test_a_candidate_far_behind_the_best_is_given_up_early(measurer):
+    chosen = double()
+    found: list[Measurement] = []
+    candidates = [(chosen, trace_of(chosen))] * 2
+    measurer.measure(candidates, lambda _, result: found.append(result), best=[1e-12, 1e3])
+    assert [len(result.seconds) for result in found] == [2, TIMING.repeat]
+
+
+@pytest.mark.parametrize("spoil", ["endless", "crashing"])
+def test_a_kernel_that_harms_its_process_harms_no_other_candidate(measurer, spoil):
+    chosen = double()
+    good, bad = (chosen, trace_of(chosen)), (chosen, trace_of(chosen, spoil))
+    before, harmful, after, again = measure(measurer, good, bad, good, bad)
+    assert harmful.stage == again.stage == {"endless": "timeout", "crashing": "crash"}[spoil]
+    assert harmful.seconds == ()
+    assert harmful.message
+    assert before.stage is after.stage is None
+    assert before.seconds
+    assert after.seconds
+
+
+def test_a_kernel_that_runs_for_ever_is_told_its_deadline(measurer):
+    chosen = double()
+    (result,) = measure(measurer, (chosen, trace_of(chosen, "endless")))
+    assert "2 s" in result.message
+
+
+def test_a_crash_is_told_its_signal(measurer):
+    chosen = double()
+    (result,) = measure(measurer, (chosen, trace_of(chosen, "crashing")))
+    assert "SIGSEGV" in result.message
+
+
+@pytest.mark.parametrize("case", ["another workload", "impossible split", "damaged"])
+def test_a_trace_that_does_not_fit_is_a_matter_of_the_space(measurer, case):
+    chosen = double()
+    trace = trace_of(chosen)
+    if case == "another workload":
+        x, w = (te.placeholder((8, 8), "float32", name=name) for name in "xw")
+        chosen = implementation(x, w, topi.nn.dense(x, w))
+    elif case == "impossible split":
+        schedule = Schedule(chosen.mod)
+        loop = schedule.get_loops(schedule.get_sblock("y"))[0]
+        schedule.vectorize(schedule.split(loop, [None, 16])[1])
+        schedule.parallel(schedule.fuse(*schedule.get_loops(schedule.get_sblock("y"))[:1]))
+        insts, decisions = traces.to_json(schedule)
+        trace = [[i for i in insts if i[0] != "Split"], decisions]
+    else:
+        trace = [[["NoSuchStep", [], [], []]], []]
+    good = double()
+    result, other = measure(measurer, (chosen, trace), (good, trace_of(good)))
+    assert result.stage == "space"
+    assert result.message.startswith("the trace cannot be applied: ")
+    assert other.stage is None
+
+
+def test_a_build_function_that_raises_is_a_matter_of_the_build():
+    chosen = double()
+    with make_measurer("measure.faulty:refuse") as measurer:
+        results = measure(measurer, *[(chosen, trace_of(chosen))] * 3)
+        assert [r.stage for r in results] == ["build"] * 3
+        assert results[0].message == "no kernel today"
+        deviation, message = measurer.verify(chosen, trace_of(chosen))
+        assert (deviation, message) == (None, "no kernel today")
+
+
+def test_a_build_that_never_ends_is_killed():
+    chosen = double()
+    timing = replace(TIMING, build_timeout=1.0)
+    with make_measurer("measure.faulty:sleep", timing) as measurer:
+        (result,) = measure(measurer, (chosen, trace_of(chosen)))
+    assert result.stage == "timeout"
+    assert "(build)" in result.message
+
+
+def test_a_right_kernel_deviates_by_nothing(measurer):
+    chosen = double()
+    deviation, message = measurer.verify(chosen, trace_of(chosen))
+    assert deviation is not None
+    assert deviation < 1e-6
+    assert message == ""
+
+
+def test_the_default_schedule_of_a_convolution_passes_verification(measurer):
+    x = te.placeholder((1, 13, 7, 16), "float32", name="x")
+    w = te.placeholder((3, 3, 16, 24), "float32", name="w")
+    chosen = implementation(x, w, topi.nn.conv2d_nhwc(x, w, 1, 1, 1))
+    target = tvm.target.Target(this_machine().target)
+    trace = traces.to_json(chosen.space.default(chosen.mod, target))
+    (result,) = measure(measurer, (chosen, trace))
+    assert result.stage is None
+    deviation, _ = measurer.verify(chosen, trace)
+    assert deviation is not None
+    assert deviation < 1e-5
+
+
+def test_a_wrong_kernel_deviates(measurer):
+    chosen = double()
+    deviation, _ = measurer.verify(chosen, trace_of(chosen, "wrong"))
+    assert deviation == pytest.approx(0.5)
+    # and is no reason to doubt the next
+    deviation, _ = measurer.verify(chosen, trace_of(chosen))
+    assert deviation is not None
+    assert deviation < 1e-6
+
+
+def test_a_kernel_that_leaves_outputs_unwritten_is_wrong(measurer):
+    chosen = double()
+    deviation, _ = measurer.verify(chosen, trace_of(chosen, "partial"))
+    assert deviation == float("inf")
+
+
+def test_a_kernel_that_crashes_when_it_is_checked_gets_no_verdict(measurer):
+    chosen = double()
+    deviation, message = measurer.verify(chosen, trace_of(chosen, "crashing"))
+    assert deviation is None
+    assert "SIGSEGV" in message
+
+
+def test_libraries_are_removed_once_they_were_used(measurer):
+    chosen = double()
+    assert measurer.verify(chosen, trace_of(chosen))[0] is not None
+    kept = artifacts(measurer)
+    measure(measurer, (chosen, trace_of(chosen)), (chosen, trace_of(chosen, "crashing")))
+    measurer.verify(chosen, trace_of(chosen))
+    assert artifacts(measurer) == kept, "only references stay"
+
+
+def test_the_peak_of_the_device_is_a_sound_number(measurer):
+    peak = measurer.peak()
+    assert peak is not None
+    assert 1 < peak < 1e5
+
+
+def test_closing_removes_the_directory_and_ends_the_workers():
+    import psutil
+
+    chosen = double()
+    with make_measurer() as measurer:
+        measure(measurer, (chosen, trace_of(chosen)))
+        pids = [*measurer._builders._pool._pool_manager.worker_manager.workers]
+        pids += [*measurer._runners._pool._pool_manager.worker_manager.workers]
+        assert measurer.directory.is_dir()
+        assert pids
+    assert not measurer.directory.exists()
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    measurer.close()  # a second time does nothing
+
+
+def test_directories_of_dead_sessions_are_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"tvmtune-{dead.pid}-abc", f"tvmtune-{os.getpid()}-abc", "tvmtune-notes-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kernel.so").touch()
+    (tmp_path / f"tvmtune-{dead.pid}-file").touch()
+    with make_measurer() as measurer:
+        left = {path.name for path in tmp_path.iterdir()} - {measurer.directory.name}
+    assert f"tvmtune-{dead.pid}-abc" not in left
+    assert left >= {f"tvmtune-{os.getpid()}-abc", "tvmtune-notes-1", f"tvmtune-{dead.pid}-file"}

@@ -1,0 +1,164 @@
+"""Workers: whatever a call does to its process, the session gets an answer and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+import processes
+from tvmtune.measure.workers import Outcome, Workers
+
+CALLS = "measure.calls"
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with Workers(2, init=f"{CALLS}:init", options={"colour": "green"}) as pool:
+        yield pool
+
+
+def call(workers: Workers, function: str, *args: object, deadline: float = 30.0) -> Outcome:
+    (outcome,) = workers.map(f"{CALLS}:{function}", [args], deadline=deadline, stage="run")
+    return outcome
+
+
+def test_results_come_in_order_and_are_told_in_order(workers):
+    heard: list[tuple[int, object]] = []
+    outcomes = workers.map(
+        f"{CALLS}:sleep",
+        [(0.3,), (0.0,), (0.1,)],
+        deadline=30,
+        stage="run",
+        on_result=lambda index, outcome: heard.append((index, outcome.value)),
+    )
+    assert [o.value for o in outcomes] == [0.3, 0.0, 0.1]
+    assert heard == [(0, 0.3), (1, 0.0), (2, 0.1)]
+    assert workers.map(f"{CALLS}:double", [], deadline=1, stage="run") == []
+
+
+def test_workers_are_other_processes_that_live_on(workers):
+    calls = [(n,) for n in range(12)]
+    seen = [o.value for o in workers.map(f"{CALLS}:process", calls, deadline=30, stage="run")]
+    assert os.getpid() not in seen
+    assert len(set(seen)) <= 2
+
+
+def test_init_has_run_in_each_worker(workers):
+    assert call(workers, "initial", "colour") == Outcome(value="green")
+
+
+def test_a_call_past_its_deadline_is_killed_and_named(workers, tmp_path):
+    note = tmp_path / "pid"
+    outcome = call(workers, "start_child_and_wait", str(note), deadline=0.5)
+    assert outcome == Outcome(stage="timeout", message="killed after 0.5 s (run)")
+    assert not outcome.ok
+    stat = Path(f"/proc/{note.read_text()}/stat")
+    assert not stat.exists() or ") Z " in stat.read_text()
+    assert call(workers, "double", 21).value == 42
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "how"),
+    [
+        ("abort", (), "SIGABRT: .*the heap is in pieces"),
+        ("touch_address_zero", (), "SIGSEGV"),
+        ("die_by", ("SIGKILL",), "SIGKILL"),
+        ("die_by", ("SIGILL",), "SIGILL"),
+        ("leave", (3,), "exit code 3"),
+    ],
+)
+def test_a_crash_is_named_with_its_signal_and_the_pool_goes_on(workers, function, args, how):
+    import re
+
+    outcome = call(workers, function, *args)
+    assert outcome.stage == "crash"
+    assert re.match(f"the worker died: {how}", outcome.message), outcome.message
+    assert "\n" not in outcome.message
+    assert call(workers, "double", 21).value == 42
+
+
+def test_a_crash_takes_no_other_call_with_it(workers):
+    done = workers.map(f"{CALLS}:double", [(n,) for n in range(8)], deadline=30, stage="run")
+    assert [o.value for o in done] == [2 * n for n in range(8)]
+    mixed = workers.map(
+        f"{CALLS}:complain", [("a",), ("b",)], deadline=30, stage="build"
+    ) + workers.map(f"{CALLS}:abort", [(), ()], deadline=30, stage="build")
+    assert [o.stage for o in mixed] == ["build", "build", "crash", "crash"]
+
+
+def test_what_a_call_raises_is_its_message(workers):
+    outcome = call(workers, "complain", "no such register: zmm99")
+    assert outcome == Outcome(stage="run", message="no such register: zmm99")
+    assert call(workers, "complain", "").message == "ValueError"
+    long = call(workers, "complain", "\n".join(["stack"] * 50 + ["the check that failed"]))
+    assert long.message == "the check that failed"
+
+
+def test_an_unknown_function_is_an_error_of_the_call(workers):
+    outcome = call(workers, "absent")
+    assert outcome.stage == "run"
+    assert "absent" in outcome.message
+
+
+def test_a_worker_is_replaced_after_its_share_of_calls():
+    with Workers(1, recycle=2) as pool:
+        seen = [o.value for o in pool.map(f"{CALLS}:process", [()] * 6, deadline=30, stage="run")]
+    assert len(set(seen)) == 3
+
+
+def test_an_interrupt_in_the_session_leaves_a_pool_that_closes_at_once():
+    pool = Workers(1)
+
+    def interrupt(index: int, outcome: Outcome) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), pool:
+        calls = [(0.0,), (600.0,), (600.0,)]
+        pool.map(f"{CALLS}:sleep", calls, deadline=900, stage="run", on_result=interrupt)
+    pool.close()  # a second time does no harm
+
+
+# A session of its own: the pool is told to work for ten minutes.
+SESSION = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from tvmtune.measure.workers import Workers
+with Workers(2) as pool:
+    if sys.argv[1:]:
+        print("ready", flush=True)
+        pool.map("{CALLS}:start_child_and_wait", [(p,) for p in sys.argv[1:]], deadline=600, stage="run")
+    else:
+        pool.map("{CALLS}:chatter", [()] * 4, deadline=60, stage="run")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_die_with_their_session(tmp_path, how):
+    mark = uuid.uuid4().hex
+    notes = [tmp_path / "first", tmp_path / "second"]
+    session = subprocess.Popen(
+        [sys.executable, "-c", SESSION, *map(str, notes)], env=os.environ | {processes.MARK: mark}
+    )
+    try:
+        while not all(n.exists() and n.read_text() for n in notes):
+            assert session.poll() is None
+        pids = {int(n.read_text()) for n in notes}
+        assert pids < set(processes.marked(mark))
+        session.send_signal(how)
+        session.wait(20)
+        assert processes.after_a_while(mark) == {}
+    finally:
+        session.kill()
+
+
+def test_workers_leave_the_terminal_clean():
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,62 @@
+"""Batch normalisation is folded into the convolution before it, and only where that is sound."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tvmtune.networks.onnx_batch_norm import fold_batch_norms
+
+
+def conv_and_norm(*, bias=True, shared=False, training=0, variable_scale=False) -> onnx.ModelProto:
+    """(1, 3, 8, 8) through a 3x3 convolution with 4 channels and a batch normalisation."""
+    rng = np.random.RandomState(0)
+    weights = {"w": rng.randn(4, 3, 3, 3), "b": rng.randn(4), "beta": rng.randn(4)}
+    weights |= {"gamma": rng.rand(4) + 0.5, "mean": rng.randn(4), "var": rng.rand(4) + 0.1}
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"] if bias else ["x", "w"], ["c"], pads=[1] * 4),
+        helper.make_node(
+            "BatchNormalization",
+            ["c", "gamma", "beta", "mean", "var"],
+            ["y", "m2", "v2"] if training else ["y"],
+            epsilon=1e-3,
+            training_mode=training,
+        ),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 8, 8])]
+    if shared:
+        outputs.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, [1, 4, 8, 8]))
+    if variable_scale:
+        del weights["gamma"]
+        inputs.append(helper.make_tensor_value_info("gamma", TensorProto.FLOAT, [4]))
+    initializers = [numpy_helper.from_array(v.astype("f4"), k) for k, v in weights.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_merged_convolution_computes_what_both_computed(bias):
+    model = conv_and_norm(bias=bias)
+    folded = fold_batch_norms(model)
+    assert operators(folded) == ["Conv"]
+    x = {"x": np.random.RandomState(1).randn(1, 3, 8, 8).astype("f4")}
+    before, after = (ReferenceEvaluator(m).run(None, x)[0] for m in (model, folded))
+    assert np.abs(before - after).max() <= 1e-5 * np.abs(before).max()
+
+
+def test_parameters_that_nobody_uses_any_more_are_dropped_and_the_model_itself_is_untouched():
+    model = conv_and_norm()
+    folded = fold_batch_norms(model)
+    assert len(folded.graph.initializer) == 2
+    assert operators(model) == ["Conv", "BatchNormalization"]
+
+
+@pytest.mark.parametrize("case", [{"shared": True}, {"training": 1}, {"variable_scale": True}])
+def test_it_stays_where_it_cannot_be_folded(case):
+    assert operators(fold_batch_norms(conv_and_norm(**case))) == ["Conv", "BatchNormalization"]

@@ -1,0 +1,33 @@
+"""Which processes there are, from /proc: what a test starts it must also see end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+MARK = "TVMTUNE_TEST_MARK"
+"""Set it in a process's environment to find it, and all that it starts, again."""
+
+
+def marked(value: str) -> dict[int, str]:
+    """Command lines by process id of those that run with ``MARK`` set to ``value``."""
+    wanted = f"{MARK}={value}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                found[int(entry.name)] = b" ".join(words).decode(errors="replace")
+        except OSError:  # it has ended meanwhile, or is somebody else's
+            continue
+    return found
+
+
+def after_a_while(value: str, *, at_most: float = 20.0) -> dict[int, str]:
+    """What is left of :func:`marked` once it is empty or ``at_most`` seconds have gone by."""
+    end = time.monotonic() + at_most
+    while (left := marked(value)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left

@@ -1,0 +1,193 @@
+"""Tasks that build in milliseconds, and build functions for workers that go wrong on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune import host
+from tvmtune.graph.spaces import RuleSpace
+from tvmtune.measure import local
+from tvmtune.measure.measurer import Measurer
+from tvmtune.records.identity import anchor_key, structure, workload_key
+from tvmtune.records.log import FORMAT, LogWriter, read_log
+from tvmtune.tuning.session import Budget, Observer, Session
+from tvmtune.types import (
+    BuilderSpec,
+    Device,
+    Implementation,
+    RunnerSpec,
+    Space,
+    Task,
+    TensorSpec,
+    Timing,
+    Trial,
+)
+
+if TYPE_CHECKING:
+    import tvm
+
+RIGHT, WRONG = "T.float32(3.5)", "T.float32(3.75)"
+
+
+def device() -> Device:
+    made: Device = host.backend("cpu").make_target({"threads": 1}, None)
+    return made
+
+
+def matmul(rows: int) -> tvm.IRModule:
+    """3.5 times the product of (rows, 16) and (16, 32)."""
+    import tvm
+    from tvm import te
+
+    a, b = te.placeholder((rows, 16), name="a"), te.placeholder((16, 32), name="b")
+    k = te.reduce_axis((0, 16), name="k")
+    c = te.compute((rows, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    d = te.compute((rows, 32), lambda i, j: c[i, j] * tvm.tirx.const(3.5, "float32"), name="d")
+    return tvm.IRModule({"main": te.create_prim_func([a, b, d])})
+
+
+def addition(rows: int) -> tvm.IRModule:
+    """Its space holds a handful of schedules."""
+    import tvm
+    from tvm import te
+
+    a = te.placeholder((rows, 8), name="a")
+    b = te.compute((rows, 8), lambda i, j: a[i, j] + tvm.tirx.const(3.5, "float32"), name="b")
+    return tvm.IRModule({"main": te.create_prim_func([a, b])})
+
+
+def task(
+    index: int, mod: tvm.IRModule, *, name: str = "", weight: int = 1, space: Space | None = None
+) -> Task:
+    from tvm.s_tir.analysis import estimate_tir_flops
+
+    key = workload_key(mod)
+    args = tuple(
+        TensorSpec(str(p.name), tuple(int(d) for d in p.shape), "float32")
+        for p in mod["main"].params
+    )
+    return Task(
+        index=index,
+        name=name or f"task{index}",
+        key=key,
+        anchor_key=anchor_key(mod),
+        weight=weight,
+        flop=float(estimate_tir_flops(mod)),
+        args=args,
+        implementations=[
+            Implementation("direct", key, mod, space or RuleSpace(device().target, vector=8))
+        ],
+    )
+
+
+class Unsearchable:
+    """A space that has neither a default nor a generator to offer."""
+
+    size = None
+
+    def generator(self) -> Any:
+        raise ValueError("this space has no rules")
+
+    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+        raise ValueError("this space has no default")
+
+
+@contextlib.contextmanager
+def session(
+    log: Path,
+    tasks: Sequence[Task],
+    *,
+    build: str = "tvmtune.measure.local:build",
+    run: str = "tvmtune.measure.local:run",
+    options: dict[str, Any] | None = None,
+    tuner: str = "random",
+    scheduling: str = "effect",
+    seed: int = 0,
+    observer: Observer | None = None,
+    **budget: Any,
+) -> Iterator[Session]:
+    """A session on ``log``, continuing what is there, with real workers; to be run by the caller."""
+    target = device()
+    builder, runner = (
+        host.backend("cpu").make_builder(target),
+        host.backend("cpu").make_runner(target),
+    )
+    made = BuilderSpec(build=build, options=builder.options | (options or {}))
+    timed = RunnerSpec(run=run, check=runner.check, init=runner.init, options=runner.options)
+    history = read_log(log).trials if log.exists() else []
+    network = {"name": "small", "structure_hash": "0" * 16, "weights_hash": "0" * 16}
+    with LogWriter(log) as writer, Measurer(target, made, timed, Timing(repeat=2)) as measurer:
+        writer.append("header", {"format": FORMAT, "device": target.to_json(), "network": network})
+        yield Session(
+            tasks,
+            target,
+            measurer,
+            writer,
+            budget=Budget(**budget),
+            history=history,
+            tuner=tuner,
+            scheduling=scheduling,
+            seed=seed,
+            observer=observer,
+        )
+
+
+class Record(Observer):
+    """Everything that a session told."""
+
+    def __init__(self) -> None:
+        self.trials: list[Trial] = []
+        self.skips: dict[str, str] = {}
+
+    def trial(self, state: Any, trial: Trial) -> None:
+        self.trials.append(trial)
+
+    def skipped(self, state: Any) -> None:
+        self.skips[state.task.name] = state.skipped
+
+
+# What workers call.
+
+
+def build_no_matmul(mod: Any, target: Any, options: dict[str, Any], directory: str) -> str:
+    if len(mod["main"].params) == 3:
+        raise RuntimeError("this builder knows no multiplication")
+    return local.build(mod, target, options, directory)
+
+
+def is_wrong(candidate: str) -> bool:
+    """Half of all candidates, by the last digit of their digest."""
+    return int(candidate, 16) % 2 == 0
+
+
+def build_every_other_wrong(mod: Any, target: Any, options: dict[str, Any], directory: str) -> str:
+    """Scale the output of half of the candidates, which then come out of the worker marked."""
+    candidate = structure(mod)
+    if candidate in options["references"] or not is_wrong(candidate):
+        return local.build(mod, target, options, directory)
+    path = Path(local.build(scaled(mod), target, options, directory))
+    marked = path.with_name(f"quick-{path.name}")
+    path.rename(marked)
+    return str(marked)
+
+
+def build_all_wrong(mod: Any, target: Any, options: dict[str, Any], directory: str) -> str:
+    right = structure(mod) in options["references"]
+    return local.build(mod if right else scaled(mod), target, options, directory)
+
+
+def run_marked_quickly(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> Any:
+    """Wrong kernels are the quickest of all, as they are where they leave out work."""
+    seconds = local.run(artifact, args, timing, options)
+    return [s / 1000 for s in seconds] if "quick-" in artifact else seconds
+
+
+def scaled(mod: Any) -> Any:
+    import tvm
+
+    source = mod.script()
+    assert RIGHT in source
+    return tvm.script.from_source(source.replace(RIGHT, WRONG))

@@ -1,0 +1,137 @@
+"""Who gets the next trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tvmtune.errors import UsageError
+from tvmtune.tuning import scheduler
+from tvmtune.tuning.state import Arm, TaskState, estimate
+from tvmtune.types import Implementation, Task, Trial
+
+INF = float("inf")
+
+
+def state(index: int, *histories: list[float], weight: int = 1, flop: float = 1e6) -> TaskState:
+    """A task with an implementation per history, each a list of seconds, infinity for failures."""
+    nothing: Any = None
+    implementations = [
+        Implementation(f"way{n}", f"w{index}.{n}", nothing, nothing) for n in range(len(histories))
+    ]
+    task = Task(index, f"task{index}", f"k{index}", "", weight, flop, (), implementations)
+    made = TaskState(task, [Arm(i) for i in implementations])
+    for arm, history in zip(made.arms, histories, strict=True):
+        for number, seconds in enumerate(history):
+            failed = seconds == INF
+            arm.add(
+                Trial(
+                    task=task.key,
+                    implementation=arm.implementation.name,
+                    workload=arm.implementation.workload_key,
+                    candidate=str(number),
+                    trace=[],
+                    seconds=[] if failed else [seconds],
+                    error={"stage": "build", "message": "no"} if failed else None,
+                )
+            )
+    return made
+
+
+def picked(name: str, states: list[TaskState], per_task: int | None = None) -> str | None:
+    choice = scheduler.pick(name, states, per_task)
+    return choice[0].task.name if choice else None
+
+
+@pytest.mark.parametrize("name", scheduler.SCHEDULERS)
+def test_a_task_without_a_valid_trial_comes_first(name):
+    states = [state(0, [1.0], weight=50), state(1, [INF, INF]), state(2, [])]
+    assert picked(name, states) in ("task1", "task2")
+    states[2].task.flop = 9e9
+    assert picked(name, states) == "task2"
+
+
+def test_round_robin_evens_out_the_trials():
+    states = [state(0, [1.0] * 3), state(1, [1.0] * 2), state(2, [1.0] * 2)]
+    assert picked("round-robin", states) == "task1"
+
+
+def test_sequential_finishes_one_task_before_the_next():
+    states = [state(0, [1.0] * 30), state(1, [1.0])]
+    assert picked("sequential", states, 40) == "task0"
+    assert picked("sequential", states, 30) == "task1"
+
+
+def test_effect_prefers_what_weighs_most_in_the_network():
+    rates = {"flop": 1e9}
+    states = [
+        state(0, [1e-3], **rates),
+        state(1, [1e-3], weight=5, **rates),
+        state(2, [2e-3], flop=2e9),
+    ]
+    assert picked("effect", states) == "task1"
+
+
+def test_effect_leaves_a_task_that_no_longer_improves():
+    stale = state(0, [1e-3] * 300, flop=1e6)
+    improving = state(1, [1e-3 * 0.99**n for n in range(100)], flop=1e6)
+    assert picked("effect", [stale, improving]) == "task1"
+
+
+@pytest.mark.parametrize("name", scheduler.SCHEDULERS)
+def test_skipped_exhausted_and_full_tasks_get_nothing_more(name):
+    skipped, exhausted, full = state(0, [INF]), state(1, [1.0]), state(2, [1.0, 2.0])
+    skipped.skipped = "nothing could be built"
+    exhausted.arms[0].exhausted = True
+    assert picked(name, [skipped, exhausted, full]) == "task2"
+    assert picked(name, [skipped, exhausted, full], per_task=2) is None
+
+
+def test_every_implementation_gets_its_first_trials_and_then_the_slow_one_rests():
+    enough = scheduler.EXPLORE
+    assert scheduler.choose_arm(state(0, [1.0] * 9, [5.0] * 3)).implementation.name == "way1"
+    assert scheduler.choose_arm(state(0, [1.0] * 3, [5.0] * 9)).implementation.name == "way0"
+    slow = state(0, [1.0] * enough * 9, [5.0] * enough)
+    assert scheduler.choose_arm(slow).implementation.name == "way0"
+    close = state(0, [1.0] * enough * 9, [1.05] * enough)
+    assert scheduler.choose_arm(close).implementation.name == "way1"
+
+
+def test_an_implementation_that_only_fails_rests():
+    failing = state(0, [1.0] * scheduler.EXPLORE, [INF] * (scheduler.GIVE_UP // 3))
+    assert scheduler.choose_arm(failing).implementation.name == "way0"
+
+
+def test_the_estimate_is_the_weighted_sum_of_the_best():
+    assert estimate([state(0, [3.0, 2.0], weight=3), state(1, [9.0], [1.0])]) == 7.0
+    assert estimate([state(0, [1.0]), state(1, [INF])]) == INF
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("efect", "effect"), ("roundrobin", "round-robin"), ("sequence", "sequen")]
+)
+def test_an_unknown_scheduler_is_refused_with_the_nearest_name(wrong, meant):
+    with pytest.raises(UsageError, match=f"scheduler '{wrong}' is not known.*mean {meant}"):
+        scheduler.check(wrong)
+
+
+def test_a_direct_algorithm_that_cannot_win_any_more_gets_no_trials():
+    beaten = state(0, [9.0], [1e-3] * 20, flop=1e9)  # 1000 GFLOPS by the second algorithm
+    beaten.arms[1].implementation.exact = False
+    assert scheduler.choose_arm(beaten, top=500.0) is beaten.arms[1]
+    assert scheduler.choose_arm(beaten, top=2000.0) is beaten.arms[0]
+
+
+def test_effect_leaves_a_task_that_runs_at_the_peak():
+    at_peak, below = state(0, [1e-2], flop=1e9), state(1, [5e-3], flop=1e8)
+    assert picked("effect", [at_peak, below]) == "task0"
+    choice = scheduler.pick("effect", [at_peak, below], peak=100.0)
+    assert choice is not None
+    assert choice[0] is below
+
+
+def test_the_ceiling_is_never_below_a_rate_that_was_seen():
+    assert scheduler.ceiling([state(0, [1e-3], flop=1e9)], 100.0) == pytest.approx(1100.0)
+    assert scheduler.ceiling([state(0, [INF], flop=1e9)], 100.0) == pytest.approx(110.0)
+    assert scheduler.ceiling([state(0, [1e-3])], None) is None

@@ -1,0 +1,145 @@
+"""The session with real workers on workloads that build in milliseconds."""
+
+from __future__ import annotations
+
+import pytest
+from tuning import small
+
+from tvmtune.records.best import best_of
+from tvmtune.records.identity import structure
+from tvmtune.records.log import read_log
+
+
+def test_every_task_gets_a_valid_verified_trial_before_any_is_tuned(tmp_path):
+    log = tmp_path / "log.json"
+    tasks = [small.task(0, small.matmul(8)), small.task(1, small.addition(8), weight=9)]
+    with small.session(log, tasks, trials=2) as session:
+        session.run()
+    assert session.stopped_because == "the budget of 2 trials is spent"
+    assert [s.count for s in session.states] == [1, 1]
+    assert session.estimate() < float("inf")
+    assert {t.task: (t.tuner, t.verified) for t in read_log(log).trials} == {
+        task.key: ("default", True) for task in tasks
+    }
+
+
+def test_a_task_whose_candidates_are_all_invalid_is_skipped_with_its_reason(tmp_path):
+    log, told = tmp_path / "log.json", small.Record()
+    tasks = [
+        small.task(0, small.matmul(8), name="product", weight=100),
+        small.task(1, small.addition(4), name="sum"),
+        small.task(2, small.addition(8), name="strange", space=small.Unsearchable()),
+    ]
+    build = "tuning.small:build_no_matmul"
+    with small.session(log, tasks, build=build, observer=told) as session:
+        session.run()
+    assert session.stopped_because == "nothing is left to try"
+    assert "first: build: this builder knows no multiplication" in told.skips["product"]
+    assert told.skips["sum"] == "its space holds no further candidate"
+    assert told.skips["strange"] == "its space cannot be searched: this space has no rules"
+    trials = read_log(log).trials
+    failed = [t for t in trials if t.task == tasks[0].key]
+    assert failed
+    assert {t.error["stage"] for t in failed if t.error} == {"build"}
+    assert not any(t.ok for t in failed)
+    assert list(best_of(trials)) == [tasks[1].key]
+    # what is known to fail does not spoil the estimate of the rest
+    assert 0 < session.estimate() < float("inf")
+
+
+def test_a_trial_is_in_the_log_before_it_is_shown(tmp_path):
+    log = tmp_path / "log.json"
+
+    class Reader(small.Record):
+        def trial(self, state, trial):
+            super().trial(state, trial)
+            assert [t.candidate for t in read_log(log).trials] == [t.candidate for t in self.trials]
+
+    told = Reader()
+    with small.session(log, [small.task(0, small.matmul(8))], trials=10, observer=told) as session:
+        session.run()
+    assert len(told.trials) == 10
+
+
+def test_a_second_session_continues_the_first(tmp_path):
+    log = tmp_path / "log.json"
+    tasks = [small.task(0, small.matmul(8)), small.task(1, small.matmul(16))]
+    for tuner, trials, before in (("random", 20, 0), ("xgb", 60, 20), ("xgb", 60, 60)):
+        with small.session(log, tasks, trials=trials, tuner=tuner) as session:
+            assert session.resumed == before
+            session.run()
+        assert session.total == trials
+        assert session.new == trials - before
+    log_read = read_log(log)
+    assert len(log_read.headers) == 3
+    candidates = [(t.workload, t.candidate) for t in log_read.trials]
+    assert len(candidates) == 60
+    assert len(set(candidates)) == 60
+    assert sum(t.tuner == "default" for t in log_read.trials) == 2
+
+
+def test_a_budget_per_task_is_kept(tmp_path):
+    tasks = [small.task(0, small.matmul(8)), small.task(1, small.matmul(16))]
+    with small.session(tmp_path / "log.json", tasks, per_task=5) as session:
+        session.run()
+    assert [s.count for s in session.states] == [5, 5]
+    assert session.stopped_because == "nothing is left to try"
+
+
+def test_a_wrong_kernel_is_caught_and_the_next_takes_its_place(tmp_path):
+    log, mod = tmp_path / "log.json", small.matmul(8)
+    with small.session(
+        log,
+        [small.task(0, mod)],
+        build="tuning.small:build_every_other_wrong",
+        run="tuning.small:run_marked_quickly",
+        options={"references": [structure(mod)]},
+        trials=20,
+    ) as session:
+        session.run()
+    trials = read_log(log).trials
+    wrong = [t for t in trials if small.is_wrong(t.candidate) and t.seconds]
+    right = [t for t in trials if not small.is_wrong(t.candidate)]
+    assert wrong
+    assert right
+    for trial in wrong:
+        assert trial.verified is False
+        assert trial.error is not None
+        assert trial.error["stage"] == "wrong-answer"
+        assert "max|y - ref| / max|ref| is 7.14e-02" in trial.error["message"]
+    (best,) = best_of(trials).values()
+    assert best.verified is True
+    assert best.latency == min(t.latency for t in right)
+    leader = session.states[0].leader
+    assert leader is not None
+    assert leader.candidate == best.candidate
+
+
+def test_a_task_with_only_wrong_kernels_has_nothing_to_ship(tmp_path):
+    log, mod = tmp_path / "log.json", small.matmul(8)
+    options = {"references": [structure(mod)]}
+    with small.session(
+        log, [small.task(0, mod)], build="tuning.small:build_all_wrong", options=options, trials=6
+    ) as session:
+        session.run()
+    assert session.states[0].leader is None
+    assert session.states[0].failures()["wrong-answer"][0] == 6
+    assert best_of(read_log(log).trials) == {}
+
+
+def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
+    log = tmp_path / "log.json"
+
+    class Impatient(small.Record):
+        def trial(self, state, trial):
+            super().trial(state, trial)
+            if len(self.trials) == 5:
+                raise KeyboardInterrupt
+
+    told = Impatient()
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, trials=40, observer=told) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.run()
+    assert len(read_log(log).trials) == 5
+    assert not session.measurer.directory.exists()
