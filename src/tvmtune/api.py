@@ -158,9 +158,7 @@ def earlier(plan: Plan, path: Path) -> Log | None:
     return log
 
 
-def write_header(
-    plan: Plan, writer: LogWriter, history: Log | None, peak: float | None
-) -> None:
+def write_header(plan: Plan, writer: LogWriter, history: Log | None, peak: float | None) -> None:
     """One header per run, and a line for each task that the log does not describe yet."""
     from tvmtune.graph.traces import store_module
     from tvmtune.records.identity import SPACE_VERSION

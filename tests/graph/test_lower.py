@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -165,15 +166,20 @@ def test_winograd_is_used_exactly_where_its_records_say(which):
 
 
 def test_weights_are_packed_when_the_network_is_compiled():
-    plan = cnn()
-    task = named(plan, "conv2d_add_relu")
-    for lowered in (lower(plan), lower(plan, {task.key: record(plan, task)})):
+    plan = plan_of(one_conv(out=64))
+    task = named(plan, "conv2d")
+    for chosen in ({}, {task.key: record(plan, task, "winograd")}):
+        lowered = lower(plan, chosen)
         called = [s.name for s in call_sites(lowered)]
         assert len(called) == len(call_sites(legalize(plan.prepared.graph, plan.device)))
         assert not [name for name in called if name.endswith("weight_prepack")]
         assert "layout_rewrite_preproc" not in "".join(programs(lowered))
-    stem = call_sites(lower(plan))[task.sites[0]]
-    assert len(stem.func.params[1].shape) > 4, "height, width, in, out are split further"
+        assert deviation(plan, lowered) < 1e-4
+    kernel = call_sites(lower(plan))[task.sites[0]].func
+    plain, packed = task.args[1].shape, [int(d) for d in kernel.params[1].shape]
+    assert plain == (3, 3, 16, 64)
+    assert math.prod(packed) == math.prod(plain)
+    assert len(packed) > len(plain), "channels are split into blocks"
 
 
 def test_the_lowered_network_takes_the_plain_input():

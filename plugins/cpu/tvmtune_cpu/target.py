@@ -27,7 +27,9 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
         )
     for name in attrs:
         if name not in ATTRIBUTES:
-            raise UsageError(f"target attribute '{name}' is not known.{nearest(name, [*ATTRIBUTES])}")
+            raise UsageError(
+                f"target attribute '{name}' is not known.{nearest(name, [*ATTRIBUTES])}"
+            )
     threads = _threads(attrs.get("threads"))
     mcpu = str(attrs.get("mcpu") or tvm.get_global_func("target.llvm_get_system_cpu")())
     triple = tvm.get_global_func("target.llvm_get_system_triple")()

@@ -113,12 +113,14 @@ def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     if value is None:
         return None
     text = value.strip().lower()
-    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], None)
+    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
     number = text[:-1] if factor else text
     try:
         seconds = float(number) * (factor or 1.0)
     except ValueError:
-        raise UsageError(f"{param.opts[0]} takes seconds, or 90s, 30m, 2h, not '{value}'.") from None
+        raise UsageError(
+            f"{param.opts[0]} takes seconds, or 90s, 30m, 2h, not '{value}'."
+        ) from None
     if seconds <= 0:
         raise UsageError(f"{param.opts[0]} needs a time above 0, not '{value}'.")
     return seconds

@@ -118,6 +118,9 @@ def task_table(session: Session, following: TaskState | None = None, height: int
     rate = ("GFLOPS", "of peak") if session.peak else ("GFLOPS",)
     for column in ("weight", "trials", "best", *rate, "share", "by", "failures"):
         table.add_column(column, justify="left" if column == "by" else "right", no_wrap=True)
+    table.title = f"{session.device.model}, {session.device.threads} threads"
+    if session.peak:
+        table.title += f", peak {session.peak:.0f} GFLOPS (float32)"
     total = session.estimate()
     states = list(session.states)
     room = max(4, height - 6) if height else len(states)

@@ -58,6 +58,13 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--no-compile", is_flag=True, help="Stop after tuning.")
 @click.option("--vs", metavar="A,B", help="Time these too: onnxruntime, openvino.")
+@click.option(
+    "--input",
+    "input_file",
+    type=PATH,
+    metavar="FILE.npz",
+    help="Inputs to check and time the library with; random ones without it.",
+)
 @click.option("-o", "--output", type=PATH, help="The library; default NETWORK.so.")
 @click.pass_context
 def command(
@@ -80,6 +87,7 @@ def command(
     dry_run: bool,
     no_compile: bool,
     vs: str | None,
+    input_file: Path | None,
     output: Path | None,
     **network: Any,
 ) -> None:
@@ -90,6 +98,7 @@ def command(
     case after 30 minutes.
     """
     from tvmtune.deploy.peers import parse
+    from tvmtune.networks.inputs import read_inputs
     from tvmtune.tuning import scheduler as schedulers
     from tvmtune.tuning import tuners
 
@@ -97,6 +106,7 @@ def command(
     schedulers.check(scheduler)
     peers = parse(vs) if vs else []
     plan = make_plan(**network)
+    inputs = read_inputs(input_file, plan.network.inputs) if input_file else None
     path = log or plan.default_log()
     library = output or Path(f"{plan.network.name}.so")
     check_writable("--log", path)
@@ -152,7 +162,7 @@ def command(
 
     from tvmtune.cli.ship import ship
 
-    ship(plan, path, library, peers, seed=seed)
+    ship(plan, path, library, peers, seed=seed, inputs=inputs)
 
 
 def _remember(started: Any, sessions: list[Any]) -> Any:
@@ -191,9 +201,7 @@ def _select(plan: Plan, only: str | None) -> list[Any]:
     return sorted(chosen, key=lambda t: t.index)
 
 
-def _print_plan(
-    plan: Plan, tasks: list[Any], budget: Any, log: Path, library: Path | None
-) -> None:
+def _print_plan(plan: Plan, tasks: list[Any], budget: Any, log: Path, library: Path | None) -> None:
     limits = [
         f"{budget.trials} trials" if budget.trials else "",
         f"{budget.seconds / 60:.0f} minutes" if budget.seconds else "",

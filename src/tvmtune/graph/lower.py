@@ -80,9 +80,7 @@ def _algorithm_sites(
         if algorithm.name not in names:
             continue
         sites = algorithm_sites(prepared, device, algorithm)
-        changed = [
-            s.index for s in sites if workload_key(as_workload(s.func)) != keys.get(s.index)
-        ]
+        changed = [s.index for s in sites if workload_key(as_workload(s.func)) != keys.get(s.index)]
         wanted[algorithm.name] = {
             ordinal
             for ordinal, index in enumerate(changed)

@@ -76,9 +76,7 @@ def tune_context(
     )
 
 
-def replay(
-    mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1
-) -> Schedule | None:
+def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -> Schedule | None:
     """Apply a trace and the post-processors; None where one of them refuses the result."""
     from tvm.s_tir import Schedule
 

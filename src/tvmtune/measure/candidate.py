@@ -30,7 +30,6 @@ def build(
     ``whole`` the weights come in plain and are re-ordered inside, as verification wants it; without,
     they come in the order that the schedule chose, as in a compiled library.
     """
-    import tvm
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 

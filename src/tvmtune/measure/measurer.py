@@ -43,9 +43,7 @@ class Measurer:
         _sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"tvmtune-{os.getpid()}-"))
         self._references: dict[str, Outcome] = {}
-        self._builders = Workers(
-            max(1, device.threads), init=builder.init, options=builder.options
-        )
+        self._builders = Workers(max(1, device.threads), init=builder.init, options=builder.options)
         self._runners = Workers(runner.slots, init=runner.init, options=runner.options)
 
     def measure(

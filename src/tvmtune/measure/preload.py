@@ -1,6 +1,6 @@
 """Imported once by the server that workers are forked from."""
 
-import tvm  # noqa: F401
+import tvm
 import tvm.relax
 import tvm.s_tir  # noqa: F401
 

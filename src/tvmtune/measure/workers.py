@@ -63,7 +63,9 @@ class Workers:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tvmtune.measure.preload"])
-        self._stderr = tempfile.NamedTemporaryFile(prefix="tvmtune-stderr-", suffix=".log")
+        self._stderr = tempfile.NamedTemporaryFile(  # noqa: SIM115, it lives as long as the pool
+            prefix="tvmtune-stderr-", suffix=".log"
+        )
         self._pool = ProcessPool(
             max_workers=slots,
             max_tasks=recycle,
@@ -154,7 +156,7 @@ def _start(
         # it waits for the other end of a pipe to close. Every worker inherits that end, too, and has
         # to let go of it, or a busy one would keep the server, and so itself, alive.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+        server: Any = forkserver._forkserver
         if server._forkserver_alive_fd is not None:
             os.close(server._forkserver_alive_fd)
             server._forkserver_alive_fd = None

@@ -15,8 +15,8 @@ import onnx
 from onnx import AttributeProto, defs
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.onnx_file import one_line
 from tvmtune.networks.onnx_batch_norm import fold_batch_norms
+from tvmtune.networks.onnx_file import one_line
 from tvmtune.networks.onnx_fold import fold
 
 if TYPE_CHECKING:

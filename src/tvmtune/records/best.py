@@ -60,10 +60,7 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
                     continue
                 devices.add(identity)
                 source, header = next(
-                    (g, h)
-                    for g in logs
-                    for h in g.headers
-                    if h["device"]["identity"] == identity
+                    (g, h) for g in logs for h in g.headers if h["device"]["identity"] == identity
                 )
                 fields = {k: v for k, v in header.items() if k != "type"}
                 writer.append("header", {**fields, "distilled": True})
@@ -80,8 +77,8 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
         if not kept:
             paths = ", ".join(str(log.path) for log in logs)
             raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill.")
-        os.chmod(name, 0o644)
-        os.replace(name, output)
+        Path(name).chmod(0o644)
+        Path(name).replace(output)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

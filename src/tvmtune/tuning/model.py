@@ -129,7 +129,7 @@ class CostModel:
             model = self
 
             @derived_object
-            class Proxy(ms.cost_model.PyCostModel):  # type: ignore[misc]
+            class Proxy(ms.cost_model.PyCostModel):
                 def load(self, path: str) -> None: ...
 
                 def save(self, path: str) -> None: ...

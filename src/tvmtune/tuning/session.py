@@ -121,7 +121,9 @@ class Session:
         try:
             self._measure_defaults()
             while not self._spent():
-                choice = scheduler.pick(self.scheduling, self.states, self.budget.per_task, self.peak)
+                choice = scheduler.pick(
+                    self.scheduling, self.states, self.budget.per_task, self.peak
+                )
                 if choice is None:
                     self.stopped_because = "nothing is left to try"
                     break

@@ -61,7 +61,7 @@ class EvolutionaryTuner:
             candidates = self.context.generate_measure_candidates()
             if not candidates:
                 break
-            self.context.notify_runner_results(candidates, [_PENDING() for _ in candidates])
+            self.context.notify_runner_results(candidates, [_pending() for _ in candidates])
             for candidate in candidates:
                 proposal = Proposal.of(candidate.sch)
                 if proposal.candidate not in self.args.known and len(proposals) < count:
@@ -124,7 +124,7 @@ class EvolutionaryTuner:
             self.args.model.learn(self.context, schedules, latencies, self.args.implementation)
 
 
-def _PENDING() -> Any:  # noqa: N802
+def _pending() -> Any:
     """The search counts results but does not read them: it takes what it needs from the database."""
     from tvm.s_tir import meta_schedule as ms
 

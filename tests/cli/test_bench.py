@@ -1,0 +1,160 @@
+"""``tvmtune bench``: a table for people, JSON for scripts, an exit status for both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tests.deploy.building import make_library, spoiled
+from tests.models import tiny_cnn
+
+from tvmtune.cli import bench
+from tvmtune.deploy import metadata
+from tvmtune.errors import TvmtuneError, UsageError
+
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return make_library(tiny_cnn(), tmp_path_factory.mktemp("bench"), threads=1)
+
+
+@pytest.fixture(scope="module")
+def wrong(library, tmp_path_factory):
+    """A library with one wrong weight that claims to be the right one."""
+    path = make_library(
+        spoiled(tiny_cnn()), tmp_path_factory.mktemp("wrong"), threads=1, check=False
+    )
+    metadata.append(path, metadata.read(library))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """The command sets the threads of its process, which here is that of all tests."""
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+
+
+def run(*args: object):
+    return CliRunner().invoke(bench.command, ["--repeat", "3", *map(str, args)])
+
+
+def error(kind: type[TvmtuneError], *args: object) -> str:
+    result = run(*args)
+    assert type(result.exception) is kind, result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def test_the_table(library):
+    result = run(library, "--check")
+    assert result.exit_code == 0, result.exception
+    lines = result.output.splitlines()
+    assert lines[0].startswith("model, batch 1, on the test's CPU")
+    for word in ("runtime", "threads", "median ms", "mean ms", "std", "p95", "min", "items/s"):
+        assert word in result.output
+    assert "tvmtune" in result.output
+    assert "time / tvmtune" not in result.output, "there is nothing to compare with"
+    assert "the output is right" in result.output
+
+
+def test_wrong_outputs_exit_with_1(wrong, tmp_path):
+    report = tmp_path / "report.json"
+    text = error(TvmtuneError, wrong, "--check", "--json", report)
+    assert "is wrong: output 'logits' is off by" in text
+    check = json.loads(report.read_text())["runs"][0]["check"]
+    assert check["passed"] is False
+    assert check["error"] > 1e-3
+
+
+def test_wrong_outputs_exit_with_1_for_a_shell(wrong):
+    code = (
+        "import sys; from tvmtune.cli.bench import command\n"
+        "from tvmtune.errors import TvmtuneError\n"
+        "try: command(standalone_mode=False)\n"
+        "except TvmtuneError as exc: print(exc, file=sys.stderr); sys.exit(exc.exit_code)"
+    )
+    command = [sys.executable, "-c", code, str(wrong), "--check", "--repeat", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "wrong" in done.stderr
+    assert "median ms" in done.stdout
+
+
+def test_json_to_a_file(library, tmp_path):
+    pytest.importorskip("onnxruntime")
+    report = tmp_path / "report.json"
+    result = run(library, "--vs", "ort", "--check", "--profile", "--json", report)
+    assert result.exit_code == 0, result.exception
+    found = json.loads(report.read_text())
+    assert set(found) == {"runs", "network", "device", "host"}
+    own, other = found["runs"]
+    assert [own["runtime"], other["runtime"]] == ["tvmtune", "onnxruntime"]
+    assert own["median_ms"] > 0
+    assert own["repeats"] == 3
+    assert other["threads"] == own["threads"] == 1
+    assert own["check"]["passed"] is True
+    assert sum(kernel["share"] for kernel in own["kernels"]) == pytest.approx(1)
+    assert other["error"] < 1e-5
+    assert "time / tvmtune" in result.output
+
+
+def test_json_to_standard_output_is_all_that_is_there(library):
+    code = "from tvmtune.cli.bench import command; command()"
+    command = [sys.executable, "-c", code, library, "--repeat", "2", "--json", "-", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["runs"][0]["check"]["passed"] is True
+    assert "the output is right" in done.stderr
+
+
+def test_the_profile_lists_kernels(library):
+    result = run(library, "--profile")
+    assert "fused_conv2d" in result.output
+    assert "share" in result.output
+
+
+def test_inputs_from_a_file(library, tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, data=np.ones((1, 3, 32, 32), "float32"))
+    assert run(library, "--input", path).exit_code == 0
+    np.savez(path, data=np.ones((1, 3, 8, 8), "float32"))
+    text = error(UsageError, library, "--input", path)
+    assert "1x3x8x8" in text
+    assert "1x3x32x32" in text
+
+
+def test_what_cannot_be_asked_for(library, tmp_path):
+    assert "Did you mean onnxruntime" in error(UsageError, library, "--vs", "onxruntime")
+    assert "needs the farm" in error(UsageError, library, "--remote", "rk3399")
+    assert "there is no library" in error(UsageError, tmp_path / "none.so")
+    assert "number of threads" in error(UsageError, library, "--threads", 0)
+    assert "cannot write" in error(TvmtuneError, library, "--json", tmp_path / "none" / "r.json")
+    for option in ("--repeat", "--number"):
+        assert run(library, option, 0).exit_code == 2
+
+
+def test_a_library_without_a_check(library, tmp_path):
+    path = shutil.copy(library, tmp_path)
+    metadata.append(path, metadata.read(path) | {"check": None})
+    assert "carries no reference" in error(UsageError, path, "--check")
+    assert run(path).exit_code == 0
+
+
+def test_a_library_tuned_for_other_threads_says_so(library, tmp_path):
+    path = shutil.copy(library, tmp_path)
+    metadata.append(path, metadata.read(path) | {"threads": 4096})
+    result = run(path, "--threads", 1)
+    assert "note: tuned for 4096 threads, run with 1" in result.output
+
+
+def test_remote_is_understood_but_not_advertised():
+    assert "--remote" not in CliRunner().invoke(bench.command, ["--help"]).output
