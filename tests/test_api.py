@@ -77,7 +77,7 @@ def test_given_hardware_parameters_win_over_those_found(tmp_path):
     assert given == {**found, "l2_bytes": 12345}
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
 def test_compiling_needs_no_log(tmp_path, make, layout):
     plan = plan_of(make(), tmp_path, layout=layout)

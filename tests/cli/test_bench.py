@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests.cli.commands import complaint, tvmtune
 from tests.deploy.building import make_library, spoiled
 from tests.models import tiny_cnn
 
@@ -75,18 +74,22 @@ def test_wrong_outputs_exit_with_1(wrong, tmp_path):
     assert check["error"] > 1e-3
 
 
-def test_wrong_outputs_exit_with_1_for_a_shell(wrong):
-    code = (
-        "import sys; from tvmtune.cli.bench import command\n"
-        "from tvmtune.errors import TvmtuneError\n"
-        "try: command(standalone_mode=False)\n"
-        "except TvmtuneError as exc: print(exc, file=sys.stderr); sys.exit(exc.exit_code)"
-    )
-    command = [sys.executable, "-c", code, str(wrong), "--check", "--repeat", "2"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_wrong_outputs_exit_with_1_for_a_shell(wrong, tmp_path):
+    done = tvmtune("bench", wrong, "--check", cwd=tmp_path, env={"TVMTUNE_BENCH_REPEAT": "2"})
     assert done.returncode == 1
-    assert "wrong" in done.stderr
+    assert "is wrong: output 'logits' is off by" in complaint(done.stderr)
     assert "median ms" in done.stdout
+
+
+def test_a_file_that_is_no_library_of_ours(tmp_path):
+    (tmp_path / "lib.so").write_bytes(b"\x7fELF")
+    for command in ("bench", "run", "inspect"):
+        done = tvmtune(command, "lib.so", cwd=tmp_path)
+        assert done.returncode == 1
+        assert "lib.so is truncated" in complaint(done.stderr)
+        done = tvmtune(command, "none.so", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "there is no library none.so" in complaint(done.stderr)
 
 
 def test_json_to_a_file(library, tmp_path):
@@ -107,10 +110,8 @@ def test_json_to_a_file(library, tmp_path):
     assert "time / tvmtune" in result.output
 
 
-def test_json_to_standard_output_is_all_that_is_there(library):
-    code = "from tvmtune.cli.bench import command; command()"
-    command = [sys.executable, "-c", code, library, "--repeat", "2", "--json", "-", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_json_to_standard_output_is_all_that_is_there(library, tmp_path):
+    done = tvmtune("bench", library, "--repeat", 2, "--json", "-", "--check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["runs"][0]["check"]["passed"] is True
     assert "the output is right" in done.stderr

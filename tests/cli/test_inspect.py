@@ -30,9 +30,7 @@ def run(*args: object):
 def test_what_people_want_to_know(library):
     result = run(library)
     assert result.exit_code == 0, result.exception
-    rows = dict(
-        (line[:12].strip(), line[13:].strip()) for line in result.output.splitlines() if line.strip()
-    )
+    rows = {line[:12].strip(): line[13:].strip() for line in result.output.splitlines()}
     assert rows["network"] == "model, layout NCHW"
     assert rows["inputs"] == "data: 1x3x32x32 float32"
     assert rows["outputs"] == "logits: 1x10 float32"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-import processes
 import pytest
+
+import processes
 from cli.commands import TRIAL, command, complaint, tvmtune
 from models import tiny_cnn
-
 from tvmtune.records.log import read_log
 
 QUICK = ("--network", "tiny.onnx", "--repeat", 2)
@@ -161,21 +161,20 @@ def test_killed_at_any_moment_no_trial_that_was_shown_is_lost(folder, running):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trials", [0, 14])
-def test_an_interrupt_exits_with_130_and_the_log_intact(folder, running, trials):
+def test_an_interrupt_exits_with_130_and_the_log_intact(folder, running):
     run = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", "log.json")
     running.append(run)
-    run.wait_for_trials(trials)
-    if not trials:
-        time.sleep(1.5)
+    run.wait_for_trials(14)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.process.wait(60) == 130
     assert run.left() == {}
     assert complaint(run.said) == "interrupted"
-    if trials:
-        assert "every trial is in log.json" in run.said
-        shown = TRIAL.findall(run.said)
-        assert [t.candidate for t in read_log(folder / "log.json").trials] == shown
+    assert "every trial is in log.json" in run.said
+    shown = TRIAL.findall(run.said)
+    found = [t.candidate for t in read_log(folder / "log.json").trials]
+    # at most the last trial was written and not yet shown
+    assert found[: len(shown)] == shown
+    assert len(found) <= len(shown) + 1
     assert not (folder / "tiny.so").exists()
 
 

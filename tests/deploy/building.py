@@ -55,7 +55,9 @@ def lower(network: Network, device: Device) -> tvm.IRModule:
 def _parallel(function: Any, name: str) -> Any:
     import tvm
 
-    schedule = tvm.s_tir.Schedule(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
+    schedule = tvm.s_tir.Schedule(
+        tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    )
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         loops = schedule.get_loops(block)[:2]
         if len(loops) == 2:

@@ -20,15 +20,15 @@ from tvmtune import networks
 from tvmtune.deploy import metadata
 from tvmtune.deploy.threads import allowed_cpus
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "deploy.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "deploy.md").read_text()
 pytestmark = pytest.mark.skipif(len(allowed_cpus()) < 2, reason="the examples use two CPUs")
 
 
-def block(language: str, first_line: str = "") -> str:
+def block(language: str, first_line: str = "", text: str = TEXT) -> str:
     """The example in this language that starts with this line."""
-    found = re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
-    (text,) = [one for one in found if one.startswith(first_line)]
-    return text
+    found = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return next(one for one in found if one.startswith(first_line))
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +89,12 @@ def test_reading_the_metadata(folder):
 
 
 def test_every_key_of_the_metadata_is_described(folder):
-    table = TEXT[TEXT.index("## What the metadata say") : TEXT.index("## What `bench --json`")]
+    table = TEXT[TEXT.index("## What the metadata say") : TEXT.index("## How runtimes")]
     keys = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| `.*?\|", table, re.MULTILINE))))
     assert keys == set(metadata.read(folder / "lib.so"))
 
 
 def test_every_key_of_the_report_is_shown():
-    report = json.loads(block("json"))
+    report = json.loads(block("json", text=(DOCS / "json.md").read_text()))
     assert set(report) == {"runs", "network", "device", "host"}
     assert set(report["runs"][0]) == RUN_KEYS

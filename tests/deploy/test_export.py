@@ -76,9 +76,7 @@ def test_a_linker_that_is_killed(lowered, device, unharmed, monkeypatch):
 @pytest.mark.skipif(shutil.which("ld") is None, reason="needs ld")
 def test_a_disk_that_is_full_for_the_linker(lowered, device, unharmed, monkeypatch):
     # SIGXFSZ ignored, as by a program that wants an error in place of the signal.
-    monkeypatch.setenv(
-        "TVMTUNE_LINKER", """sh -c 'trap "" XFSZ; ulimit -f 8; exec ld "$@"' ld"""
-    )
+    monkeypatch.setenv("TVMTUNE_LINKER", """sh -c 'trap "" XFSZ; ulimit -f 8; exec ld "$@"' ld""")
     assert f"cannot write {unharmed}" in refusal(lowered, device, unharmed)
 
 

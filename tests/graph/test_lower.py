@@ -43,6 +43,12 @@ def cnn() -> api.Plan:
     return plan_of(tiny_cnn())
 
 
+@cache
+def plain_cnn() -> tvm.IRModule:
+    """With default schedules only."""
+    return lower(cnn())
+
+
 def record(plan: api.Plan, task: Task, implementation: str = "direct") -> Trial:
     """A record of another schedule than the default one: a candidate of the search."""
     from tvm.s_tir.meta_schedule.search_strategy import ReplayTrace
@@ -112,7 +118,7 @@ def two_convs() -> onnx.ModelProto:
     return onnx.compose.merge_models(first, renamed, io_map=[("bias0", "b.x")])
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
 def test_without_records_every_kernel_has_its_default_schedule(make, layout):
     plan = plan_of(make(), layout)
@@ -126,7 +132,7 @@ def test_without_records_every_kernel_has_its_default_schedule(make, layout):
 def test_an_exact_record_is_used_for_its_task_and_for_no_other():
     plan = cnn()
     task = named(plan, "conv2d_add_relu")
-    plain, lowered = lower(plan), lower(plan, {task.key: record(plan, task)})
+    plain, lowered = plain_cnn(), lower(plan, {task.key: record(plan, task)})
     assert kinds(lowered) == {t.key: "exact" if t is task else "default" for t in plan.tasks}
     changed = [a != b for a, b in zip(programs(plain), programs(lowered), strict=True)]
     assert changed == [index in task.sites for index in range(len(changed))]
@@ -145,7 +151,7 @@ def test_a_winograd_record_changes_only_its_own_kernel():
     (task,) = two_implementations(plan)
     lowered = lower(plan, {task.key: record(plan, task, "winograd")})
     assert kinds(lowered)[task.key] == "exact"
-    plain = programs(lower(plan))
+    plain = programs(plain_cnn())
     changed = [i for i, (a, b) in enumerate(zip(plain, programs(lowered), strict=True)) if a != b]
     assert changed == list(task.sites)
     assert "winograd_product" in programs(lowered)[task.sites[0]]
@@ -183,8 +189,7 @@ def test_weights_are_packed_when_the_network_is_compiled():
 
 
 def test_the_lowered_network_takes_the_plain_input():
-    plan = cnn()
-    function = lower(plan)["main"]
+    function = plain_cnn()["main"]
     assert isinstance(function, relax.Function)
     (data,) = function.params
     assert [int(d) for d in data.ty.shape] == [1, 3, 32, 32]
@@ -197,7 +202,7 @@ def test_a_record_that_no_longer_applies_gives_way_to_the_default_and_says_so():
     with pytest.warns(UserWarning, match="does not apply any more.*default schedule"):
         lowered = plan.backend.lower(plan.prepared, {task.key: stale}, plan.device)
     assert kinds(lowered)[task.key] == "default"
-    assert programs(lowered) == programs(lower(plan))
+    assert programs(lowered) == programs(plain_cnn())
 
 
 @pytest.mark.parametrize("trace", [None, [], "nonsense", [[["NoSuchStep", [], [], []]], []]])

@@ -194,10 +194,10 @@ def test_a_kernel_that_leaves_outputs_unwritten_is_wrong(measurer):
     assert deviation == float("inf")
 
 
-def test_a_kernel_that_crashes_when_it_is_checked_gets_no_verdict(measurer):
+def test_a_kernel_that_crashes_when_it_is_checked_is_wrong(measurer):
     chosen = double()
     deviation, message = measurer.verify(chosen, trace_of(chosen, "crashing"))
-    assert deviation is None
+    assert deviation == float("inf")
     assert "SIGSEGV" in message
 
 

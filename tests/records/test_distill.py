@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from records.sample_log import device, trial, write
 
+from records.sample_log import device, trial, write
 from tvmtune.errors import TvmtuneError
 from tvmtune.records.best import best_of, comparable, distill, ranked
 from tvmtune.records.log import read_log

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx
 import pytest
-from models import tiny_cnn
 
+from models import tiny_cnn
 from tvmtune import api
 from tvmtune.networks.graph_builder import GraphBuilder
 

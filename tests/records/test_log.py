@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from records.sample_log import device, header, task, trial, verdict, write
 
+from records.sample_log import device, header, task, trial, verdict, write
 from tvmtune.errors import TvmtuneError
 from tvmtune.records.log import FORMAT, LogWriter, read_log
 

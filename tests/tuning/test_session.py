@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tuning import small
 
+from tuning import small
 from tvmtune.records.best import best_of
 from tvmtune.records.identity import structure
 from tvmtune.records.log import read_log

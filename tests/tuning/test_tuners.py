@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tuning import small
 
+from tuning import small
 from tvmtune.errors import UsageError
 from tvmtune.graph import traces
 from tvmtune.records.identity import structure

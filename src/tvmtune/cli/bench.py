@@ -127,9 +127,10 @@ def command(
 
 def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
     """Print the table of runtimes, and that of kernels if there are any, to stdout."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from tvmtune.cli.output import console
 
     network, device = result.network, result.device
     batch = result.runs[0].batch
@@ -152,12 +153,10 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
             cells.append(f"{run.ratio:.2f}x")
             cells.append("" if run.error is None else f"{run.error:.1e}")
         table.add_row(*map(Text, cells))
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)
-    console.print(table)
+    screen = console()
+    screen.print(table)
     if rows:
-        console.print(_kernel_table(rows))
+        screen.print(_kernel_table(rows))
 
 
 def _kernel_table(rows: Sequence[KernelTime]) -> Any:
@@ -207,14 +206,15 @@ def _check(library: Library) -> CheckResult:
 @contextlib.contextmanager
 def _progress(repeat: int, peers: Sequence[Peer]) -> Iterator[Callable[[int], None] | None]:
     """A bar on stderr where somebody sees it: with peers a run takes ten seconds and more."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    if not peers or not console.is_terminal:
+    from tvmtune.cli.output import console
+
+    screen = console(stderr=True)
+    if not peers or not screen.is_terminal:
         yield None
         return
     # It is drawn between the rounds only: a thread that redraws it would disturb what is timed.
-    with Progress(console=console, transient=True, auto_refresh=False) as bar:
+    with Progress(console=screen, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("measuring", total=repeat)
         yield lambda done: bar.update(task, completed=done, refresh=True)

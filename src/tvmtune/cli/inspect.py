@@ -67,9 +67,10 @@ def _lines(found: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from tvmtune.cli.output import console
 
     table = Table()
     table.add_column("task", overflow="fold")
@@ -88,7 +89,4 @@ def _table(rows: list[dict[str, Any]]) -> None:
             "" if latency is None else f"{1e6 * latency:.1f}",
             "" if not latency else f"{row['flop'] / latency / 1e9:.1f}",
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)
-    console.print(table)
+    console().print(table)

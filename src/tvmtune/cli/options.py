@@ -108,6 +108,20 @@ def positive(ctx: click.Context, param: click.Parameter, value: int | None) -> i
     return value
 
 
+def above_zero(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """A click callback: seconds above 0."""
+    if not value > 0:
+        raise UsageError(f"{param.opts[0]} needs a time above 0, not {value:g}.")
+    return value
+
+
+def not_negative(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    """A click callback: whole numbers of at least 0."""
+    if value < 0:
+        raise UsageError(f"{param.opts[0]} needs a number of at least 0, not {value}.")
+    return value
+
+
 def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """A click callback: seconds from ``90``, ``90s``, ``30m`` or ``2h``."""
     if value is None:

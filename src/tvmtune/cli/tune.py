@@ -9,10 +9,12 @@ import click
 
 from tvmtune.cli.options import (
     PATH,
+    above_zero,
     check_writable,
     duration,
     make_plan,
     network_options,
+    not_negative,
     positive,
 )
 
@@ -49,9 +51,27 @@ if TYPE_CHECKING:
 @click.option(
     "--repeat", default=10, show_default=True, callback=positive, help="Repeats per trial."
 )
-@click.option("--min-repeat-ms", default=0, show_default=True, help="Calls until it lasts so long.")
-@click.option("--build-timeout", default=20.0, show_default=True, help="Seconds per candidate.")
-@click.option("--run-timeout", default=10.0, show_default=True, help="Seconds per candidate.")
+@click.option(
+    "--min-repeat-ms",
+    default=0,
+    show_default=True,
+    callback=not_negative,
+    help="Calls until it lasts so long.",
+)
+@click.option(
+    "--build-timeout",
+    default=20.0,
+    show_default=True,
+    callback=above_zero,
+    help="Seconds per candidate.",
+)
+@click.option(
+    "--run-timeout",
+    default=10.0,
+    show_default=True,
+    callback=above_zero,
+    help="Seconds per candidate.",
+)
 @click.option("--log", type=PATH, help="Default: NETWORK-LAYOUT-Bbatch-KIND.json; resumed.")
 @click.option("--fresh", is_flag=True, help="Put an existing log aside and begin anew.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the search.")

@@ -39,7 +39,7 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
 
             try:
                 executable.export_library(str(temporary), fcompile=link, workspace_dir=str(folder))
-            except (TvmtuneError, KeyboardInterrupt):
+            except TvmtuneError:
                 raise
             except Exception as exc:
                 raise TvmtuneError(f"cannot write {path}: {_first_line(exc)}") from exc
@@ -57,11 +57,9 @@ def build(lowered: tvm.IRModule, device: Device) -> tvm.runtime.Executable:
             relax_pipeline=tvm.transform.Sequential(_passes()),
         )
     except Exception as exc:
-        why = _last_line(exc)
         left = _operators(lowered)
-        if left:
-            why = f"no kernel for {', '.join(left)}"
-        raise TvmtuneError(f"the network cannot be compiled: {why}") from exc
+        why = f"no kernel for {', '.join(left)}: " if left else ""
+        raise TvmtuneError(f"the network cannot be compiled: {why}{_last_line(exc)}") from exc
 
 
 def _operators(lowered: tvm.IRModule) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from tvmtune.types import TensorSpec
 
+MISFIT = "the trace cannot be applied"
+
 
 class SpaceError(RuntimeError):
     """The trace does not fit the workload."""
@@ -34,14 +36,14 @@ def build(
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     from tvmtune.graph import traces
-    from tvmtune.measure.workers import resolve
+    from tvmtune.measure.workers import brief, resolve
 
     mod = _workload(workload)
     if trace is not None:
         try:
             mod = traces.apply(mod, trace).mod
         except Exception as error:
-            raise SpaceError(f"the trace cannot be applied: {error}") from None
+            raise SpaceError(f"{MISFIT}: {brief(error)}") from None
     infos = ArgInfo.from_entry_func(mod, remove_preproc=not whole)
     if not whole:
         mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)

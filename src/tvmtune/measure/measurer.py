@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvmtune.measure.candidate import MISFIT
 from tvmtune.measure.workers import Outcome, Workers
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
 
@@ -93,18 +94,19 @@ class Measurer:
     def verify(self, implementation: Implementation, trace: Any) -> tuple[float | None, str]:
         """max|y - ref| / max|ref| of a candidate against its own unscheduled workload.
 
-        None with a message where no verdict could be reached.
+        Infinite where the check took the process down; None with a message where no verdict could be
+        reached.
         """
         key = implementation.workload_key
         wanted: list[tuple[Implementation, Any, bool]] = [(implementation, trace, True)]
         if key not in self._references:
             wanted.append((implementation, None, True))
         built = self._build(wanted)
-        if len(built) == 2:
-            self._references[key] = built[1]
-        for outcome in (built[0], self._references[key]):
+        for outcome in built:
             if not outcome.ok:
                 return None, outcome.message
+        if len(built) == 2:
+            self._references[key] = built[1]
         path, args = built[0].value
         reference = self._references[key].value[0]
         call = (path, reference, args, self.runner.options)
@@ -113,6 +115,8 @@ class Measurer:
         outcome = self._runners.map(self.runner.check, [call], deadline=deadline, stage="run")[0]
         with contextlib.suppress(OSError):
             Path(path).unlink()
+        if outcome.stage == "crash":
+            return float("inf"), outcome.message
         return (outcome.value, "") if outcome.ok else (None, outcome.message)
 
     def peak(self) -> float | None:
@@ -137,9 +141,7 @@ class Measurer:
             for implementation, trace, whole in wanted
         ]
         return [
-            replace(outcome, stage="space")
-            if outcome.message.startswith("the trace cannot be applied")
-            else outcome
+            replace(outcome, stage="space") if outcome.message.startswith(MISFIT) else outcome
             for outcome in self._builders.map(
                 BUILD, calls, deadline=self.timing.build_timeout, stage="build"
             )

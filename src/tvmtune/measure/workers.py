@@ -118,7 +118,7 @@ class Workers:
         except CancelledError:
             return Outcome(stage="crash", message="cancelled")
         except Exception as error:  # whatever the worker's function raised
-            return Outcome(stage=stage, message=_brief(error))
+            return Outcome(stage=stage, message=brief(error))
 
     def _last_words(self) -> str:
         """The end of what the workers wrote to stderr: a crash's own message, if it left one."""
@@ -174,10 +174,11 @@ def _call(function: str, *args: Any) -> Any:
         return resolve(function)(*args)
     except Exception as error:
         # TVM's exceptions do not survive pickling; their text is what matters.
-        raise RuntimeError(_brief(error)) from None
+        raise RuntimeError(brief(error)) from None
 
 
-def _brief(error: BaseException, limit: int = 500) -> str:
+def brief(error: BaseException, limit: int = 500) -> str:
+    """An error's message on one line."""
     text = str(error).strip() or type(error).__name__
     lines = [line for line in text.splitlines() if line.strip()]
     # TVM puts the check that failed on the last line and its C++ stack before it.

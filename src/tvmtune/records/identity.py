@@ -44,7 +44,7 @@ def anchor_key(mod: tvm.IRModule) -> str:
 
     def buffers(regions: object) -> list[object]:
         return [
-            [[str(e) for e in r.source.shape], str(r.source.dtype)]
+            [[str(e) for e in r.source.shape], str(r.source.dtype), str(r.region)]
             for r in regions  # type: ignore[attr-defined]
         ]
 

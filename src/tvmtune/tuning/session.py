@@ -246,7 +246,9 @@ class Session:
                 return
             trial.verified = error <= TOLERANCE
             if not trial.verified:
-                message = f"max|y - ref| / max|ref| is {error:.2e}, more than {TOLERANCE:g}"
+                message = (
+                    message or f"max|y - ref| / max|ref| is {error:.2e}, more than {TOLERANCE:g}"
+                )
                 trial.error = {"stage": "wrong-answer", "message": message}
             self.log.append(
                 "verdict",

@@ -1,0 +1,311 @@
+"""Bad input: one clear message, exit 1 or 2, and nothing that was there is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from cli.commands import complaint, tvmtune
+from models import one_node, tiny_cnn, tiny_encoder
+from tvmtune import api
+from tvmtune.cli import main
+from tvmtune.records.log import FORMAT, LogWriter
+
+Ask = Callable[..., tuple[int, str]]
+BUDGET = ("--trials", "9", "--no-compile")
+
+
+@pytest.fixture(scope="session")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> api.Plan:
+    path = tmp_path_factory.mktemp("plan") / "tiny.onnx"
+    onnx.save(tiny_cnn(), path)
+    return api.plan(api.load(str(path)))
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Runs a command beside ``tiny.onnx``; exit status and message, the folder left as it was."""
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str]:
+        before = contents(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            main(list(args))
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert contents(tmp_path) == before
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, complaint(said.err)
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+@pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--network", "resnet-19"], "'resnet-19' is neither .*Did you mean resnet-18"),
+        (["--network", "mobilnet"], "'mobilnet' is neither .*Did you mean mobilenet"),
+        (["--network", "tiny.onnx", "--target", "cpuu"], "cpuu.*Did you mean .*cpu"),
+        (["--network", "tiny.onnx", "--layout", "NHCW"], "NHCW.*NHWC"),
+        (["--network", "tiny.onnx", "--target-attr", "mcpuu=znver4"], "mcpuu.*Did you mean mcpu"),
+        (["--network", "tiny.onnx", "--target-attr", "mcpu=znver44"], "znver44.*znver4"),
+        (["--network", "tiny.onnx", "--target-attr", "mcpu"], "--target-attr takes K=V"),
+        (["--network", "tiny.onnx", "--target-attr", "threads=0"], "at least 1"),
+        (["--network", "tiny.onnx", "--batch", "0"], "at least 1, got 0"),
+        (["--network", "tiny.onnx", "--batch", "4"], "fixed batch size"),
+        (["--network", "tiny.onnx", "--shape", "data:1xtwo"], "--shape takes NAME:"),
+        (["--network", "tiny.onnx", "--shape", "dat:1x3x32x32"], "no input 'dat'"),
+        (["--network", "absent.onnx"], "absent.onnx does not exist"),
+        (["--network", "tinny.onnx"], "tinny.onnx does not exist; did you mean tiny.onnx"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_what_is_right(ask, name, args, message):
+    import re
+
+    code, said = ask(name, *args)
+    assert code == 2
+    assert re.search(message, said), said
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--tuner", "xgbb"], "tuner 'xgbb' is not known. Did you mean xgb"),
+        (["--scheduler", "efect"], "scheduler 'efect' is not known. Did you mean effect"),
+        (["--trials", "0"], "--trials needs a number of at least 1, not 0"),
+        (["--trials", "-5"], "--trials needs a number of at least 1, not -5"),
+        (["--trials-per-task", "0"], "--trials-per-task needs a number of at least 1"),
+        (["--patience", "0"], "--patience needs a number of at least 1"),
+        (["--repeat", "0"], "--repeat needs a number of at least 1"),
+        (["--number", "-1"], "--number needs a number of at least 1"),
+        (["--min-repeat-ms", "-1"], "--min-repeat-ms needs"),
+        (["--build-timeout", "0"], "--build-timeout needs"),
+        (["--run-timeout", "-3"], "--run-timeout needs"),
+        (["--time-budget", "soon"], "--time-budget takes seconds, or 90s, 30m, 2h, not 'soon'"),
+        (["--time-budget", "-3m"], "--time-budget needs a time above 0"),
+        (["--vs", "onnxruntim"], "onnxruntim"),
+        (["--log", "absent/log.json"], "--log absent/log.json: there is no directory absent"),
+        (["--log", "."], "is a directory"),
+        (["-o", "absent/lib.so"], "-o absent/lib.so: there is no directory absent"),
+        (["--log", "/proc/log.json"], "--log /proc/log.json cannot be written"),
+    ],
+)
+def test_a_wrong_option_of_tune_is_named(ask, args, message):
+    code, said = ask("tune", "--network", "tiny.onnx", *args)
+    assert code == 2
+    assert message in said
+
+
+@pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "is damaged or no ONNX model"),
+        (b"PK\x03\x04" + bytes(64), "zip archive"),
+        (b"layers: 18\n", "is no ONNX model but text"),
+        (tiny_cnn().SerializeToString()[:3000], "is damaged or no ONNX model"),
+    ],
+    ids=["empty", "a picture", "a zip archive", "text", "truncated"],
+)
+def test_a_file_that_is_no_model_is_told_for_what_it_is(ask, tmp_path, name, content, message):
+    (tmp_path / "net.onnx").write_bytes(content)
+    code, said = ask(name, "--network", "net.onnx")
+    assert code == 1
+    assert said.startswith("net.onnx")
+    assert message in said
+
+
+@pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
+def test_open_shapes_have_to_be_bound(ask, tmp_path, name):
+    onnx.save(tiny_encoder(sequence="S"), tmp_path / "net.onnx")
+    code, said = ask(name, "--network", "net.onnx")
+    assert code == 2
+    assert "--shape ids:" in said
+
+
+@pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
+def test_an_unsupported_operator_is_named_with_its_node(ask, tmp_path, name):
+    onnx.save(one_node("Frobnicate", domain="com.acme"), tmp_path / "net.onnx")
+    code, said = ask(name, "--network", "net.onnx")
+    assert code in (1, 2)
+    assert "Frobnicate" in said
+    assert "the_node" in said
+
+
+def header(plan: api.Plan, **more: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(api.header(plan))) | more
+
+
+def log_of(plan: api.Plan, path: Path, **more: Any) -> Path:
+    with LogWriter(path) as writer:
+        writer.append("header", header(plan, **more))
+        writer.append("task", {"task": "k", "anchor": "a", "implementations": []})
+        writer.append(
+            "trial",
+            {
+                "task": "k",
+                "implementation": "direct",
+                "workload": "w",
+                "candidate": "1",
+                "trace": [[], []],
+                "seconds": [1.0],
+            },
+        )
+    return path
+
+
+def other_network(plan: api.Plan) -> dict[str, Any]:
+    network = header(plan)["network"]
+    return {"network": network | {"name": "vgg-99", "structure_hash": "0" * 16}}
+
+
+def other_device(plan: api.Plan) -> dict[str, Any]:
+    described = header(plan)["device"] | {"model": "another CPU", "identity": "0" * 16}
+    return {"device": described}
+
+
+@pytest.mark.parametrize("name", ["tune", "compile"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_network, "vgg-99"),
+        (other_device, "another CPU"),
+        (lambda plan: {"format": FORMAT + 1}, "newer tvmtune"),
+    ],
+    ids=["another network", "another device", "a newer version"],
+)
+def test_a_log_that_does_not_fit_is_refused(ask, tmp_path, plan, name, change, message):
+    log_of(plan, tmp_path / "log.json", **change(plan))
+    budget = BUDGET if name == "tune" else ()
+    code, said = ask(name, "--network", "tiny.onnx", "--log", "log.json", *budget)
+    assert code == 1
+    assert "log.json" in said
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["tune", "--network", "tiny.onnx", *BUDGET, "--log", "log.json"],
+        ["compile", "--network", "tiny.onnx", "--log", "log.json"],
+        ["distill", "log.json"],
+    ],
+    ids=["tune", "compile", "distill"],
+)
+@pytest.mark.parametrize("kind", ["truncated", "damaged", "something else"])
+def test_a_log_that_cannot_be_read_is_refused(ask, tmp_path, plan, args, kind):
+    path = log_of(plan, tmp_path / "log.json")
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    if kind == "truncated":
+        path.write_bytes(first[:100])
+    elif kind == "damaged":
+        path.write_bytes(first + b"\x00\x00\n" + b"".join(rest))
+    else:
+        shutil.copy(tmp_path / "tiny.onnx", path)
+    code, said = ask(*args)
+    assert code == 1
+    assert said.startswith("log.json is not a tvmtune log")
+    assert ("line 2" in said) == (kind == "damaged")
+
+
+@pytest.mark.parametrize(
+    "args", [["compile", "--network", "tiny.onnx", "--log", "log.json"], ["distill", "log.json"]]
+)
+def test_an_empty_or_missing_log_holds_nothing_to_use(ask, tmp_path, args):
+    assert ask(*args) == (1, "there is no log at log.json.")
+    (tmp_path / "log.json").touch()
+    assert ask(*args) == (1, "log.json is empty: there is nothing in this log.")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--top", "0"], "--top needs a number of at least 1"),
+        (["-o", "absent/best.json"], "there is no directory absent"),
+        (["-o", "."], "is a directory"),
+    ],
+)
+def test_a_wrong_option_of_distill_is_named(ask, tmp_path, plan, args, message):
+    log_of(plan, tmp_path / "log.json")
+    code, said = ask("distill", "log.json", *args)
+    assert code == 2
+    assert message in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["tune", "--network", "../tiny.onnx", *BUDGET],
+        ["compile", "--network", "../tiny.onnx"],
+        ["distill", "../log.json", "-o", "best.json"],
+    ],
+)
+def test_a_read_only_directory_is_named(ask, tmp_path, plan, monkeypatch, args):
+    log_of(plan, tmp_path / "log.json")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    monkeypatch.chdir(closed)
+    code, said = ask(*args)
+    assert code == 2
+    assert "cannot be written: Permission denied" in said
+
+
+@pytest.mark.parametrize(
+    "args", [["tune", *BUDGET], ["compile", "-o", "lib.so"]], ids=["tune", "compile"]
+)
+def test_without_a_linker_the_remedy_is_named(tmp_path, args):
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    (tmp_path / "lib.so").write_text("an older library")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    env = {"PATH": str(empty), "TVMTUNE_LINKER": ""}
+    done = tvmtune(*args, "--network", "tiny.onnx", cwd=tmp_path, env=env)
+    assert done.returncode == 1
+    assert complaint(done.stderr).startswith("no linker found")
+    assert (tmp_path / "lib.so").read_text() == "an older library"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("args", "room"),
+    [
+        (["tune", *BUDGET, "--log", "log.json"], 6000),
+        (["compile", "-o", "lib.so"], 100),
+        (["compile", "-o", "lib.so"], 20000),
+    ],
+    ids=["tune", "compile at once", "compile in the end"],
+)
+def test_a_full_disk_is_named_and_nothing_is_damaged(tmp_path, plan, args, room):
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    (tmp_path / "lib.so").write_text("an older library")
+    log_of(plan, tmp_path / "log.json")
+    before = contents(tmp_path)
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    done = tvmtune(*args, "--network", "tiny.onnx", cwd=tmp_path, preexec_fn=fill)
+    assert done.returncode == 1, done.stderr
+    assert complaint(done.stderr)
+    after = contents(tmp_path)
+    assert after.keys() == before.keys()
+    assert after["log.json"].startswith(before["log.json"])
+    assert after["lib.so"] == before["lib.so"]
+    if args[0] == "tune":
+        assert len(api.read_log(tmp_path / "log.json").trials) == 1
