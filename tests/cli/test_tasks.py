@@ -5,8 +5,8 @@ import json
 import onnx
 import pytest
 from click.testing import CliRunner
-from models import tiny_cnn
 
+from models import tiny_cnn
 from tvmtune.cli import group
 
 

@@ -132,7 +132,8 @@ from tvmtune.measure.workers import Workers
 with Workers(2) as pool:
     if sys.argv[1:]:
         print("ready", flush=True)
-        pool.map("{CALLS}:start_child_and_wait", [(p,) for p in sys.argv[1:]], deadline=600, stage="run")
+        paths = [(path,) for path in sys.argv[1:]]
+        pool.map("{CALLS}:start_child_and_wait", paths, deadline=600, stage="run")
     else:
         pool.map("{CALLS}:chatter", [()] * 4, deadline=60, stage="run")
 """

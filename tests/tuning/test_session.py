@@ -138,8 +138,10 @@ def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
 
     told = Impatient()
     tasks = [small.task(0, small.matmul(8))]
-    with small.session(log, tasks, trials=40, observer=told) as session:
-        with pytest.raises(KeyboardInterrupt):
-            session.run()
+    with (
+        small.session(log, tasks, trials=40, observer=told) as session,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        session.run()
     assert len(read_log(log).trials) == 5
     assert not session.measurer.directory.exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tvmtune import __version__
+from tvmtune import __version__, interrupt
 from tvmtune.errors import TvmtuneError, nearest
 
 COMMANDS = {
@@ -68,36 +68,48 @@ def main(args: list[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else args
     verbose = any(w in ("-v", "--verbose") for w in words)
     code: Any = 0
+    interrupt.install()
     try:
         code = group.main(args=words, prog_name="tvmtune", standalone_mode=False)
+        interrupt.check()
+    except (click.Abort, KeyboardInterrupt):
+        code = _interrupted()
+    except Exception as error:
+        code = _interrupted() if interrupt.pending() else _failed(error, verbose)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> int:
+    _say("tvmtune: interrupted")
+    return 130
+
+
+def _failed(failure: Exception, verbose: bool) -> int:
+    """Say what failed, in one line; returns the exit code."""
+    try:
+        raise failure
     except TvmtuneError as error:
         _say(f"tvmtune: {error}", error if verbose else None)
-        code = error.exit_code
+        return error.exit_code
     except click.ClickException as error:
         error.show()
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _say("tvmtune: interrupted", None)
-        code = 130
+        return error.exit_code
     except BrokenPipeError:
         # Whoever read our output has gone; a second complaint at exit would help nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        _say(f"tvmtune: {error.strerror or error}:{where}", error if verbose else None)
-        code = 1
+        where = f": {error.filename}" if error.filename else ""
+        _say(f"tvmtune: {error.strerror or error}{where}", error if verbose else None)
     except Exception as error:
         _say(
             f"tvmtune: unexpected {type(error).__name__}: {error}. This is a defect of tvmtune; "
             "-v shows where, please report it.",
             error if verbose else None,
         )
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return 1
 
 
-def _say(message: str, error: BaseException | None) -> None:
+def _say(message: str, error: BaseException | None = None) -> None:
     if error is not None:
         import traceback
 

@@ -57,6 +57,12 @@ def choose_records(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -
             chosen[task.key] = best[task.key]
         elif donors and task.key not in lines:
             chosen[task.key] = min(donors, key=lambda t: t.latency)
+    if best and not chosen:
+        networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
+        raise TvmtuneError(
+            f"{', '.join(str(log.path) for log in logs)} is the log of another network "
+            f"({', '.join(networks)}): none of its records fits a task of this one."
+        )
     return chosen
 
 
@@ -78,8 +84,12 @@ def compile_library(
         prepared.network, device, layout=prepared.layout, tasks=rows, check=check
     )
     with replacing(path) as fresh:
-        backend.export_lib(lowered, device, fresh)
-        metadata.append(fresh, described)
+        try:
+            backend.export_lib(lowered, device, fresh)
+            metadata.append(fresh, described)
+        except TvmtuneError as error:
+            # whoever reads it asked for ``path``
+            raise type(error)(str(error).replace(str(fresh), str(path))) from error
     return Compiled(path, described)
 
 

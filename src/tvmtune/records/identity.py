@@ -36,6 +36,7 @@ def anchor_key(mod: tvm.IRModule) -> str:
 
     A workload without an anchor (pure element-wise code) is its own anchor.
     """
+    import tvm_ffi
     from tvm.s_tir.analysis import find_anchor_sblock
 
     block = find_anchor_sblock(mod)
@@ -44,7 +45,7 @@ def anchor_key(mod: tvm.IRModule) -> str:
 
     def buffers(regions: object) -> list[object]:
         return [
-            [[str(e) for e in r.source.shape], str(r.source.dtype), str(r.region)]
+            [[str(e) for e in r.source.shape], str(r.source.dtype)]
             for r in regions  # type: ignore[attr-defined]
         ]
 
@@ -55,6 +56,8 @@ def anchor_key(mod: tvm.IRModule) -> str:
             loops,
             buffers(block.reads),
             buffers(block.writes),
+            # what the block computes, strides and dilation included; variables count by position
+            tvm_ffi.structural_hash(block, map_free_vars=True),
             version("apache-tvm"),
             SPACE_VERSION,
         ]

@@ -215,7 +215,8 @@ def _is_json(data: bytes) -> bool:
 
 def _check_header(path: Path, record: JSON) -> None:
     version: Any = record.get("format")
-    if not isinstance(version, int) or "device" not in record or "network" not in record:
+    parts = (record.get("device"), record.get("network"))
+    if not isinstance(version, int) or not all(isinstance(part, dict) for part in parts):
         raise TvmtuneError(f"{path} is not a tvmtune log: its header is incomplete.")
     if version > FORMAT:
         raise TvmtuneError(

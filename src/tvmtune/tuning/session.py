@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import interrupt
 from tvmtune.records.log import LogWriter
 from tvmtune.tuning import scheduler
 from tvmtune.tuning.model import CostModel
@@ -121,6 +122,7 @@ class Session:
         try:
             self._measure_defaults()
             while not self._spent():
+                interrupt.check()
                 choice = scheduler.pick(
                     self.scheduling, self.states, self.budget.per_task, self.peak
                 )
@@ -145,6 +147,7 @@ class Session:
                 try:
                     schedule = implementation.space.default(implementation.mod, self.target)
                 except Exception:  # the tuner may still find one
+                    interrupt.check()
                     continue
                 proposal = Proposal.of(schedule)
                 self._known_of(arm).add(proposal.candidate)
@@ -175,6 +178,7 @@ class Session:
                 )
             proposals = arm.tuner.ask(count)
         except Exception as error:
+            interrupt.check()
             # An implementation whose space cannot be searched must not end the others' session.
             self._exhaust(state, arm, f"its space cannot be searched: {error}")
             return
