@@ -3,19 +3,23 @@
 The runtimes take turns: a round is one repeat of each, and each round starts with another one. So a
 machine that slows down, or a neighbour that wakes up, strikes all of them alike.
 
-What makes turns in one process fair was measured on two cores (a network of 10 ms in TVM and of 5 ms
-in ONNX Runtime and in OpenVINO when each has the machine to itself; medians of 15 to 20 turns):
+Turns alone are not fair. After a run, threads spin and wait for the next one: TVM's for 147 ms, ONNX
+Runtime's for 40, OpenVINO's for 1, and who follows shares its cores with them. To forbid the spinning
+would slow down the very runtimes that profit from it in use. So before each turn the bench *rests*
+until the process has used next to no CPU time for two windows of 20 ms. But after a rest the first
+call is slow: caches are cold, and the kernel may wake both threads on one CPU. So each turn *warms up*
+with calls that are not timed. Medians in ms of 15 turns of one call, two runs on two cores with nothing
+else on them:
 
-- After a run, threads spin and wait for the next one: TVM's for 147 ms, ONNX Runtime's for 40 ms,
-  OpenVINO's for 1 ms. Who follows directly shares its cores with them: 18.6, 5.3 and 10.2 ms for one
-  call a turn, 12.6, 5.6 and 9.6 ms for five. So before each turn the bench waits until the process
-  has used next to no CPU time for two windows of 20 ms. To forbid the spinning instead would slow
-  down the very runtimes that profit from it in use, and TVM's cannot be forbidden per session.
-- After such a rest the caches are cold and the kernel tends to wake both threads on one CPU: 14.9,
-  5.2 and 9.5 ms where a call or none came before the timed one. So each turn starts with untimed
-  calls, 30 ms of them or one.
-
-With both, the medians were 10.0, 5.1 and 5.2 ms: those of each runtime alone.
+=====================  ===========  ============  ==========
+..                     TVM          ONNX Runtime  OpenVINO
+=====================  ===========  ============  ==========
+alone                  10.1         5.0           5.0
+turns                  19.1 - 22.4  5.2           10.1
+turns, rest            10.4 - 11.7  7.7 - 10.3    6.4 - 6.6
+turns, warm-up         10.1 - 12.4  5.1 - 5.3     8.0 - 8.4
+turns, rest, warm-up   10.4 - 11.8  5.1 - 5.2     5.2
+=====================  ===========  ============  ==========
 """
 
 from __future__ import annotations

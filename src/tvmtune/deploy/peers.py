@@ -7,6 +7,7 @@ as many threads as the library has, and float32 where it would choose less.
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,7 +31,9 @@ class Peer(ABC):
     @property
     def version(self) -> str:
         """Version of the package, or an empty string if it is not installed."""
-        return system.version_of(self.package) or ""
+        # The module knows it, too, where it came from a distribution of another name (-gpu).
+        module = sys.modules.get(self.package)
+        return system.version_of(self.package) or str(getattr(module, "__version__", ""))
 
     def available(self) -> str | None:
         """None if it can be used, or the reason why not, with the remedy."""

@@ -6,9 +6,9 @@ import gc
 import time
 from collections.abc import Callable
 
-WARM_UP = 0.03
-"""Seconds of untimed calls. After a rest the kernel often wakes both threads on one CPU and takes
-some ten milliseconds to part them; a call in between takes twice its time."""
+WARM_UP = 0.05
+"""Seconds of untimed calls. After a rest the first call takes up to half as long again; and where the
+kernel wakes both threads on one CPU, calls take twice their time until it parts them."""
 
 Invoke = Callable[[int], float]
 """``invoke(count) -> seconds``: run ``count`` times on inputs that are in place."""
