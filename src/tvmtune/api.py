@@ -18,7 +18,8 @@ from tvmtune.types import JSON, Device, Network, Prepared, Task, Timing
 
 if TYPE_CHECKING:
     from tvmtune.deploy.compile import Compiled
-    from tvmtune.tuning.session import Budget, Observer, Session
+    from tvmtune.tuning.observer import Observer
+    from tvmtune.tuning.session import Budget, Session
 
 load = networks.load
 

@@ -12,7 +12,7 @@ from tests.models import tiny_cnn
 
 from tvmtune.deploy import metadata
 from tvmtune.deploy.library import Library
-from tvmtune.deploy.threads import allowed_cpus
+from tvmtune.threads import allowed_cpus
 
 # A pool that another test's kernel starts is of this size, too; it could not grow later.
 os.environ.setdefault("TVM_NUM_THREADS", str(min(2, len(allowed_cpus()))))

@@ -18,7 +18,7 @@ from tests.models import tiny_cnn
 
 from tvmtune import networks
 from tvmtune.deploy import metadata
-from tvmtune.deploy.threads import allowed_cpus
+from tvmtune.threads import allowed_cpus
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "deploy.md").read_text()

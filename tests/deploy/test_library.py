@@ -15,9 +15,9 @@ from tests.models import tiny_encoder
 from tvmtune import networks
 from tvmtune.deploy import verify
 from tvmtune.deploy.library import Library
-from tvmtune.deploy.threads import allowed_cpus
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
+from tvmtune.threads import allowed_cpus
 
 two_cpus = pytest.mark.skipif(len(allowed_cpus()) < 2, reason="needs two CPUs")
 

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tvmtune.accuracy import relative_error
 from tvmtune.deploy.verify import (
     SAMPLES,
     compare,
     make_check,
-    relative_error,
     run_check,
     sample_places,
 )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+from tvmtune.cli.options import library_inputs, library_options, refuse_remote
 
-    import numpy as np
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
     from tvmtune.deploy.bench import BenchResult
     from tvmtune.deploy.library import Library
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("bench")
-@click.argument("library", metavar="LIB", type=click.Path(path_type=Path))
+@library_options
 @click.option(
     "--vs",
     metavar="NAMES",
@@ -56,16 +56,6 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, allow_dash=True),
     help="Write the results as JSON; - writes them to standard output, in place of the table.",
 )
-@click.option(
-    "--input",
-    "input_file",
-    metavar="FILE.npz",
-    type=click.Path(path_type=Path),
-    help="Inputs, one array for each; random ones without it.",
-)
-@click.option("--threads", type=int, help="CPU threads; by default as many as it was tuned for.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs.")
-@click.option("--remote", metavar="KEY", hidden=True)
 def command(
     library: Path,
     vs: str | None,
@@ -83,8 +73,7 @@ def command(
     """Measure the library LIB: median, mean, deviation, 95th percentile, throughput."""
     from tvmtune.errors import TvmtuneError, UsageError
 
-    if remote:
-        raise UsageError("remote benching needs the farm, which this version does not have")
+    refuse_remote(remote)
     from tvmtune.deploy import atomic, metadata, peers
     from tvmtune.deploy.bench import bench
 
@@ -93,7 +82,7 @@ def command(
     if check and not found.get("check"):
         raise UsageError(f"{library} carries no reference to check against. Compile it again")
     loaded = _open(library, found, threads)
-    inputs = _inputs(loaded, input_file, seed)
+    inputs = library_inputs(loaded, input_file, seed)
     verdict = _check(loaded) if check else None
     with _progress(repeat, others) as on_round:
         result = bench(
@@ -179,7 +168,7 @@ def _ms(value: float) -> str:
 def _open(path: Path, found: dict[str, Any], threads: int | None) -> Library:
     from tvmtune import system
     from tvmtune.deploy.library import Library
-    from tvmtune.deploy.threads import choose
+    from tvmtune.threads import choose
 
     chosen = choose(threads, int(found["threads"]))
     # What peers are built on reads these variables when it is imported.
@@ -187,14 +176,6 @@ def _open(path: Path, found: dict[str, Any], threads: int | None) -> Library:
     if chosen != found["threads"]:
         click.echo(f"note: tuned for {found['threads']} threads, run with {chosen}", err=True)
     return Library.open(path, chosen)
-
-
-def _inputs(library: Library, path: Path | None, seed: int) -> Mapping[str, np.ndarray]:
-    from tvmtune.networks.inputs import random_inputs, read_inputs
-
-    if path is None:
-        return random_inputs(library.inputs, seed)
-    return read_inputs(path, library.inputs)
 
 
 def _check(library: Library) -> CheckResult:

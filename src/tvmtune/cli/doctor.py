@@ -223,9 +223,10 @@ def try_kernel() -> None:
 
     from tvmtune import system
     from tvmtune.graph import intrinsics
+    from tvmtune.threads import settle
 
     say(stage="threads", tvm_threads=int(tvm.get_global_func("runtime.NumThreads")()))
-    tvm.get_global_func("runtime.config_threadpool")(1, system.usable_cpus())
+    settle(system.usable_cpus())
 
     say(stage="build")
     size = 64

@@ -11,7 +11,10 @@ import click
 from tvmtune.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tvmtune.api import Plan
+    from tvmtune.deploy.library import Library
 
 PATH = click.Path(path_type=Path)
 
@@ -50,6 +53,46 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def library_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The library itself, its inputs and its threads: what ``bench`` and ``run`` share."""
+    for option in reversed(
+        (
+            click.argument("library", metavar="LIB", type=PATH),
+            click.option(
+                "--input",
+                "input_file",
+                metavar="FILE.npz",
+                type=PATH,
+                help="Inputs, one array for each; random ones without it.",
+            ),
+            click.option(
+                "--threads", type=int, help="CPU threads; by default as many as it was tuned for."
+            ),
+            click.option(
+                "--seed", type=int, default=0, show_default=True, help="Seed of random inputs."
+            ),
+            click.option("--remote", metavar="KEY", hidden=True),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def library_inputs(library: Library, path: Path | None, seed: int) -> dict[str, np.ndarray]:
+    """The user's inputs, or random ones."""
+    from tvmtune.networks.inputs import random_inputs, read_inputs
+
+    if path is None:
+        return random_inputs(library.inputs, seed)
+    return read_inputs(path, library.inputs)
+
+
+def refuse_remote(key: str | None) -> None:
+    """``--remote`` is understood, so that it fails for what it is."""
+    if key:
+        raise UsageError(f"--remote {key} needs the farm, which this version does not have")
 
 
 def make_plan(

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmtune.cli.output import clock, console, milliseconds
-from tvmtune.tuning.session import Observer, Session
-from tvmtune.tuning.state import Arm, TaskState
+from tvmtune.tuning.observer import Observer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tvmtune.tuning.session import Session
+    from tvmtune.tuning.state import Arm, TaskState
     from tvmtune.types import Trial
 
 

@@ -7,29 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tvmtune.cli.options import PATH, library_inputs, library_options, refuse_remote
+
 if TYPE_CHECKING:
     import numpy as np
 
 
 @click.command("run")
-@click.argument("library", metavar="LIB", type=click.Path(path_type=Path))
-@click.option(
-    "--input",
-    "input_file",
-    metavar="FILE.npz",
-    type=click.Path(path_type=Path),
-    help="Inputs, one array for each; random ones without it.",
-)
+@library_options
 @click.option(
     "--output",
     "output_file",
     metavar="FILE.npz",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Where to write the outputs, one array for each.",
 )
-@click.option("--threads", type=int, help="CPU threads; by default as many as it was tuned for.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs.")
-@click.option("--remote", metavar="KEY", hidden=True)
 def command(
     library: Path,
     input_file: Path | None,
@@ -39,18 +31,11 @@ def command(
     remote: str | None,
 ) -> None:
     """Run the library LIB once and say what came out."""
-    from tvmtune.errors import UsageError
-
-    if remote:
-        raise UsageError("remote runs need the farm, which this version does not have")
+    refuse_remote(remote)
     from tvmtune.deploy.library import Library
-    from tvmtune.networks.inputs import random_inputs, read_inputs
 
     loaded = Library.open(library, threads)
-    if input_file is None:
-        inputs = random_inputs(loaded.inputs, seed)
-    else:
-        inputs = read_inputs(input_file, loaded.inputs)
+    inputs = library_inputs(loaded, input_file, seed)
     outputs = loaded.run(inputs)
     for spec, array in zip(loaded.outputs, outputs, strict=True):
         click.echo(f"{spec}: {_summary(array)}")

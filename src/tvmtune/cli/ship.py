@@ -85,7 +85,7 @@ def ship(
 
 def _check_inputs(plan: Plan, library: Library, inputs: dict[str, np.ndarray]) -> None:
     """Compare the outputs for the user's own inputs with the reference."""
-    from tvmtune.deploy.verify import TOLERANCE, relative_error
+    from tvmtune.accuracy import TOLERANCE, relative_error
 
     pairs = zip(library.run(inputs), plan.network.reference(inputs), strict=True)
     worst = max((relative_error(got, want) for got, want in pairs), default=0.0)

@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from tvmtune import system
+from tvmtune.accuracy import relative_error
 from tvmtune.deploy.neighbours import Neighbours
 from tvmtune.deploy.timing import calls_per_repeat, sample, warm_up
-from tvmtune.deploy.verify import CheckResult, relative_error
+from tvmtune.deploy.verify import CheckResult
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
 

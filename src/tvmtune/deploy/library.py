@@ -49,7 +49,7 @@ class Library:
         not so many CPUs, TvmtuneError if it cannot be loaded here.
         """
         from tvmtune.deploy.session import LocalSession
-        from tvmtune.deploy.threads import choose
+        from tvmtune.threads import choose
 
         path = Path(path)
         found = trailer.read(path)

@@ -76,9 +76,9 @@ class LocalSession:
         import tvm
         from tvm.runtime.vm import VirtualMachine
 
-        from tvmtune.deploy.threads import configure
+        from tvmtune.threads import share
 
-        configure(threads)
+        share(threads)
         self.threads = threads
         # By its format rather than by its suffix, and with a path that the loader does not look up.
         load = tvm.get_global_func("ffi.Module.load_from_file.so")

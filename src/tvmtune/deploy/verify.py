@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from tvmtune.accuracy import TOLERANCE, relative_error
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import numpy_dtype, random_inputs
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from tvmtune.types import JSON, Network, TensorSpec
 
-TOLERANCE = 1e-4
-"""The largest max|y - ref| / max|ref| that passes for float32."""
 SAMPLES = 4096
 
 
@@ -72,28 +71,6 @@ class CheckResult:
             "tolerance": self.tolerance,
             "reasons": list(self.reasons),
         }
-
-
-def relative_error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
-    """max|got - want| / max|want|, the one measure of error; shapes must be equal.
-
-    ``scale`` stands in for max|want| where ``want`` is only a part. A reference of nothing but
-    zeros is compared absolutely. Infinite if a value is NaN or infinite where the reference's is
-    not.
-    """
-    if want.size == 0:
-        return 0.0
-    left, right = got.astype(np.float64), want.astype(np.float64)
-    finite = np.isfinite(right)
-    # Attention masks may hold infinities: those have to be met exactly.
-    same = np.array_equal(left[~finite], right[~finite], equal_nan=True)
-    if not same or not np.isfinite(left[finite]).all():
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    if scale is None:
-        scale = float(np.abs(right[finite]).max())
-    return float(np.abs(left[finite] - right[finite]).max()) / (scale or 1.0)
 
 
 def make_check(network: Network, seed: int = 0) -> JSON:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune.measure import threads as tvm_threads
+from tvmtune import threads as tvm_threads
+from tvmtune.accuracy import relative_error
 from tvmtune.types import TensorSpec, Timing
 
 _block: Any = None
@@ -98,19 +99,6 @@ def check(
     for got, want in zip(_after(artifact, args), expected, strict=True):
         worst = max(worst, relative_error(got, want))
     return worst
-
-
-def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """max|got - want| / max|want|; infinite where a value is not finite or the shapes differ."""
-    if got.shape != want.shape:
-        return float("inf")
-    if want.size == 0:
-        return 0.0
-    left, right = got.astype(np.float64), want.astype(np.float64)
-    if not np.isfinite(left).all():
-        return float("inf")
-    scale = float(np.abs(right).max()) or 1.0
-    return float(np.abs(left - right).max()) / scale
 
 
 def _after(artifact: str, args: Sequence[TensorSpec]) -> list[np.ndarray]:

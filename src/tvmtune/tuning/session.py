@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import interrupt
+from tvmtune.accuracy import TOLERANCE
 from tvmtune.records.log import LogWriter
 from tvmtune.tuning import scheduler
 from tvmtune.tuning.model import CostModel
+from tvmtune.tuning.observer import Observer
 from tvmtune.tuning.state import Arm, TaskState, estimate
 from tvmtune.tuning.tuners import create
 from tvmtune.tuning.tuners.base import Proposal, TunerArgs
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 
 BATCH = 16
 """Candidates per round; fewer while a task is still quick to improve would waste the search."""
-TOLERANCE = 1e-4
-"""A kernel is wrong if max|y - ref| / max|ref| exceeds this."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,6 @@ class Budget:
     per_task: int | None = None
     patience: int | None = None
     """Rounds over which the estimate has to improve by 1%."""
-
-
-class Observer:
-    """Hears what the session does. Every method may be overridden; none needs to be."""
-
-    def started(self, session: Session) -> None: ...
-
-    def proposing(self, state: TaskState, arm: Arm) -> None: ...
-
-    def trial(self, state: TaskState, trial: Trial) -> None: ...
-
-    def verdict(self, state: TaskState, trial: Trial) -> None: ...
-
-    def skipped(self, state: TaskState) -> None: ...
-
-    def finished(self, session: Session) -> None: ...
 
 
 class Session:

@@ -7,7 +7,8 @@ What was found out about ``runtime.config_threadpool(mode, threads[, cpus])`` in
 - ``(mode, threads)`` alone changes nothing about that size; yet it binds the calling thread to one
   CPU, and every thread that this one starts later (a peer's pool) inherits the binding.
 - A list of CPUs, as strings, sets the size. Mode -3 lets all threads roam over the listed CPUs, so
-  the whole affinity of the process in the list leaves the calling thread as it was.
+  the whole affinity of the process in the list leaves the calling thread as it was. Mode -2 binds
+  each worker to one of them, but lets the calling thread roam.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 
 from tvmtune.errors import TvmtuneError, UsageError
 
+_ONE_CPU_EACH = -2
 _SHARE_CPUS = -3
 
 
@@ -42,19 +44,37 @@ def choose(threads: int | None, tuned: int) -> int:
     return threads
 
 
-def configure(threads: int) -> None:
+def share(threads: int) -> None:
     """Have TVM compute with ``threads`` threads in the calling thread's parallel kernels.
 
-    Raises UsageError if there are not so many CPUs, and TvmtuneError if the pool exists already
-    and is too small: then something ran a parallel kernel before.
+    All of them may run on any CPU of the process. Raises UsageError if there are not so many CPUs,
+    and TvmtuneError if the pool exists already and is too small: then something ran a parallel
+    kernel before.
     """
+    _configure(_SHARE_CPUS, choose(threads, threads))
+
+
+def settle(threads: int) -> None:
+    """As :func:`share`, but for measuring: each thread on a CPU of its own, the caller's included.
+
+    On a small machine a caller that roams often sits on a worker's CPU for the first tens of
+    milliseconds, and a kernel takes exactly twice its time (2.1 ms against 1.05 ms on two cores).
+    Bound, the first measurement is as good as the hundredth. Where only a part of the CPUs is used
+    nothing is bound, so that two processes do not meet on the same ones.
+    """
+    cpus = allowed_cpus()
+    if not 1 < threads == len(cpus) or not hasattr(os, "sched_setaffinity"):
+        share(threads)
+        return
+    _configure(_ONE_CPU_EACH, threads)
+    os.sched_setaffinity(0, {cpus[0]})  # TVM gives the others to its workers, in this order
+
+
+def _configure(mode: int, threads: int) -> None:
     import tvm
 
-    cpus = allowed_cpus()
-    threads = choose(threads, threads)
-    tvm.get_global_func("runtime.config_threadpool")(
-        _SHARE_CPUS, threads, [str(cpu) for cpu in cpus]
-    )
+    cpus = [str(cpu) for cpu in allowed_cpus()]
+    tvm.get_global_func("runtime.config_threadpool")(mode, threads, cpus)
     found = int(tvm.get_global_func("runtime.NumThreads")())
     if found != threads:
         raise TvmtuneError(

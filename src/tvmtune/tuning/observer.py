@@ -1,0 +1,26 @@
+"""What a session tells whoever watches it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvmtune.tuning.session import Session
+    from tvmtune.tuning.state import Arm, TaskState
+    from tvmtune.types import Trial
+
+
+class Observer:
+    """Hears what the session does. Every method may be overridden; none needs to be."""
+
+    def started(self, session: Session) -> None: ...
+
+    def proposing(self, state: TaskState, arm: Arm) -> None: ...
+
+    def trial(self, state: TaskState, trial: Trial) -> None: ...
+
+    def verdict(self, state: TaskState, trial: Trial) -> None: ...
+
+    def skipped(self, state: TaskState) -> None: ...
+
+    def finished(self, session: Session) -> None: ...
