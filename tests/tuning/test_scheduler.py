@@ -135,3 +135,12 @@ def test_the_ceiling_is_never_below_a_rate_that_was_seen():
     assert scheduler.ceiling([state(0, [1e-3], flop=1e9)], 100.0) == pytest.approx(1100.0)
     assert scheduler.ceiling([state(0, [INF], flop=1e9)], 100.0) == pytest.approx(110.0)
     assert scheduler.ceiling([state(0, [1e-3])], None) is None
+
+
+def test_a_task_is_not_starved_by_an_implementation_that_has_no_room_left():
+    # direct runs near the peak; the second algorithm, which may go beyond, has hardly been tried
+    state_ = state(0, [1e-2], [1.1e-2], flop=1e9)
+    state_.arms[1].implementation.exact = False
+    other = state(1, [2e-3] * 40, flop=1e6)
+    choice = scheduler.pick("effect", [state_, other], peak=100.0)
+    assert choice == (state_, state_.arms[1])

@@ -53,7 +53,7 @@ def pick(
     elif name == "round-robin":
         state = min(open_states, key=lambda s: (s.count, s.task.index))
     else:
-        state = max(open_states, key=lambda s: gain(s, top))
+        state = max(open_states, key=lambda s: gain(s, choose_arm(s, top), top))
     return state, choose_arm(state, top)
 
 
@@ -68,22 +68,23 @@ def ceiling(states: Sequence[TaskState], peak: float | None) -> float | None:
     return 1.1 * max(peak, *seen, 0.0)
 
 
-def gain(state: TaskState, top: float | None = None) -> float:
-    """Expected seconds of end-to-end latency that one more trial of the task saves.
+def gain(state: TaskState, arm: Arm, top: float | None = None) -> float:
+    """Expected seconds of end-to-end latency that one more trial of the implementation saves.
 
-    A task that has had few trials may still improve by much, but a direct algorithm never beyond
+    One that has had few trials may still improve by much, but a direct algorithm never beyond
     ``top``, a rate in GFLOPS.
     """
-    arm = choose_arm(state, top)
     done = len(arm.trials)
     best = state.best
     recent = 0.0
     if done > WINDOW and arm.best_after[-WINDOW - 1] < float("inf"):
         recent = max(0.0, arm.best_after[-WINDOW - 1] - arm.best_after[-1]) / WINDOW
     room = max(0.5 * (best - _floor(state, arm, top)), 0.01 * best)
-    # Hope fades as trials go by without any gain.
+    # Hope fades as trials go by without any gain, and for one that lags behind.
     stale = sum(1 for b in arm.best_after if b == arm.best_after[-1])
-    return state.task.weight * (0.5 * recent + room / (done + WINDOW) / (1 + stale / WINDOW))
+    lag = best / arm.best if done >= EXPLORE else 1.0
+    hope = room * lag / (done + WINDOW) / (1 + stale / WINDOW)
+    return state.task.weight * (0.5 * recent * lag + hope)
 
 
 def choose_arm(state: TaskState, top: float | None = None) -> Arm:
@@ -94,10 +95,12 @@ def choose_arm(state: TaskState, top: float | None = None) -> Arm:
     arms = [a for a in state.arms if not a.exhausted] or state.arms
     arms = [a for a in arms if _floor(state, a, top) < state.best] or arms
     fresh = [a for a in arms if len(a.trials) < EXPLORE and not _failing(a)]
-    if fresh:
-        return min(fresh, key=lambda a: len(a.trials))
-    near = [a for a in arms if a.best <= HOPELESS * state.best] or arms
-    return min(near, key=lambda a: a.best * (1 + 0.1 * len(a.trials) / (1 + state.count)))
+    near = [a for a in arms if a.best <= HOPELESS * state.best]
+    unmeasured = [a for a in fresh if not a.trials]
+    if state.best == float("inf") or unmeasured:
+        return min(unmeasured or fresh or arms, key=lambda a: len(a.trials))
+    worth = [a for a in arms if a in fresh or a in near] or arms
+    return max(worth, key=lambda a: gain(state, a, top))
 
 
 def _floor(state: TaskState, arm: Arm, top: float | None) -> float:
