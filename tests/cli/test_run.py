@@ -60,4 +60,4 @@ def test_bad_inputs_and_places(library, tmp_path):
     assert type(error("--input", tmp_path / "none.npz")) is UsageError
     assert type(error("--output", tmp_path / "none" / "y.npz")) is TvmtuneError
     assert "is a directory" in str(error("--output", tmp_path))
-    assert "need the farm" in str(error("--remote", "board"))
+    assert "needs the farm" in str(error("--remote", "board"))

@@ -54,6 +54,10 @@ def fold_batch_norms(model: onnx.ModelProto) -> onnx.ModelProto:
     kept = [tensor for tensor in result.graph.initializer if tensor.name in used]
     del result.graph.initializer[:]
     result.graph.initializer.extend(kept)
+    # Older files list weights as inputs, too: one that is gone must not become a real input.
+    listed = [i for i in graph.input if i.name not in weights or i.name in used]
+    del result.graph.input[:]
+    result.graph.input.extend(listed)
     return result
 
 
