@@ -1,10 +1,12 @@
 """The public Python API: what the commands call, in the order of the flow.
 
-``load`` a network, ``plan`` it for a target, ``tune`` the plan, ``compile`` it.
+``load`` a network, ``plan`` it for a target, ``tune`` the plan, ``compile`` it; or ``ship`` it: compile
+it with and without what was tuned, check both, and keep the better one.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,11 @@ from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
 from tvmtune.types import JSON, Device, Network, Prepared, Task, Timing
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tvmtune.deploy.compile import Compiled
+    from tvmtune.deploy.peers import Peer
+    from tvmtune.deploy.ship import Shipped
     from tvmtune.tuning.observer import Observer
     from tvmtune.tuning.session import Budget, Session
 
@@ -132,6 +138,29 @@ def compile(
     return compile_library(
         plan.backend, plan.prepared, plan.tasks, chosen, plan.device, output, check=check
     )
+
+
+def ship(
+    plan: Plan,
+    output: Path,
+    logs: Sequence[Path],
+    *,
+    peers: Sequence[Peer] = (),
+    inputs: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+) -> Shipped:
+    """Compile with and without the records of ``logs`` and hand over the better library.
+
+    See :func:`tvmtune.deploy.ship.ship`.
+    """
+    from tvmtune.deploy.ship import ship
+
+    with tempfile.TemporaryDirectory(prefix="tvmtune-ship-") as folder:
+        tuned = compile(plan, Path(folder) / "tuned.so", logs, check_seed=seed)
+        untuned = compile(plan, Path(folder) / "untuned.so", check_seed=seed)
+        return ship(
+            tuned, untuned, plan.network, Path(output), peers=peers, inputs=inputs, seed=seed
+        )
 
 
 def earlier(plan: Plan, path: Path) -> Log | None:

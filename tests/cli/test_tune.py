@@ -80,7 +80,9 @@ def test_from_a_file_to_a_checked_library_and_on(folder):
     assert len(shown) == 20
     assert (folder / "lib.so").stat().st_size > 0
     assert "the output is" in first.stdout
-    assert f"{TASKS} tasks: {TASKS} with a record" in first.stdout
+    # so small a network may be quicker untuned, and then says so
+    records = 0 if "the untuned one is shipped" in first.stderr else TASKS
+    assert f"{TASKS} tasks: {records} with a record" in first.stdout
 
     second = tvmtune(
         "-v", "tune", *QUICK, "--trials", 30, "--log", "log.json", "--no-compile", cwd=folder

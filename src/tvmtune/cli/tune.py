@@ -20,6 +20,7 @@ from tvmtune.cli.options import (
 
 if TYPE_CHECKING:
     from tvmtune.api import Plan
+    from tvmtune.deploy.ship import Shipped
 
 
 @click.command("tune")
@@ -180,9 +181,29 @@ def command(
     if no_compile:
         return
 
-    from tvmtune.cli.ship import ship
+    click.echo("compiling the tuned and the untuned library", err=True)
+    _show(api.ship(plan, library, [path], peers=peers, inputs=inputs, seed=seed))
 
-    ship(plan, path, library, peers, seed=seed, inputs=inputs)
+
+def _show(shipped: Shipped) -> None:
+    """The table of runtimes, then what was shipped."""
+    from tvmtune.cli.bench import show
+    from tvmtune.cli.compile import describe
+
+    show(shipped.bench)
+    for note in shipped.bench.notes:
+        click.echo(f"note: {note}", err=True)
+    if shipped.remark:
+        click.echo(f"{shipped.remark}: the untuned one is shipped", err=True)
+    click.echo(f"the output is {shipped.verdict}")
+    if shipped.given_error is not None:
+        click.echo(f"the output for the given inputs is right ({shipped.given_error:.1e})")
+    estimate = shipped.compiled.metadata["estimate_ms"]
+    click.echo(
+        f"untuned {shipped.untuned_ms:.3f} ms, now {shipped.bench.runs[0].median_ms:.3f} ms"
+        + (f", {estimate:.3f} ms estimated from its kernels" if estimate else "")
+    )
+    click.echo(describe(shipped.compiled))
 
 
 def _remember(started: Any, sessions: list[Any]) -> Any:
