@@ -9,7 +9,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from tvmtune.cli import COMMANDS, group
+from tvmtune.cli import COMMANDS, group, main
 
 
 def test_the_group_lists_every_command_with_its_help():
@@ -46,3 +46,10 @@ def test_a_mistyped_command_is_answered_with_the_nearest():
     result = CliRunner().invoke(group, ["tunee"])
     assert result.exit_code == 2
     assert "'tunee' is not a command. Did you mean tune" in result.output
+
+
+def test_verbose_may_stand_before_and_behind_the_command(capsys):
+    for words in (["-v", "tasks"], ["tasks", "-v"]):
+        with pytest.raises(SystemExit):
+            main([*words, "--network", "nowhere"])
+        assert "Traceback" in capsys.readouterr().err

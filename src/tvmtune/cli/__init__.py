@@ -35,6 +35,17 @@ class LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"tvmtune.cli.{name}").command
+        if not any(param.name == "verbose" for param in command.params):
+            # so that -v may stand behind the command's name, too
+            command.params.append(
+                click.Option(
+                    ["-v", "--verbose"],
+                    is_flag=True,
+                    expose_value=False,
+                    callback=_be_verbose,
+                    help="A line per trial; tracebacks with errors.",
+                )
+            )
         return command
 
     def resolve_command(
@@ -48,6 +59,11 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(dict)["verbose"] = True
 
 
 @click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "TVMTUNE"})
