@@ -6,6 +6,7 @@ it with and without what was tuned, check both, and keep the better one.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import host, networks, system
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
-from tvmtune.types import JSON, Device, Network, Prepared, Task, Timing
+from tvmtune.types import JSON, Device, Network, Prepared, Task, TensorSpec, Timing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +71,11 @@ def plan(
     system.set_threads(device.threads)
     if params:
         known = backend.hardware_params(device)
+        for name in params:
+            if name not in known:
+                raise UsageError(
+                    f"hardware parameter '{name}' is not known.{nearest(name, [*known])}"
+                )
         device = Device.from_json({**device.to_json(), "params": {**known, **params}})
     prepared = backend.prepare(network, device, layout)
     return Plan(backend, device, prepared, backend.extract_tasks(prepared, device))
@@ -77,7 +83,7 @@ def plan(
 
 def tune(
     plan: Plan,
-    log: Path | None = None,
+    log: str | Path | None = None,
     *,
     budget: Budget | None = None,
     timing: Timing | None = None,
@@ -95,7 +101,7 @@ def tune(
     from tvmtune.measure.measurer import Measurer
     from tvmtune.tuning.session import Budget, Session
 
-    path = log or plan.default_log()
+    path = Path(log) if log else plan.default_log()
     earlier(plan, path)
     builder, runner = plan.backend.make_builder(plan.device), plan.backend.make_runner(plan.device)
     with (
@@ -125,25 +131,34 @@ def tune(
 
 
 def compile(
-    plan: Plan, output: Path, logs: Sequence[Path] = (), *, check_seed: int | None = 0
+    plan: Plan, output: str | Path, logs: Sequence[str | Path] = (), *, check_seed: int | None = 0
 ) -> Compiled:
     """Compile the plan with the best records of ``logs``; without any, with default schedules.
 
-    ``check_seed`` None leaves out the reference outputs that ``bench --check`` compares with.
+    The library is checked against the network's reference before it takes its place, where this
+    machine can run it; raises :class:`TvmtuneError` if it is wrong. ``check_seed`` None leaves that
+    out, and with it the reference outputs that ``bench --check`` compares with.
     """
     from tvmtune.deploy.compile import choose_records, compile_library, reference_check
 
-    chosen = choose_records([read_log(p) for p in logs], plan.tasks, plan.device)
+    chosen = choose_records([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
     check = None if check_seed is None else reference_check(plan.prepared, check_seed)
     return compile_library(
-        plan.backend, plan.prepared, plan.tasks, chosen, plan.device, output, check=check
+        plan.backend,
+        plan.prepared,
+        plan.tasks,
+        chosen,
+        plan.device,
+        Path(output),
+        check=check,
+        verify_it=check is not None,
     )
 
 
 def ship(
     plan: Plan,
-    output: Path,
-    logs: Sequence[Path],
+    output: str | Path,
+    logs: Sequence[str | Path],
     *,
     peers: Sequence[Peer] = (),
     inputs: Mapping[str, np.ndarray] | None = None,
@@ -153,11 +168,24 @@ def ship(
 
     See :func:`tvmtune.deploy.ship.ship`.
     """
+    from tvmtune.deploy.compile import choose_records, compile_library, reference_check
     from tvmtune.deploy.ship import ship
 
-    with tempfile.TemporaryDirectory(prefix="tvmtune-ship-") as folder:
-        tuned = compile(plan, Path(folder) / "tuned.so", logs, check_seed=seed)
-        untuned = compile(plan, Path(folder) / "untuned.so", check_seed=seed)
+    chosen = choose_records([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
+    check = reference_check(plan.prepared, seed)
+    with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-ship-") as folder:
+        tuned, untuned = (
+            compile_library(
+                plan.backend,
+                plan.prepared,
+                plan.tasks,
+                records,
+                plan.device,
+                Path(folder) / name,
+                check=check,
+            )
+            for name, records in (("tuned.so", chosen), ("untuned.so", {}))
+        )
         return ship(
             tuned, untuned, plan.network, Path(output), peers=peers, inputs=inputs, seed=seed
         )
@@ -171,9 +199,12 @@ def earlier(plan: Plan, path: Path) -> Log | None:
     names = {h["network"].get("name", "?") for h in log.headers}
     hashes = {h["network"].get("structure_hash") for h in log.headers}
     if plan.network.structure_hash not in hashes:
+        mine = ", ".join(map(str, plan.network.inputs))
+        theirs = sorted({_inputs(h["network"].get("inputs", [])) for h in log.headers})
         raise TvmtuneError(
-            f"{path} is the log of another network ({', '.join(sorted(names))}), not of this "
-            f"{plan.network.name}. Choose another --log, or --fresh to put it aside."
+            f"{path} is the log of another network ({', '.join(sorted(names))} with "
+            f"{'; '.join(theirs)}), not of this {plan.network.name} with {mine}. "
+            "Choose another --log, or --fresh to put it aside."
         )
     devices = log.devices()
     if plan.device.identity() not in devices:
@@ -186,6 +217,10 @@ def earlier(plan: Plan, path: Path) -> Log | None:
             "another --log, or --fresh to put it aside."
         )
     return log
+
+
+def _inputs(listed: list[Any]) -> str:
+    return ", ".join(str(TensorSpec(name, tuple(shape), dtype)) for name, shape, dtype in listed)
 
 
 def write_header(plan: Plan, writer: LogWriter, history: Log | None, peak: float | None) -> None:

@@ -17,10 +17,11 @@ class UsageError(TvmtuneError):
 
 
 def nearest(word: str, known: list[str], *, count: int = 3) -> str:
-    """Return ``" Did you mean a, b?"`` for the known names close to ``word``, or the whole list."""
+    """Return ``" Did you mean a, b?"`` for the known names close to ``word``, or the list."""
     import difflib
 
     close = difflib.get_close_matches(word.lower(), known, n=count, cutoff=0.5)
     if close:
         return f" Did you mean {', '.join(close)}?"
-    return f" Known: {', '.join(sorted(known))}."
+    listed = ", ".join(sorted(known)[:12])
+    return f" Known: {listed}{', ...' if len(known) > 12 else ''}."

@@ -153,19 +153,18 @@ class Prepared:
     graph: tvm.IRModule
     """Relax operators, constants folded, before legalisation."""
     extra: JSON = field(default_factory=dict)
-    """A backend's own findings on the way."""
+    """A backend's own findings on the way, which its later hooks read; the core does not."""
 
 
 @dataclass(frozen=True)
 class BuilderSpec:
-    """How a candidate becomes an artifact. The core owns processes, deadlines, retries, recycling."""
+    """How a candidate becomes an artifact. The core owns processes, deadlines and recycling."""
 
     build: str
     """``"package.module:function"``, called in a build worker as
     ``function(mod, target, options, directory) -> path``."""
     init: str | None = None
     """``"package.module:function"`` called once in each worker with ``options``."""
-    fmt: Literal["jit", "so", "blob"] = "so"
     options: JSON = field(default_factory=dict)
 
 

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from cli.commands import complaint, tvmtune
 from models import one_node, tiny_cnn, tiny_encoder
@@ -29,6 +31,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> api.Plan:
     path = tmp_path_factory.mktemp("plan") / "tiny.onnx"
     onnx.save(tiny_cnn(), path)
     return api.plan(api.load(str(path)))
+
+
+OLDER = b"\x7fELF, an older library"
 
 
 @pytest.fixture
@@ -65,7 +70,9 @@ def contents(folder: Path) -> dict[str, bytes]:
         (["--network", "tiny.onnx", "--target-attr", "mcpuu=znver4"], "mcpuu.*Did you mean mcpu"),
         (["--network", "tiny.onnx", "--target-attr", "mcpu=znver44"], "znver44.*znver4"),
         (["--network", "tiny.onnx", "--target-attr", "mcpu"], "--target-attr takes K=V"),
-        (["--network", "tiny.onnx", "--target-attr", "threads=0"], "at least 1"),
+        (["--network", "tiny.onnx", "--target-attr", "threads=0"], "threads must be from 1 to"),
+        (["--network", "tiny.onnx", "--target-attr", "threads=99"], "threads must be from 1 to"),
+        (["--network", "tiny.onnx", "--hardware-param", "num_core=1"], "Did you mean num_cores"),
         (["--network", "tiny.onnx", "--batch", "0"], "at least 1, got 0"),
         (["--network", "tiny.onnx", "--batch", "4"], "fixed batch size"),
         (["--network", "tiny.onnx", "--shape", "data:1xtwo"], "--shape takes NAME:"),
@@ -109,6 +116,53 @@ def test_a_wrong_option_of_tune_is_named(ask, args, message):
     code, said = ask("tune", "--network", "tiny.onnx", *args)
     assert code == 2
     assert message in said
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["compile", "-o", "tiny.onnx"],
+        ["compile", "-o", "notes.txt"],
+        ["compile", "--emit-module", "tiny.onnx"],
+        ["tune", "-o", "tiny.onnx"],
+        ["tune", "-o", "log.json", "--log", "log.json"],
+        ["tune", "--log", "tiny.onnx"],
+    ],
+    ids=" ".join,
+)
+def test_no_output_takes_the_place_of_what_is_needed_or_of_anything_but_a_library(
+    ask, tmp_path, args
+):
+    (tmp_path / "notes.txt").write_text("not yours")
+    code, said = ask(*args, "--network", "tiny.onnx")
+    assert code == 2
+    assert "choose another" in said
+
+
+def test_an_operator_without_a_kernel_is_named_before_any_tuning(ask, tmp_path):
+    weights = {"w": np.ones((4, 8), "float32"), "k": np.array([3], "int64")}
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node("TopK", ["h", "k"], ["values", "places"]),
+        ],
+        "best-three",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info("values", TensorProto.FLOAT, [2, 3])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "top.onnx")
+    code, said = ask("tune", "--network", "top.onnx", *BUDGET)
+    assert code == 1
+    assert "no kernel for relax.topk" in said
+
+
+def test_a_network_of_nothing_but_constants_has_nothing_to_compile(ask, tmp_path):
+    onnx.save(one_node("Identity"), tmp_path / "same.onnx")
+    code, said = ask("tune", "--network", "same.onnx", *BUDGET)
+    assert code == 1
+    assert "nothing to compile" in said
 
 
 @pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
@@ -272,14 +326,14 @@ def test_a_read_only_directory_is_named(ask, tmp_path, plan, monkeypatch, args):
 )
 def test_without_a_linker_the_remedy_is_named(tmp_path, args):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
-    (tmp_path / "lib.so").write_text("an older library")
+    (tmp_path / "lib.so").write_bytes(OLDER)
     empty = tmp_path / "empty"
     empty.mkdir()
     env = {"PATH": str(empty), "TVMTUNE_LINKER": ""}
     done = tvmtune(*args, "--network", "tiny.onnx", cwd=tmp_path, env=env)
     assert done.returncode == 1
     assert complaint(done.stderr).startswith("no linker found")
-    assert (tmp_path / "lib.so").read_text() == "an older library"
+    assert (tmp_path / "lib.so").read_bytes() == OLDER
 
 
 @pytest.mark.slow
@@ -318,11 +372,11 @@ def test_a_full_disk_ends_compiling_and_an_older_library_stays(tmp_path, size):
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("no file system can be mounted here")
     try:
-        (disk / "lib.so").write_text("an older library")
+        (disk / "lib.so").write_bytes(OLDER)
         done = tvmtune("compile", "-o", "disk/lib.so", "--network", "tiny.onnx", cwd=tmp_path)
         assert done.returncode == 1, done.stderr
         assert "disk/lib.so: " in complaint(done.stderr)
         assert "No space left" in complaint(done.stderr)
-        assert contents(disk) == {"lib.so": b"an older library"}
+        assert contents(disk) == {"lib.so": OLDER}
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -53,3 +53,20 @@ def test_verbose_may_stand_before_and_behind_the_command(capsys):
         with pytest.raises(SystemExit):
             main([*words, "--network", "nowhere"])
         assert "Traceback" in capsys.readouterr().err
+
+
+def test_every_option_is_an_environment_variable_of_its_own_name():
+    for name in COMMANDS:
+        command = group.get_command(None, name)
+        for param in command.params:
+            long = next((o for o in param.opts if o.startswith("--")), None)
+            if long and long not in ("--help", "--verbose"):
+                word = long.removeprefix("--").replace("-", "_").upper()
+                assert param.envvar == f"TVMTUNE_{name.upper()}_{word}"
+
+
+def test_an_environment_variable_stands_in_for_an_option(monkeypatch, capsys):
+    monkeypatch.setenv("TVMTUNE_TASKS_NETWORK", "nowhere")
+    with pytest.raises(SystemExit):
+        main(["tasks"])
+    assert "'nowhere' is neither" in capsys.readouterr().err

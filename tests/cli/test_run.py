@@ -12,7 +12,7 @@ from tests.models import tiny_encoder
 
 from tvmtune import networks
 from tvmtune.cli import run as run_module
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import UsageError
 from tvmtune.networks.inputs import random_inputs
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")
@@ -58,6 +58,6 @@ def test_bad_inputs_and_places(library, tmp_path):
     np.savez(tmp_path / "x.npz", ids=np.zeros((1, 8), "int64"))
     assert "lacks mask" in str(error("--input", tmp_path / "x.npz"))
     assert type(error("--input", tmp_path / "none.npz")) is UsageError
-    assert type(error("--output", tmp_path / "none" / "y.npz")) is TvmtuneError
+    assert type(error("--output", tmp_path / "none" / "y.npz")) is UsageError
     assert "is a directory" in str(error("--output", tmp_path))
     assert "needs the farm" in str(error("--remote", "board"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from records.sample_log import device, trial, write
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.best import best_of, comparable, distill, ranked
-from tvmtune.records.log import read_log
+from tvmtune.records.log import LogWriter, read_log
 
 DISTILL_WITHOUT_ROOM = """
 import pathlib, resource, signal, sys
@@ -138,3 +138,18 @@ def test_distill_of_failures_only_is_refused_and_keeps_the_old_file(tmp_path):
     with pytest.raises(TvmtuneError, match="no valid trial"):
         distill([log], best)
     assert candidates(best) == ["old"]
+
+
+def test_a_log_is_never_replaced_by_its_own_distillate(tmp_path):
+    log = write(tmp_path / "log.json", trial("a", "1", 2.0), trial("b", "2", 1.0))
+    before = log.read_bytes()
+    with pytest.raises(UsageError, match="is one of the logs that are read"):
+        distill([read_log(log)], log)
+    assert log.read_bytes() == before
+
+
+def test_a_log_that_a_session_writes_to_is_not_replaced(tmp_path):
+    source = write(tmp_path / "log.json", trial("a", "1", 2.0))
+    busy = write(tmp_path / "busy.json", trial("a", "1", 2.0))
+    with LogWriter(busy), pytest.raises(TvmtuneError, match="another process is writing"):
+        distill([read_log(source)], busy)

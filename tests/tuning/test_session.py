@@ -145,3 +145,17 @@ def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
         session.run()
     assert len(read_log(log).trials) == 5
     assert not session.measurer.directory.exists()
+
+
+def test_leaders_that_a_killed_run_left_unchecked_are_checked_by_the_next(tmp_path):
+    log = tmp_path / "log.json"
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, trials=6) as session:
+        session.run()
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"type":"verdict"' not in line))
+    assert not any(t.verified for t in read_log(log).trials)
+    with small.session(log, tasks, trials=6) as session:
+        session.run()
+    best = min((t for t in read_log(log).trials if t.ok), key=lambda t: t.latency)
+    assert best.verified

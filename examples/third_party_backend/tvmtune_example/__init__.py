@@ -70,7 +70,7 @@ def make_builder(device: Device) -> BuilderSpec:
     from tvmtune import system
 
     options = {"linker": system.find_linker()}
-    return BuilderSpec(build="tvmtune.measure.local:build", fmt="so", options=options)
+    return BuilderSpec(build="tvmtune.measure.local:build", options=options)
 
 
 @hookimpl

@@ -8,6 +8,7 @@ from typing import Any
 from tvmtune.errors import UsageError, nearest
 from tvmtune.graph.spaces import RuleSpace
 from tvmtune.system import cpu_model, usable_cpus
+from tvmtune.threads import choose
 from tvmtune.types import Device
 
 ATTRIBUTES = ("mcpu", "mattr", "threads")
@@ -74,9 +75,7 @@ def _threads(given: Any) -> int:
         count = int(given)
     except ValueError:
         raise UsageError(f"threads={given} is not a number.") from None
-    if count < 1:
-        raise UsageError("threads needs a number of at least 1.")
-    return count
+    return choose(count, count)
 
 
 def _lanes(device: Device) -> int:

@@ -35,6 +35,12 @@ class LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"tvmtune.cli.{name}").command
+        for param in command.params:
+            # by the option's name, which is not always that of the function's parameter
+            long = next((o for o in param.opts if o.startswith("--")), None)
+            if isinstance(param, click.Option) and long and long != "--help":
+                word = long.removeprefix("--").replace("-", "_").upper()
+                param.envvar = f"TVMTUNE_{name.upper()}_{word}"
         if not any(param.name == "verbose" for param in command.params):
             # so that -v may stand behind the command's name, too
             command.params.append(

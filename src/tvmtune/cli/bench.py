@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli.options import library_inputs, library_options, refuse_remote
+from tvmtune.cli.options import check_writable, library_inputs, library_options, refuse_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +74,8 @@ def command(
     from tvmtune.errors import TvmtuneError, UsageError
 
     refuse_remote(remote)
+    if json_file is not None and str(json_file) != "-":
+        check_writable("--json", json_file, library, input_file)
     from tvmtune.deploy import atomic, metadata, peers
     from tvmtune.deploy.bench import bench
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from tvmtune.cli.options import PATH, check_writable, make_plan, network_options
+from tvmtune.cli.options import (
+    PATH,
+    check_library,
+    check_writable,
+    make_plan,
+    network_options,
+)
 
 
 @click.command("compile")
@@ -32,15 +38,18 @@ def command(
     for path in logs:
         read_log(path)  # a wrong log fails before anything slow begins
     if output is not None:
-        check_writable("-o", output)
+        check_library("-o", output, *logs, network["network"])
+    if emit_module is not None:
+        check_writable("--emit-module", emit_module, output, *logs, network["network"])
     plan = make_plan(**network)
     target = output or Path(f"{plan.network.name}.so")
-    check_writable("-o", target)
+    check_library("-o", target, *logs, network["network"])
 
     from tvmtune import api
+    from tvmtune.deploy.atomic import write_text
 
     if emit_module is not None:
-        emit_module.write_text(plan.prepared.graph.script(show_meta=False))
+        write_text(emit_module, plan.prepared.graph.script(show_meta=False))
     compiled = api.compile(plan, target, logs, check_seed=seed)
     click.echo(describe(compiled))
 

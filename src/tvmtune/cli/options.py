@@ -128,7 +128,7 @@ def parse_pairs(option: str, values: Sequence[str]) -> dict[str, Any]:
         key, sign, text = value.partition("=")
         if not sign or not key:
             raise UsageError(f"{option} takes K=V, not '{value}'.")
-        result[key] = int(text) if text.lstrip("-").isdigit() else text
+        result[key.strip()] = int(text) if text.lstrip("-").isdigit() else text
     return result
 
 
@@ -183,12 +183,27 @@ def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return seconds
 
 
-def check_writable(option: str, path: Path) -> None:
-    """Refuse an output path in a missing or unusable directory before hours of work."""
+def check_library(option: str, path: Path, *others: Path | str | None) -> None:
+    """As :func:`check_writable`; also refuse to write a library over anything but a library."""
+    check_writable(option, path, *others)
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.read(4) != b"\x7fELF":
+                raise UsageError(f"{option} {path} exists and is no library: choose another name.")
+
+
+def check_writable(option: str, path: Path, *others: Path | str | None) -> None:
+    """Refuse an output path in a missing or unusable directory before hours of work.
+
+    ``others``: files that the command reads or writes besides; the output must be none of them.
+    """
     import os
     import tempfile
 
     folder = path.parent
+    for other in others:
+        if other is not None and path.resolve() == Path(other).resolve():
+            raise UsageError(f"{option} {path} is a file that this command needs: choose another.")
     if path.is_dir():
         raise UsageError(f"{option} {path} is a directory; give a file in it.")
     if not folder.is_dir():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def observer(verbose: bool) -> Observer:
     """The observer that suits where stderr goes."""
     terminal = console(stderr=True).is_terminal
-    return LiveTable(verbose) if terminal and not verbose else Lines(verbose)
+    return LiveTable() if terminal and not verbose else Lines(verbose)
 
 
 class Lines(Observer):
@@ -30,13 +30,14 @@ class Lines(Observer):
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose
         self.session: Session | None = None
-        self._shown = 0.0
 
     def started(self, session: Session) -> None:
         self.session = session
         if session.resumed:
             _line(f"resuming: {session.resumed} trials of earlier runs are in the log")
-        _line(f"{len(session.states)} tasks; first the default schedule of each")
+        fresh = sum(1 for state in session.states for arm in state.arms if not arm.trials)
+        if fresh:
+            _line(f"{len(session.states)} tasks; first {fresh} default schedules")
 
     def proposing(self, state: TaskState, arm: Arm) -> None:
         assert self.session is not None
@@ -70,7 +71,7 @@ class Lines(Observer):
 class LiveTable(Observer):
     """Every task with its trials, best latency, rate, share of the total and failures."""
 
-    def __init__(self, verbose: bool) -> None:
+    def __init__(self) -> None:
         from rich.live import Live
 
         self.session: Session | None = None
@@ -122,6 +123,7 @@ def task_table(session: Session, following: TaskState | None = None, height: int
     table.title = f"{session.device.model}, {session.device.threads} threads"
     if session.peak:
         table.title += f", peak {session.peak:.0f} GFLOPS (float32)"
+        table.caption = "rates count the direct algorithm's operations: others may exceed the peak"
     total = session.estimate()
     states = list(session.states)
     room = max(4, height - 6) if height else len(states)
@@ -145,7 +147,7 @@ def task_table(session: Session, following: TaskState | None = None, height: int
         )
     hidden = len(session.states) - len(states)
     if hidden:
-        table.caption = f"and {hidden} lighter tasks"
+        table.caption = f"and {hidden} lighter tasks; {table.caption or ''}".rstrip("; ")
     return table
 
 
@@ -166,6 +168,9 @@ def summary(session: Session) -> None:
             first[stage] = (before[0] + count, before[1])
         if state.skipped and state.best == float("inf"):
             out.print(f"{state.task.name} has no valid trial: {state.skipped}", markup=False)
+    if session.unchecked:
+        reason = next(iter(session.unchecked.values()))
+        out.print(f"{len(session.unchecked)} leaders could not be checked: {reason}", markup=False)
     for stage, (count, message) in first.items():
         out.print(f"{count} failed at {stage}; the first: {message}", markup=False)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tvmtune.cli.options import PATH, library_inputs, library_options, refuse_remote
+from tvmtune.cli.options import PATH, check_writable, library_inputs, library_options, refuse_remote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,8 @@ def command(
 ) -> None:
     """Run the library LIB once and say what came out."""
     refuse_remote(remote)
+    if output_file is not None:
+        check_writable("--output", output_file, library, input_file)
     from tvmtune.deploy.library import Library
 
     loaded = Library.open(library, threads)

@@ -10,6 +10,7 @@ import click
 from tvmtune.cli.options import (
     PATH,
     above_zero,
+    check_library,
     check_writable,
     duration,
     make_plan,
@@ -130,9 +131,9 @@ def command(
     inputs = read_inputs(input_file, plan.network.inputs) if input_file else None
     path = log or plan.default_log()
     library = output or Path(f"{plan.network.name}.so")
-    check_writable("--log", path)
+    check_writable("--log", path, network["network"], input_file)
     if not no_compile:
-        check_writable("-o", library)
+        check_library("-o", library, path, network["network"], input_file)
 
     from tvmtune import api
     from tvmtune.cli import progress
@@ -223,7 +224,7 @@ def _select(plan: Plan, only: str | None) -> list[Any]:
     if not only:
         return list(plan.tasks)
     chosen: list[Any] = []
-    for word in (w.strip() for w in only.split(",")):
+    for word in (w.strip() for w in only.split(",") if w.strip()):
         first, dash, last = word.partition("-")
         if word.startswith("top") and word[3:].isdigit():
             heavy = sorted(plan.tasks, key=lambda t: -t.weight * t.flop)
@@ -243,13 +244,15 @@ def _select(plan: Plan, only: str | None) -> list[Any]:
 
 
 def _print_plan(plan: Plan, tasks: list[Any], budget: Any, log: Path, library: Path | None) -> None:
+    from tvmtune.cli.output import clock
+
     limits = [
         f"{budget.trials} trials" if budget.trials else "",
-        f"{budget.seconds / 60:.0f} minutes" if budget.seconds else "",
+        clock(budget.seconds) if budget.seconds else "",
         f"{budget.per_task} trials a task" if budget.per_task else "",
         f"{budget.patience} rounds without 1% gain" if budget.patience else "",
     ]
-    gflop = sum(t.weight * t.flop for t in plan.tasks) / 1e9
+    gflop = sum(t.weight * t.flop for t in tasks) / 1e9
     click.echo(
         f"{plan.network.name} ({plan.prepared.layout}) on {plan.device.model}, "
         f"{plan.device.threads} threads, target {plan.device.target}\n"
@@ -264,8 +267,11 @@ def _put_aside(path: Path) -> None:
     """Rename the log to the first free ``NAME.1``, ``NAME.2``, ...: nothing measured is lost."""
     if not path.exists():
         return
+    from tvmtune.records.log import LogWriter
+
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
-    path.rename(aside)
+    with LogWriter(path):  # refused while another session writes to it
+        path.rename(aside)
     click.echo(f"the log that was there is now {aside}", err=True)

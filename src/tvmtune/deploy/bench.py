@@ -149,6 +149,7 @@ class BenchResult:
             "network": self.network,
             "device": self.device,
             "host": self.host,
+            "notes": self.notes,
         }
 
 

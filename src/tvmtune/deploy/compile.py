@@ -10,6 +10,7 @@ from typing import Any
 
 from tvmtune.deploy import metadata, verify
 from tvmtune.deploy.atomic import replacing
+from tvmtune.deploy.library import Library
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph.lower import RECORD
 from tvmtune.host import Backend
@@ -75,8 +76,13 @@ def compile_library(
     path: Path,
     *,
     check: JSON | None = None,
+    verify_it: bool = False,
 ) -> Compiled:
-    """Lower, export to ``path`` and append the metadata; an existing file is replaced as a whole."""
+    """Lower, export to ``path`` and append the metadata; an existing file is replaced as a whole.
+
+    With ``verify_it`` the library is run and compared with ``check`` first; raises
+    :class:`TvmtuneError` if it is wrong.
+    """
     lowered = backend.lower(prepared, dict(chosen), device)
     how: dict[str, str] = json.loads(str((lowered.attrs or {}).get(RECORD, "{}")))
     rows = [_row(task, chosen.get(task.key), how.get(task.key, "default")) for task in tasks]
@@ -87,6 +93,8 @@ def compile_library(
         try:
             backend.export_lib(lowered, device, fresh)
             metadata.append(fresh, described)
+            if verify_it and check is not None:
+                _verify(fresh, described)
         except TvmtuneError as error:
             # whoever reads it asked for ``path``
             raise type(error)(str(error).replace(str(fresh), str(path))) from error
@@ -96,6 +104,17 @@ def compile_library(
 def reference_check(prepared: Prepared, seed: int = 0) -> JSON:
     """Reference outputs of the network, computed without TVM, for :mod:`tvmtune.deploy.verify`."""
     return verify.make_check(prepared.network, seed)
+
+
+def _verify(path: Path, described: JSON) -> None:
+    """Run the library and compare its outputs; one for another machine cannot be, and is not."""
+    try:
+        metadata.check_runnable(path, described)
+    except TvmtuneError:
+        return
+    verdict = verify.run_check(Library.open(path), described["check"])
+    if not verdict.passed:
+        raise TvmtuneError(f"the output of {path} is {verdict}: it is not kept")
 
 
 def _row(task: Task, trial: Trial | None, record: str) -> JSON:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.deploy.atomic import replacing
 from tvmtune.errors import TvmtuneError
+from tvmtune.graph.sites import without_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,26 +58,9 @@ def build(lowered: tvm.IRModule, device: Device) -> tvm.runtime.Executable:
             relax_pipeline=tvm.transform.Sequential(_passes()),
         )
     except Exception as exc:
-        left = _operators(lowered)
+        left = without_kernel(lowered)
         why = f"no kernel for {', '.join(left)}: " if left else ""
         raise TvmtuneError(f"the network cannot be compiled: {why}{_last_line(exc)}") from exc
-
-
-def _operators(lowered: tvm.IRModule) -> list[str]:
-    """Relax operators in the module that are not calls of kernels, sorted."""
-    import tvm
-    from tvm import relax
-
-    found: set[str] = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op):
-            found.add(node.op.name)
-
-    for function in lowered.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return sorted(name for name in found if not name.startswith("relax.call_"))
 
 
 def _passes() -> list[Any]:
@@ -116,7 +100,9 @@ def _objects_in_memory() -> Iterator[tuple[Path, list[int]]]:
     object file. In memory that cannot happen, and a linker that finds the disk full only fails.
     """
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tvmtune-")))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-"))
+        )
         files: list[int] = []
         if hasattr(os, "memfd_create"):
             # The names that export_library gives them. One that it adds becomes a plain file.

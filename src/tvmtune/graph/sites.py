@@ -40,6 +40,23 @@ def call_sites(mod: tvm.IRModule) -> list[Site]:
     return sites
 
 
+def without_kernel(mod: tvm.IRModule) -> list[str]:
+    """Relax operators in the module that are not calls of kernels, sorted."""
+    import tvm
+    from tvm import relax
+
+    found: set[str] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op):
+            found.add(node.op.name)
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return sorted(name for name in found if not name.startswith("relax.call_"))
+
+
 def as_workload(func: Any) -> tvm.IRModule:
     """The PrimFunc alone, called ``main``, so that its name does not enter its identity."""
     import tvm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import intrinsics, rules, traces
@@ -93,7 +92,6 @@ def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -
 
 def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
     """Decisions for one design space, the preferred first, each with a score to compare spaces by."""
-    rng = random.Random(0)
     options = []
     for register_tile in (8, 4, 16, 2, 1):
         trace = design.trace
@@ -111,8 +109,6 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
             elif position == 1:
                 inner = _divisor(extent, register_tile)
                 decision = [1, extent // inner, 1, inner]
-            elif position == 2:
-                decision = [extent, 1, 1, 1]
             else:
                 decision = [extent, 1, 1, 1]
             trace = trace.with_decision(inst, decision, remove_postproc=True)
@@ -126,7 +122,7 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
         # A cache for the output block keeps accumulators in registers; the sampled compute location
         # is left as TVM drew it.
         cached = sum(1 for i in trace.insts if i.kind.name == "CacheWrite")
-        options.append((len(spatial) + 0.1 * cached + rng.random() * 1e-3, trace))
+        options.append((len(spatial) + 0.1 * cached, trace))
     return options
 
 

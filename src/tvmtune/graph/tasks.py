@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.errors import TvmtuneError
 from tvmtune.graph.algorithms import ALGORITHMS, Algorithm, Choice
 from tvmtune.graph.pipeline import legalize
-from tvmtune.graph.sites import Site, as_workload, call_sites
+from tvmtune.graph.sites import Site, as_workload, call_sites, without_kernel
 from tvmtune.graph.spaces import RuleSpace
 from tvmtune.records.identity import anchor_key, workload_key
 from tvmtune.types import Device, Implementation, Prepared, Space, Task, TensorSpec
@@ -28,7 +29,19 @@ def extract_tasks(
     every kernel whose program it changes when the whole network is legalised with it.
     """
     make = space_for or (lambda mod: RuleSpace(device.target))
-    direct = call_sites(legalize(prepared.graph, device))
+    program = legalize(prepared.graph, device)
+    missing = without_kernel(program)
+    if missing:
+        raise TvmtuneError(
+            f"{prepared.network.name} cannot be compiled: there is no kernel for "
+            f"{', '.join(missing)}. Leave that part of the network to the program that uses the "
+            "library, or express it by other operators."
+        )
+    direct = call_sites(program)
+    if not direct:
+        raise TvmtuneError(
+            f"{prepared.network.name} has no kernel at all: there is nothing to compile."
+        )
     tasks: dict[str, Task] = {}
     for site in direct:
         mod = as_workload(site.func)

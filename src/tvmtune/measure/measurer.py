@@ -31,7 +31,7 @@ class Measurer:
     """Builds and times candidates of one device in processes that are killed at their deadlines.
 
     With an exclusive runner, building and timing alternate: while a candidate is timed no builder
-    works, and the other way round.
+    works, and the other way round. Otherwise a candidate is timed as soon as it is built.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class Measurer:
         self.directory = Path(tempfile.mkdtemp(prefix=f"tvmtune-{os.getpid()}-"))
         self._references: dict[str, Outcome] = {}
         self._builders = Workers(max(1, device.threads), init=builder.init, options=builder.options)
-        self._runners = Workers(runner.slots, init=runner.init, options=runner.options)
+        self._runners = Workers(
+            runner.slots, init=runner.init, options=runner.options, directory=self.directory
+        )
 
     def measure(
         self,
@@ -59,11 +61,9 @@ class Measurer:
         ``best`` gives the latency in seconds that a candidate must come near to deserve all its
         repeats.
         """
-        built = self._build([(i, trace, False) for i, trace in candidates])
-        ready = [n for n, outcome in enumerate(built) if outcome.ok]
-        results: dict[int, Measurement] = {
-            n: _failed(outcome) for n, outcome in enumerate(built) if not outcome.ok
-        }
+        results: dict[int, Measurement] = {}
+        built: dict[int, Outcome] = {}
+        running: list[tuple[int, Any]] = []
         reported = 0
 
         def report() -> None:
@@ -72,8 +72,22 @@ class Measurer:
                 on_result(reported, results[reported])
                 reported += 1
 
-        def ran(position: int, outcome: Outcome) -> None:
-            n = ready[position]
+        def start(n: int) -> None:
+            path, args = built[n].value
+            options = {**self.runner.options, "best": best[n] if best else None}
+            call = (path, args, self.timing, options)
+            handle = self._runners.submit(self.runner.run, call, self.timing.run_timeout)
+            running.append((n, handle))
+
+        def has_built(n: int, outcome: Outcome) -> None:
+            built[n] = outcome
+            if not outcome.ok:
+                results[n] = _failed(outcome)
+            elif not self.runner.exclusive:
+                start(n)
+
+        def has_run(position: int, outcome: Outcome) -> None:
+            n = running[position][0]
             results[n] = (
                 Measurement(seconds=tuple(outcome.value)) if outcome.ok else _failed(outcome)
             )
@@ -81,14 +95,17 @@ class Measurer:
                 Path(built[n].value[0]).unlink()
             report()
 
+        self._build([(i, trace, False) for i, trace in candidates], has_built)
         report()
-        calls = []
-        for n in ready:
-            path, args = built[n].value
-            options = {**self.runner.options, "best": best[n] if best else None}
-            calls.append((path, args, self.timing, options))
-        self._runners.map(
-            self.runner.run, calls, deadline=self.timing.run_timeout, stage="run", on_result=ran
+        if self.runner.exclusive:
+            for n, outcome in built.items():
+                if outcome.ok:
+                    start(n)
+        self._runners.collect(
+            [handle for _, handle in running],
+            deadline=self.timing.run_timeout,
+            stage="run",
+            on_result=has_run,
         )
 
     def verify(self, implementation: Implementation, trace: Any) -> tuple[float | None, str]:
@@ -127,7 +144,11 @@ class Measurer:
         outcome = self._runners.map(self.runner.peak, [call], deadline=60.0, stage="run")[0]
         return float(outcome.value) if outcome.ok else None
 
-    def _build(self, wanted: Sequence[tuple[Implementation, Any, bool]]) -> list[Outcome]:
+    def _build(
+        self,
+        wanted: Sequence[tuple[Implementation, Any, bool]],
+        on_result: Callable[[int, Outcome], None] | None = None,
+    ) -> list[Outcome]:
         calls = [
             (
                 self._workload(implementation),
@@ -140,12 +161,22 @@ class Measurer:
             )
             for implementation, trace, whole in wanted
         ]
-        return [
-            replace(outcome, stage="space") if outcome.message.startswith(MISFIT) else outcome
-            for outcome in self._builders.map(
-                BUILD, calls, deadline=self.timing.build_timeout, stage="build"
-            )
-        ]
+        outcomes: list[Outcome] = []
+
+        def classify(n: int, outcome: Outcome) -> None:
+            misfit = outcome.message.startswith(MISFIT)
+            outcomes.append(replace(outcome, stage="space") if misfit else outcome)
+            if on_result is not None:
+                on_result(n, outcomes[-1])
+
+        self._builders.map(
+            BUILD,
+            calls,
+            deadline=self.timing.build_timeout,
+            stage="build",
+            on_result=classify,
+        )
+        return outcomes
 
     def _workload(self, implementation: Implementation) -> str:
         path = self.directory / f"{implementation.workload_key}.json"
@@ -175,5 +206,9 @@ def _sweep() -> None:
     """Remove what sessions that were killed have left behind."""
     for path in Path(tempfile.gettempdir()).glob("tvmtune-[0-9]*-*"):
         owner = path.name.split("-")[1]
-        if path.is_dir() and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if not owner.isdigit() or Path(f"/proc/{owner}").exists():
+            continue
+        if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

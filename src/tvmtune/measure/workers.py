@@ -26,6 +26,9 @@ from pebble import ProcessExpired, ProcessPool
 
 PR_SET_PDEATHSIG = 1
 
+_unfit: str | None = None
+"""In a worker: why its initialisation failed, if so."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -50,7 +53,7 @@ class Workers:
     """A pool of ``slots`` processes that call functions by name.
 
     ``init`` is called in each new worker with ``options``. A worker is replaced after ``recycle``
-    calls, because TVM's processes grow.
+    calls, because TVM's processes grow. What the workers print goes to a file in ``directory``.
     """
 
     def __init__(
@@ -60,11 +63,12 @@ class Workers:
         init: str | None = None,
         options: dict[str, Any] | None = None,
         recycle: int = 200,
+        directory: Path | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tvmtune.measure.preload"])
         self._stderr = tempfile.NamedTemporaryFile(  # noqa: SIM115, it lives as long as the pool
-            prefix="tvmtune-stderr-", suffix=".log"
+            prefix=f"tvmtune-{os.getpid()}-workers-", suffix=".log", dir=directory
         )
         self._pool = ProcessPool(
             max_workers=slots,
@@ -74,6 +78,12 @@ class Workers:
             initargs=(os.getpid(), self._stderr.name, list(sys.path), init, dict(options or {})),
         )
         self._closed = False
+        self._read = 0
+        """How much of what the workers printed has been looked at."""
+
+    def submit(self, function: str, call: tuple[Any, ...], deadline: float) -> Any:
+        """Have ``function`` called with ``call``; the handle is for :meth:`collect`."""
+        return self._pool.schedule(_call, args=(function, *call), timeout=deadline)
 
     def map(
         self,
@@ -86,22 +96,33 @@ class Workers:
     ) -> list[Outcome]:
         """Call ``function`` once per tuple of arguments; results in order.
 
-        A call that takes longer than ``deadline`` seconds is killed and comes back as ``timeout``;
-        one whose process dies, as ``crash``; one that raises, as ``stage``. ``on_result`` hears of
-        each result in order, as soon as it and all before it are there.
+        ``on_result`` hears of each result in order, as soon as it and all before it are there.
         """
-        futures = [
-            self._pool.schedule(_call, args=(function, *call), timeout=deadline) for call in calls
-        ]
+        handles = [self.submit(function, call, deadline) for call in calls]
+        return self.collect(handles, deadline=deadline, stage=stage, on_result=on_result)
+
+    def collect(
+        self,
+        handles: Sequence[Any],
+        *,
+        deadline: float,
+        stage: str,
+        on_result: Callable[[int, Outcome], None] | None = None,
+    ) -> list[Outcome]:
+        """What became of calls that were submitted with ``deadline``, in order.
+
+        A call that took longer than ``deadline`` seconds was killed and comes back as ``timeout``;
+        one whose process died, as ``crash``; one that raised, as ``stage``.
+        """
         outcomes: list[Outcome] = []
         try:
-            for index, future in enumerate(futures):
+            for index, future in enumerate(handles):
                 outcome = self._wait(future, deadline, stage)
                 outcomes.append(outcome)
                 if on_result is not None:
                     on_result(index, outcome)
         except BaseException:
-            for future in futures:
+            for future in handles:
                 future.cancel()
             raise
         return outcomes
@@ -121,11 +142,15 @@ class Workers:
             return Outcome(stage=stage, message=brief(error))
 
     def _last_words(self) -> str:
-        """The end of what the workers wrote to stderr: a crash's own message, if it left one."""
+        """The last line that workers have printed since the last crash: a message, if it left one."""
         try:
-            lines = Path(self._stderr.name).read_text(errors="replace").strip().splitlines()
+            with Path(self._stderr.name).open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
         except OSError:
             return ""
+        self._read += len(text)
+        lines = text.decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:300]}" if lines else ""
 
     def close(self) -> None:
@@ -166,10 +191,16 @@ def _start(
     os.close(log)
     sys.path[:] = path
     if init is not None:
-        resolve(init)(options)
+        try:
+            resolve(init)(options)
+        except Exception as error:  # a pool ends for good if this leaves the initialiser
+            global _unfit
+            _unfit = brief(error)
 
 
 def _call(function: str, *args: Any) -> Any:
+    if _unfit is not None:
+        raise RuntimeError(f"the worker could not be set up: {_unfit}")
     try:
         return resolve(function)(*args)
     except Exception as error:

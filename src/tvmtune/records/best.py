@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tvmtune.errors import TvmtuneError
-from tvmtune.records.log import Log, LogWriter
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.records.log import Log, LogWriter, sync_directory
 from tvmtune.types import Trial
 
 
@@ -45,6 +45,11 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
     """
     if top < 1:
         raise TvmtuneError("--top needs a number of at least 1.")
+    for log in logs:
+        if output.exists() and output.samefile(log.path):
+            raise UsageError(f"{output} is one of the logs that are read: choose another -o.")
+    if output.exists():
+        LogWriter(output).close()  # refused while a session writes to it
     handle, name = _temporary(output)
     os.close(handle)
     kept = 0
@@ -79,6 +84,7 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
             raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill.")
         Path(name).chmod(0o644)
         Path(name).replace(output)
+        sync_directory(output.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

@@ -62,6 +62,7 @@ class LogWriter:
                 f"another process is writing to {path}. Wait for it, or choose another --log."
             ) from None
         self._cut_torn_line()
+        sync_directory(path.parent)
 
     def append(self, kind: str, record: JSON) -> None:
         """Write one line and wait until it is on disk."""
@@ -113,6 +114,17 @@ class LogWriter:
         # A file that is one long torn line may not be a log at all: the reader decides, not we.
 
 
+def sync_directory(folder: Path) -> None:
+    """Have new and renamed entries of a directory survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:  # not every file system can
+        pass
+    finally:
+        os.close(descriptor)
+
+
 def read_log(path: Path) -> Log:
     """Read a log of this or an older format.
 
@@ -160,9 +172,10 @@ def _take(
         by_candidate[trial.device, trial.workload, trial.candidate] = trial
     elif kind == "verdict":
         key = (identity, record["workload"], record["candidate"])
-        if key in by_candidate:
-            by_candidate[key].verified = bool(record["verified"])
-            if not record["verified"]:
+        verdict = record["verified"]
+        if key in by_candidate and verdict is not None:
+            by_candidate[key].verified = bool(verdict)
+            if not verdict:
                 by_candidate[key].error = {
                     "stage": "wrong-answer",
                     "message": record.get("message", ""),

@@ -78,6 +78,8 @@ class Session:
         self.new = 0
         self.begun = time.monotonic()
         self.stopped_because = ""
+        self.unchecked: dict[str, str] = {}
+        """Leaders (by candidate) on which no verdict could be reached, with the reason."""
         self._known: dict[str, set[str]] = {}
         self._kind = measurer.runner.kind
         self._target: Any = None
@@ -104,6 +106,8 @@ class Session:
         self.begun = time.monotonic()
         self.observer.started(self)
         try:
+            for state in self.states:  # an earlier run may have been killed before it checked these
+                self._verify(state)
             self._measure_defaults()
             while not self._spent():
                 interrupt.check()
@@ -138,8 +142,11 @@ class Session:
                 batch.append((state, arm, proposal))
         # every task before any second implementation, should the budget be that small
         batch.sort(key=lambda entry: entry[1] is not entry[0].arms[0])
-        limit = self._left(len(batch))
-        self._measure(batch[:limit], "default")
+        batch = batch[: self._left(len(batch))]
+        for first in range(0, len(batch), BATCH):
+            if first and self._spent():
+                break
+            self._measure(batch[first : first + BATCH], "default")
 
     def _round(self, state: TaskState, arm: Arm) -> None:
         self.observer.proposing(state, arm)
@@ -225,15 +232,15 @@ class Session:
     def _verify(self, state: TaskState) -> None:
         """Check the leader; while it is wrong, demote it and check the next."""
         while (trial := state.leader) is not None and trial.verified is None:
-            if "unverified" in trial.extra:
+            if trial.candidate in self.unchecked:
                 return
             implementation = state.task.implementation(trial.implementation)
             error, message = self.measurer.verify(implementation, trial.trace)
             if error is None:
-                trial.extra["unverified"] = message
-                return
-            trial.verified = error <= TOLERANCE
-            if not trial.verified:
+                self.unchecked[trial.candidate] = message
+            else:
+                trial.verified = error <= TOLERANCE
+            if trial.verified is False:
                 message = (
                     message or f"max|y - ref| / max|ref| is {error:.2e}, more than {TOLERANCE:g}"
                 )
@@ -244,7 +251,7 @@ class Session:
                     "workload": trial.workload,
                     "candidate": trial.candidate,
                     "verified": trial.verified,
-                    "deviation": error if error < float("inf") else "inf",
+                    "deviation": "inf" if error == float("inf") else error,
                     "message": message,
                 },
             )
