@@ -61,7 +61,7 @@ def test_a_plan_knows_its_network_its_device_and_its_log(tmp_path):
         ({"target": "cpuu"}, "cpu"),
         ({"layout": "NHCW"}, "NHWC"),
         ({"attrs": {"thread": 1}}, "threads"),
-        ({"attrs": {"threads": 0}}, "at least 1"),
+        ({"attrs": {"threads": 0}}, "threads must be from 1 to"),
         ({"attrs": {"mcpu": "no-such-cpu"}}, "no processor 'no-such-cpu'"),
         ({"remote": "board"}, "this machine"),
     ],

@@ -80,7 +80,7 @@ def test_statistics():
 def test_the_report_is_what_scripts_read(opened):
     result = bench(opened, repeat=4, peers=[Fake()])
     report = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert set(report) == {"runs", "network", "device", "host"}
+    assert set(report) == {"runs", "network", "device", "host", "notes"}
     assert [run["runtime"] for run in report["runs"]] == ["tvmtune", "fake"]
     own, other = report["runs"]
     assert set(own) == set(other) == RUN_KEYS

@@ -96,5 +96,5 @@ def test_every_key_of_the_metadata_is_described(folder):
 
 def test_every_key_of_the_report_is_shown():
     report = json.loads(block("json", text=(DOCS / "json.md").read_text()))
-    assert set(report) == {"runs", "network", "device", "host"}
+    assert set(report) == {"runs", "network", "device", "host", "notes"}
     assert set(report["runs"][0]) == RUN_KEYS

@@ -163,3 +163,14 @@ def test_workers_leave_the_terminal_clean():
         [sys.executable, "-c", SESSION], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_workers_may_use_every_cpu_even_if_the_session_was_bound_to_one():
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        with Workers(1) as workers:
+            outcome = workers.map("os:sched_getaffinity", [(0,)], deadline=60, stage="run")[0]
+    finally:
+        os.sched_setaffinity(0, mine)
+    assert outcome.value == mine

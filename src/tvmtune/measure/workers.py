@@ -24,7 +24,13 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from tvmtune.threads import allowed_cpus
+
 PR_SET_PDEATHSIG = 1
+
+CPUS = allowed_cpus()
+"""What the process may use. TVM may bind the session's thread to one CPU later, when it runs a kernel
+there; workers must not inherit that."""
 
 _unfit: str | None = None
 """In a worker: why its initialisation failed, if so."""
@@ -75,7 +81,7 @@ class Workers:
             max_tasks=recycle,
             context=context,
             initializer=_start,
-            initargs=(os.getpid(), self._stderr.name, list(sys.path), init, dict(options or {})),
+            initargs=(CPUS, self._stderr.name, list(sys.path), init, dict(options or {})),
         )
         self._closed = False
         self._read = 0
@@ -171,7 +177,7 @@ class Workers:
 
 
 def _start(
-    session: int, stderr: str, path: list[str], init: str | None, options: dict[str, Any]
+    cpus: list[int], stderr: str, path: list[str], init: str | None, options: dict[str, Any]
 ) -> None:
     """First thing in a worker: die with the session, leave Ctrl-C to it, keep the terminal clean."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -190,6 +196,8 @@ def _start(
     os.dup2(log, 1)
     os.close(log)
     sys.path[:] = path
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
     if init is not None:
         try:
             resolve(init)(options)
