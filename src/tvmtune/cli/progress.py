@@ -108,15 +108,23 @@ class LiveTable(Observer):
         )
         bar.add_task(text + (f", {clock(left)} left" if left is not None else ""), total=whole)
         bar.update(bar.task_ids[0], completed=done)
-        return Group(task_table(session, self.next, self._live.console.height), bar)
+        size = self._live.console.size
+        table = task_table(session, self.next, width=size.width, height=size.height)
+        return Group(table, bar)
 
 
-def task_table(session: Session, following: TaskState | None = None, height: int = 0) -> Any:
-    """The table of a session's tasks; with ``height`` only as many rows as fit, heaviest first."""
+def task_table(
+    session: Session, following: TaskState | None = None, *, width: int, height: int = 0
+) -> Any:
+    """The table of a session's tasks for a terminal of ``width`` columns; with ``height`` only as many
+    rows as fit, heaviest first."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    table.add_column("task", overflow="ellipsis", max_width=38, no_wrap=True)
+    # the numbers take some 68 columns and are worth more than the end of a name
+    table.add_column(
+        "task", overflow="ellipsis", no_wrap=True, max_width=max(8, min(38, width - 70))
+    )
     rate = ("GFLOPS", "of peak") if session.peak else ("GFLOPS",)
     for column in ("weight", "trials", "best", *rate, "share", "by", "failures"):
         table.add_column(column, justify="left" if column == "by" else "right", no_wrap=True)
@@ -154,7 +162,7 @@ def task_table(session: Session, following: TaskState | None = None, height: int
 def summary(session: Session) -> None:
     """What the session did, on stderr: the final table, failures with their first message."""
     out = console(stderr=True)
-    out.print(task_table(session))
+    out.print(task_table(session, width=out.width))
     rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
     out.print(
         f"{session.new} trials in {clock(session.elapsed)} ({rate:.0f} a minute), {session.total} "
