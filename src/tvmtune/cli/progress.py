@@ -77,7 +77,10 @@ class LiveTable(Observer):
         self.session: Session | None = None
         self.next: TaskState | None = None
         self._live = Live(
-            console=console(stderr=True), get_renderable=self._render, refresh_per_second=2
+            console=console(stderr=True),
+            get_renderable=self._render,
+            refresh_per_second=2,
+            transient=True,  # the summary shows the table once more
         )
 
     def started(self, session: Session) -> None:
@@ -143,7 +146,7 @@ def task_table(
         share = state.task.weight * state.best / total if known and total < float("inf") else None
         leader = state.leader
         table.add_row(
-            ("> " if state is following else "  ") + state.task.name,
+            f"{'>' if state is following else ' '}{state.task.index:3} {state.task.name}",
             str(state.task.weight),
             str(state.count),
             milliseconds(state.best),
