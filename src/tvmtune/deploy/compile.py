@@ -13,6 +13,7 @@ from tvmtune.deploy.atomic import replacing
 from tvmtune.deploy.library import Library
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph.lower import RECORD
+from tvmtune.graph.tasks import DIRECT
 from tvmtune.host import Backend
 from tvmtune.records.best import best_of, comparable
 from tvmtune.records.log import Log
@@ -44,8 +45,10 @@ def choose_records(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -
         raise TvmtuneError(_other_device(logs, device))
     best = best_of(trials or modelled)
     lines = {key: line for log in logs for key, line in log.tasks.items()}
+    # The schedules of other algorithms reach into the epilogue: only direct ones fit another fusion.
+    direct = best_of(t for t in trials or modelled if t.implementation == DIRECT)
     by_anchor: dict[str, list[Trial]] = {}
-    for key, trial in best.items():
+    for key, trial in direct.items():
         line = lines.get(key)
         if line is not None:
             trial.extra.setdefault("module", _module(line, trial.implementation))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,9 +141,14 @@ class Measurer:
         """The device's best float32 rate in GFLOPS, or None where the runner cannot tell."""
         if self.runner.peak is None:
             return None
-        call = (self.device.target, self.runner.options)
+        call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
         outcome = self._runners.map(self.runner.peak, [call], deadline=60.0, stage="run")[0]
-        return float(outcome.value) if outcome.ok else None
+        if not outcome.ok:
+            warnings.warn(
+                f"the device's peak could not be measured: {outcome.message}", stacklevel=2
+            )
+            return None
+        return float(outcome.value)
 
     def _build(
         self,

@@ -6,7 +6,6 @@ first-level cache, on every thread: nothing but float32 multiply-adds. Runs in a
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ def measure(target: dict[str, Any], options: dict[str, Any]) -> float:
     columns = VECTORS * max(4, bits // 32)
     blocks = BLOCKS * threads
     library = build(_kernel(blocks, columns), target=tvm.target.Target(target))
-    with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-peak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="peak-", dir=options.get("directory")) as folder:
         path = str(Path(folder) / "peak.so")
 
         def link(output: str, objects: Sequence[str], **_: Any) -> None:
