@@ -14,7 +14,6 @@ from tvmtune.accuracy import relative_error
 from tvmtune.types import TensorSpec, Timing
 
 _block: Any = None
-_settled = False
 
 
 def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
@@ -40,11 +39,8 @@ def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: 
 
 
 def init(options: dict[str, Any]) -> None:
-    """Called once in each run worker: the thread pool, then the pinning."""
-    global _settled
-    if not _settled:
-        tvm_threads.settle(int(options["threads"]))
-        _settled = True
+    """Called once in each run worker: the thread pool, each thread on a CPU of its own."""
+    tvm_threads.settle(int(options["threads"]))
 
 
 def run(

@@ -6,11 +6,10 @@ first-level cache, on every thread: nothing but float32 multiply-adds. Runs in a
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from tvmtune.measure import local
 
 ROWS = 14
 VECTORS = 2
@@ -23,21 +22,13 @@ def measure(target: dict[str, Any], options: dict[str, Any]) -> float:
     """Best of several runs, in GFLOPS over ``options["threads"]`` threads."""
     import numpy as np
     import tvm
-    from tvm.driver import build
 
     threads = int(options["threads"])
     bits = int(tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(target)))
     columns = VECTORS * max(4, bits // 32)
     blocks = BLOCKS * threads
-    library = build(_kernel(blocks, columns), target=tvm.target.Target(target))
     with tempfile.TemporaryDirectory(prefix="peak-", dir=options.get("directory")) as folder:
-        path = str(Path(folder) / "peak.so")
-
-        def link(output: str, objects: Sequence[str], **_: Any) -> None:
-            command = [*options["linker"], "-shared", "-o", output, *objects]
-            subprocess.run(command, check=True, capture_output=True)
-
-        library.export_library(path, fcompile=link)
+        path = local.build(_kernel(blocks, columns), target, options, folder)
         module = tvm.runtime.load_module(path)
         arrays = [
             tvm.runtime.tensor(np.ones(shape, "float32"))
