@@ -1,12 +1,13 @@
-"""Networks: the zoo, ONNX files, and the inputs that they are run on.
+"""Networks: the zoo, files of other frameworks, kernel files, and the inputs that they are run on.
 
-Everything becomes an ONNX model first: it is the one form that the importer, the peers and the
-reference share. Importing this package loads neither onnx nor TVM.
+The zoo and ONNX files share the ONNX form; each other kind of file has a module of its own, which is
+imported when such a file is read. Importing this package loads neither a framework nor TVM.
 """
 
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,16 @@ __all__ = ["load", "names", "reload"]
 
 _SUFFIX = re.compile(r"\.[A-Za-z]\w*$")
 """A file's suffix; the ``.1`` of ``squeezenet1.1`` is none."""
+
+
+FORMATS = {
+    ".onnx": "onnx_network",
+    ".pt2": "torch_network",
+    ".tflite": "tflite_network",
+    ".py": "kernel_network",
+}
+"""The module that reads files with this suffix, by its function
+``read(path, *, label, source, batch, shapes) -> Network``; other files are taken for ONNX."""
 
 
 def names() -> list[str]:
@@ -58,16 +69,13 @@ def load(
             f"'{name_or_path}' is neither a network of the zoo nor a file."
             f"{nearest(name_or_path, names())} For an ONNX file, give its path."
         )
-    from tvmtune.networks.onnx_file import read
-    from tvmtune.networks.onnx_network import OnnxNetwork
-
-    model = read(path)
     source: JSON = {"file": str(path.absolute()), "batch": batch}
     if shapes:
         source["shapes"] = {key: list(dims) for key, dims in shapes.items()}
-    return OnnxNetwork(
-        model, name=path.stem, source=source, batch=batch, shapes=shapes, label=name_or_path
-    )
+    home = FORMATS.get(path.suffix.lower(), "onnx_network")
+    reader = import_module(f"tvmtune.networks.{home}").read
+    network: Network = reader(path, label=name_or_path, source=source, batch=batch, shapes=shapes)
+    return network
 
 
 def reload(source: JSON) -> Network:

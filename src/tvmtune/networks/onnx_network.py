@@ -9,6 +9,7 @@ import onnx
 from onnx import helper, shape_inference
 
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks import onnx_file
 from tvmtune.networks.inputs import check_inputs, random_inputs
 from tvmtune.networks.onnx_file import one_line
 from tvmtune.networks.onnx_fold import skeleton
@@ -19,12 +20,28 @@ from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import numpy as np
     import tvm
 
     from tvmtune.networks.shapes import Dim
     from tvmtune.types import JSON
+
+
+def read(
+    path: Path,
+    *,
+    label: str,
+    source: JSON,
+    batch: int = 1,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> OnnxNetwork:
+    """The network in an ONNX file, as :func:`tvmtune.networks.load` wants it."""
+    model = onnx_file.read(path)
+    return OnnxNetwork(
+        model, name=path.stem, source=source, batch=batch, shapes=shapes, label=label
+    )
 
 
 class OnnxNetwork:
