@@ -51,6 +51,38 @@ def rectified_maximum(x: Moments, samples: int, *, steps: int = 400) -> Moments:
     return Moments.of(first, second - first**2)
 
 
+def clipped(x: Moments, top: float) -> Moments:
+    """Moments of ``min(max(0, x), top)`` for normal ``x``."""
+    low, high = rectified(x), rectified(Moments(x.mean - top, x.variance))
+    # It is max(0, x) - max(0, x - top), and so is its square but for 2 top max(0, x - top).
+    first = low.mean - high.mean
+    second = _second(low) - _second(high) - 2.0 * top * high.mean
+    return Moments.of(first, second - first**2)
+
+
+def averaged(x: Moments, samples: float, coverage: np.ndarray) -> Moments:
+    """Moments of means over ``samples`` independent values, a part of which may be zeros.
+
+    ``coverage`` holds, for each position that is averaged at, the part that are no zeros.
+    """
+    part = float(coverage.mean())
+    spread = x.mean**2 * float(coverage.var())  # the mean is not the same everywhere
+    return Moments.of(x.mean * part, x.variance * part / samples + spread)
+
+
+def concatenated(*parts: Moments) -> Moments:
+    """Moments of the channels of ``parts``, one after another."""
+    return Moments(
+        np.concatenate([part.mean for part in parts]),
+        np.concatenate([part.variance for part in parts]),
+    )
+
+
+def _second(x: Moments) -> np.ndarray:
+    """Mean of the square."""
+    return x.mean**2 + x.variance
+
+
 def _cumulative(x: np.ndarray) -> np.ndarray:
     """The standard normal distribution function; NumPy has none."""
     return np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x])

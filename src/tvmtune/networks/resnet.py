@@ -1,4 +1,7 @@
-"""ResNets for image classification (He et al., 2015), version 1, with torchvision's layers."""
+"""ResNets for image classification (He et al., 2015), version 1, with torchvision's layers.
+
+In a bottleneck the stride is that of the 3x3 convolution, not of the first 1x1 as in the paper.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,74 @@ if TYPE_CHECKING:
 
     import onnx
 
-_BLOCKS = {18: (2, 2, 2, 2)}
+BLOCKS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
 """Residual blocks per stage; the width doubles from stage to stage, starting with 64 channels."""
 
 
 def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> onnx.ModelProto:
     """ResNet of the given depth for images of ``shape`` (N, C, H, W); output ``logits``."""
-    g = GraphBuilder(f"resnet-{depth}")
+    normal = depth == 18
+    g = GraphBuilder(f"resnet-{depth}", centred=not normal)
     x = g.relu(g.conv_bn(g.input("data", shape), "stem", 64, 7, stride=2, pad=3))
     x = g.max_pool(x, "pool", 3, stride=2, pad=1)
-    for stage, blocks in enumerate(_BLOCKS[depth]):
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            x = _basic_block(g, x, f"stage{stage + 1}.block{block + 1}", 64 << stage, stride)
+    x = stages(g, x, depth, normal=normal)
     x = g.global_average_pool(x, "average")
     return g.model(g.dense(x, "classifier", classes, output="logits"))
 
 
-def _basic_block(g: GraphBuilder, x: Value, name: str, channels: int, stride: int) -> Value:
+def stages(g: GraphBuilder, x: Value, depth: int, *, normal: bool = False) -> Value:
+    """All residual blocks, over any number of extents; ``normal`` as in :func:`_shortcut`."""
+    block = _basic if depth < 50 else _bottleneck
+    for stage, blocks in enumerate(BLOCKS[depth]):
+        share = None if normal else 0.25 / blocks
+        for index in range(blocks):
+            stride = 2 if stage and not index else 1
+            x = block(g, x, f"stage{stage + 1}.block{index + 1}", 64 << stage, stride, share)
+    return x
+
+
+def _basic(
+    g: GraphBuilder, x: Value, name: str, width: int, stride: int, share: float | None
+) -> Value:
     """Two 3x3 convolutions beside a shortcut, which is projected where the shape changes."""
-    y = g.relu(g.conv_bn(x, f"{name}.conv1", channels, 3, stride=stride, pad=1))
-    if stride != 1 or x.shape[1] != channels:
-        x = g.conv_bn(x, f"{name}.shortcut", channels, 1, stride=stride, variance=0.5)
-    # The branch brings what the shortcut lacks of a standard normal sum, so that no block, however
-    # many there are, amplifies; but at least a quarter, or it would not matter.
-    rest = np.maximum(1.0 - x.moments.variance, 0.25)
-    mean = -x.moments.mean
-    y = g.conv_bn(y, f"{name}.conv2", channels, 3, pad=1, mean=mean, variance=rest)
+    y = g.relu(g.conv_bn(x, f"{name}.conv1", width, 3, stride=stride, pad=1))
+    x, mean, variance = _shortcut(g, x, name, width, stride, share)
+    y = g.conv_bn(y, f"{name}.conv2", width, 3, pad=1, mean=mean, variance=variance)
     return g.relu(g.add(y, x, f"{name}.add"))
+
+
+def _bottleneck(
+    g: GraphBuilder, x: Value, name: str, width: int, stride: int, share: float | None
+) -> Value:
+    """A 3x3 convolution between two 1x1 ones that narrow and widen, beside the same shortcut."""
+    y = g.relu(g.conv_bn(x, f"{name}.conv1", width, 1))
+    y = g.relu(g.conv_bn(y, f"{name}.conv2", width, 3, stride=stride, pad=1))
+    x, mean, variance = _shortcut(g, x, name, 4 * width, stride, share)
+    y = g.conv_bn(y, f"{name}.conv3", 4 * width, 1, mean=mean, variance=variance)
+    return g.relu(g.add(y, x, f"{name}.add"))
+
+
+def _shortcut(
+    g: GraphBuilder, x: Value, name: str, channels: int, stride: int, share: float | None
+) -> tuple[Value, np.ndarray | float, np.ndarray | float]:
+    """The shortcut, and the mean and variance that the branch beside it should bring.
+
+    Most of a projected shortcut is positive, so that ReLUs let pass what the branches add to it:
+    each its ``share`` of the variance. Without one, the branch brings what the shortcut lacks of a
+    standard normal sum, but at least a quarter, or it would not matter. A sum with a rectified value
+    is not really normal, which dozens of such blocks would amplify; ResNet-18 has few.
+    """
+    mean, variance = (0.0, 0.5) if share is None else (1.0, 0.25)
+    if stride != 1 or x.shape[1] != channels:
+        x = g.conv_bn(
+            x, f"{name}.shortcut", channels, 1, stride=stride, mean=mean, variance=variance
+        )
+    if share is not None:
+        return x, 0.0, share
+    return x, -x.moments.mean, np.maximum(1.0 - x.moments.variance, 0.25)

@@ -35,9 +35,33 @@ class Entry:
     """Other names; those that differ only in case, ``-``, ``_`` and ``.`` need no mention."""
 
 
+_VIDEO = (3, 16, 112, 112)
+"""Channels, frames, height and width."""
+
 ZOO: dict[str, Entry] = {
+    "densenet-121": Entry("densenet", arguments={"depth": 121}, aliases=("densenet",)),
+    "inception_v3": Entry("inception", (3, 299, 299), aliases=("inception",)),
     "mobilenet": Entry("mobilenet", aliases=("mobilenet-v1", "mobilenet1.0")),
-    "resnet-18": Entry("resnet", arguments={"depth": 18}, aliases=("resnet-18-v1",)),
+    "mobilenet-v2": Entry("mobilenet_v2", aliases=("mobilenet-v2-1.0",)),
+    **{
+        f"resnet-{depth}": Entry(
+            "resnet", arguments={"depth": depth}, aliases=(f"resnet-{depth}-v1",)
+        )
+        for depth in (18, 34, 50, 101, 152)
+    },
+    **{
+        f"resnet3d-{depth}": Entry(
+            "resnet3d", _VIDEO, arguments={"depth": depth}, aliases=(f"r3d-{depth}",)
+        )
+        for depth in (18, 34)
+    },
+    "squeezenet_v1.0": Entry(
+        "squeezenet", arguments={"version": "1.0"}, aliases=("squeezenet1.0",)
+    ),
+    "squeezenet_v1.1": Entry(
+        "squeezenet", arguments={"version": "1.1"}, aliases=("squeezenet1.1", "squeezenet")
+    ),
+    **{f"vgg-{depth}": Entry("vgg", arguments={"depth": depth}) for depth in (11, 13, 16, 19)},
 }
 
 
