@@ -47,12 +47,12 @@ class Fake(peers.Peer):
     package = "onnxruntime"
 
     def __init__(self):
-        self.inner = peers.OnnxRuntime()
+        self.inner = peers.peer("onnxruntime")
         self.log: list[str] = []
 
-    def load(self, model, threads):
+    def load(self, network, threads):
         self.threads = threads
-        self.inner.load(model, threads)
+        self.inner.load(network, threads)
 
     def set_inputs(self, inputs):
         self.inner.set_inputs(inputs)
@@ -131,7 +131,7 @@ def test_a_missing_package_is_left_out_with_its_remedy(opened, monkeypatch):
 
 
 def test_a_runtime_that_cannot_run_the_network_is_left_out(opened, monkeypatch):
-    def fail(self, model, threads):
+    def fail(self, network, threads):
         raise RuntimeError("no kernel\nfor this")
 
     monkeypatch.setattr(Fake, "load", fail)

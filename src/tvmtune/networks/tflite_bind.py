@@ -1,0 +1,123 @@
+"""Makes a TFLite model static: bound shapes everywhere, and what they make constant computed.
+
+Converters leave chains of SHAPE, STRIDED_SLICE and PACK in front of a RESHAPE wherever the batch is
+open, and weights of float16 behind DEQUANTIZE. LiteRT computes all of these here, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks import tflite_file
+from tvmtune.networks.inputs import random_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tvmtune.types import TensorSpec
+
+_STATEFUL = ("RANDOM", "MULTINOMIAL", "VARIABLE", "VAR_HANDLE", "HASHTABLE")
+"""Parts of the names of operators whose results are others in each run."""
+
+
+def bind(model: Any, content: bytes, specs: Sequence[TensorSpec], label: str) -> bytes:
+    """The serialised ``model``, changed in place, for inputs of the shapes of ``specs``.
+
+    ``content`` is what the model was parsed from, and is returned where nothing changes. Raises
+    :class:`TvmtuneError` if LiteRT cannot run it so, or if a shape depends on the data.
+    """
+    machine = tflite_file.interpreter(content, keep=True)
+    shapes = []
+    for seed in (0, 1):
+        tflite_file.run(machine, specs, random_inputs(specs, seed), label)
+        found = {d["index"]: tuple(map(int, d["shape"])) for d in machine.get_tensor_details()}
+        shapes.append(found)
+    graph = model.subgraphs[0]
+    for index, node in enumerate(graph.operators or ()):
+        if any(shapes[0].get(place) != shapes[1].get(place) for place in node.outputs):
+            name = tflite_file.operator_name(model.operatorCodes[node.opcodeIndex])
+            raise TvmtuneError(
+                f"the shape that {tflite_file.describe(name, index)} of {label} makes depends on "
+                "the data; only static shapes are supported"
+            )
+    changed = _set_shapes(graph, shapes[0])
+    changed = _fold(model, machine) or changed
+    return _pack(model) if changed else content
+
+
+def _set_shapes(graph: Any, shapes: dict[int, tuple[int, ...]]) -> bool:
+    """Note what is static now; whether that is new."""
+    changed = False
+    for place, tensor in enumerate(graph.tensors):
+        signature = tensor.shapeSignature
+        if signature is not None and any(extent < 0 for extent in signature):
+            tensor.shapeSignature = None
+            changed = True
+        if place in shapes and shapes[place] != tflite_file.extents(tensor):
+            tensor.shape = np.array(shapes[place], np.int32)
+            changed = True
+    return changed
+
+
+def _fold(model: Any, machine: Any) -> bool:
+    """Drop operators whose results follow from constants and shapes; whether there were any."""
+    graph = model.subgraphs[0]
+    known = {
+        place
+        for place, tensor in enumerate(graph.tensors)
+        if tflite_file.value(model, tensor) is not None
+    }
+    kept = []
+    for node in graph.operators or ():
+        name = tflite_file.operator_name(model.operatorCodes[node.opcodeIndex])
+        given = [place for place in node.inputs if place >= 0]
+        if (
+            not given
+            or any(word in name for word in _STATEFUL)
+            or not (name in ("SHAPE", "RANK") or known.issuperset(given))
+        ):
+            kept.append(node)
+            continue
+        for place in node.outputs:
+            constant = np.ascontiguousarray(machine.get_tensor(place))
+            graph.tensors[place].buffer = len(model.buffers)
+            model.buffers.append(_buffer(constant))
+            known.add(place)
+    folded = len(kept) < len(graph.operators or ())
+    graph.operators = kept
+    return folded
+
+
+def _buffer(constant: np.ndarray) -> Any:
+    from ai_edge_litert.schema_py_generated import BufferT
+
+    buffer = BufferT()
+    buffer.data = np.frombuffer(constant.tobytes(), np.uint8)
+    return buffer
+
+
+def _pack(model: Any) -> bytes:
+    import flatbuffers
+
+    _drop_unused(model)
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+def _drop_unused(model: Any) -> None:
+    """Empty the buffers that only folded operators read: weights of float16 are half of a file."""
+    from ai_edge_litert.schema_py_generated import BufferT
+
+    graph = model.subgraphs[0]
+    read = {place for node in graph.operators for place in node.inputs}
+    read |= {int(place) for place in graph.outputs}
+    used = {graph.tensors[place].buffer for place in read if place >= 0}
+    used |= {tensor.buffer for other in model.subgraphs[1:] for tensor in other.tensors}
+    used |= {entry.buffer for entry in model.metadata or ()}
+    for index in range(len(model.buffers)):
+        if index not in used:
+            model.buffers[index] = BufferT()

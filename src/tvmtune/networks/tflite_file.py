@@ -1,0 +1,187 @@
+"""Reading a TFLite file, and saying plainly what is wrong with one that cannot be taken.
+
+LiteRT's interpreter tells whether a file is sound. The schema that comes with it reads and writes
+what is in the file; the operators have the names that TVM's importer knows, which are the schema's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.model_file import Format, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from tvmtune.types import TensorSpec
+
+FORMAT = Format(
+    name="TFLite",
+    suffix=".tflite",
+    export="make one with tf.lite.TFLiteConverter, without quantisation",
+)
+
+_PACKAGES = {"tflite": "tflite", "ai_edge_litert": "ai-edge-litert"}
+"""What the importer and the reference need: modules, and the packages that they are in."""
+
+_CONTROL_FLOW = {"CALL", "CALL_ONCE", "IF", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "WHILE"}
+"""Operators that run another graph of the file."""
+
+
+def read(path: Path) -> bytes:
+    """The content of the file at ``path``.
+
+    Raises :class:`UsageError` if there is no such file or a package is missing,
+    :class:`TvmtuneError` if it holds no TFLite model.
+    """
+    content = FORMAT.read(path)
+    missing = [p for module, p in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UsageError(
+            f"{path} needs packages that are not installed: pip install {' '.join(missing)}"
+        )
+    try:
+        interpreter(content)
+    except ValueError as error:
+        if "Flatbuffer" in str(error):
+            raise FORMAT.mistaken(path, content) from error
+        raise TvmtuneError(
+            f"LiteRT cannot load {path}: {one_line(error)}; update it with pip install -U "
+            "ai-edge-litert, or convert the network again with TFLite's built-in operators"
+        ) from error
+    return content
+
+
+def interpreter(content: bytes, *, threads: int = 1, keep: bool = False) -> Any:
+    """LiteRT's interpreter of a model; with ``keep`` it can tell all values of a run.
+
+    It runs LiteRT's own kernels: the XNNPACK delegate, its default, writes to the terminal.
+    """
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    return Interpreter(
+        model_content=content,
+        num_threads=threads,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_preserve_all_tensors=keep,
+    )
+
+
+def run(
+    machine: Any, specs: Sequence[TensorSpec], inputs: Mapping[str, np.ndarray], label: str
+) -> list[np.ndarray]:
+    """Outputs of an interpreter for ``inputs``, whose shapes it takes on.
+
+    Raises :class:`TvmtuneError` if the interpreter cannot run the model.
+    """
+    places = [detail["index"] for detail in machine.get_input_details()]
+    try:
+        for place, spec in zip(places, specs, strict=True):
+            machine.resize_tensor_input(place, spec.shape)
+        machine.allocate_tensors()
+        for place, spec in zip(places, specs, strict=True):
+            machine.set_tensor(place, inputs[spec.name])
+        machine.invoke()
+        return [machine.get_tensor(d["index"]).copy() for d in machine.get_output_details()]
+    except (RuntimeError, ValueError) as error:
+        raise TvmtuneError(
+            f"LiteRT cannot run {label} on the inputs {', '.join(map(str, specs))}: "
+            f"{one_line(error)}; choose another --shape or --batch, or convert the network again"
+        ) from error
+
+
+def parse(content: bytes, label: str) -> Any:
+    """The model in ``content`` as an object of the schema (``ModelT``).
+
+    Raises :class:`TvmtuneError` if it is quantised, if an operator is custom or runs another graph,
+    or if weights stand outside of it.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromPackedBuf(content)
+    graph = model.subgraphs[0]
+    for index, node in enumerate(graph.operators or ()):
+        code = model.operatorCodes[node.opcodeIndex]
+        name = operator_name(code)
+        where = f"{describe(name, index)} of {label}"
+        if name.startswith("Flex"):
+            raise TvmtuneError(
+                f"{where} is TensorFlow's own {name.removeprefix('Flex')}, which is not supported; "
+                "convert the network with TFLite's built-in operators alone (TFLITE_BUILTINS)"
+            )
+        if code.customCode:
+            raise TvmtuneError(
+                f"{where} is a custom operator, which is not supported; "
+                "replace it by TFLite's built-in operators and convert the network again"
+            )
+        if name in _CONTROL_FLOW:
+            raise TvmtuneError(
+                f"{where} runs another graph of the file, which is not supported; "
+                "convert the network without control flow, variables and composites"
+            )
+    for tensor in graph.tensors:
+        scale = tensor.quantization.scale if tensor.quantization is not None else None
+        if scale is not None and len(scale):
+            raise TvmtuneError(
+                f"{label} is quantised (tensor '{text(tensor.name)}' is {dtype(tensor)} with a "
+                "scale), which is not supported; convert the network without quantisation (no "
+                "converter.optimizations)"
+            )
+    if any(buffer.offset > 1 for buffer in model.buffers):
+        raise TvmtuneError(
+            f"{label} keeps weights behind the model itself, as files above 2 GB do, which is not "
+            "supported; give the network as an ONNX file"
+        )
+    return model
+
+
+def operator_name(code: Any) -> str:
+    """``CONV_2D`` for an ``OperatorCodeT``; its own name for a custom operator."""
+    from ai_edge_litert.schema_py_generated import BuiltinOperator
+
+    if code.customCode:
+        return text(code.customCode)
+    # Codes above 127 do not fit into the older of the two fields, which holds 127 then.
+    value = max(code.builtinCode, code.deprecatedBuiltinCode)
+    names = {v: k for k, v in vars(BuiltinOperator).items() if isinstance(v, int)}
+    return names.get(value, f"number {value}")
+
+
+def describe(name: str, index: int) -> str:
+    """``operator 3 (CONV_2D)``, counted from 0 as viewers of such files do."""
+    return f"operator {index} ({name})"
+
+
+def text(name: bytes | str | None) -> str:
+    """A string of the schema."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name or ""
+
+
+def dtype(tensor: Any) -> str:
+    """The name of a ``TensorT``'s type, which is NumPy's where NumPy has it."""
+    from ai_edge_litert.schema_py_generated import TensorType
+
+    names = {v: k for k, v in vars(TensorType).items() if isinstance(v, int)}
+    return names.get(tensor.type, f"type {tensor.type}").lower()
+
+
+def value(model: Any, tensor: Any) -> np.ndarray | None:
+    """The constant in a ``TensorT``, or None if it is none; bytes where NumPy lacks the type."""
+    data = model.buffers[tensor.buffer].data
+    if data is None or not len(data) or tensor.isVariable:
+        return None
+    raw = np.asarray(data, np.uint8)
+    try:
+        return raw.view(np.dtype(dtype(tensor))).reshape(extents(tensor))
+    except (TypeError, ValueError):
+        return raw
+
+
+def extents(tensor: Any) -> tuple[int, ...]:
+    """The shape of a ``TensorT``; a scalar may have none."""
+    return tuple(int(extent) for extent in (tensor.shape if tensor.shape is not None else ()))

@@ -1,0 +1,260 @@
+"""An exported PyTorch program with static shapes, tensors in and tensors out.
+
+Arguments may be nested, constant (a flag, None) or of open shape in the file. Where any is, the
+program is exported once more, as it is called with just the tensors of the bound shapes.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree  # PyTorch has no public name for it
+
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.imported import quiet
+from tvmtune.networks.model_file import one_line
+from tvmtune.networks.shapes import resolve
+from tvmtune.types import TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tvmtune.networks.shapes import Dim
+
+_DTYPES = {
+    **{
+        getattr(torch, name): name for name in ("float16", "bfloat16", "float32", "float64", "bool")
+    },
+    **{getattr(torch, f"int{bits}"): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{getattr(torch, f"uint{bits}"): f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+"""NumPy's names of the dtypes that inputs and outputs may have."""
+
+
+def bind(
+    program: ExportedProgram,
+    *,
+    batch: int,
+    shapes: Mapping[str, Sequence[int]] | None,
+    label: str,
+) -> tuple[ExportedProgram, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return a static program, and the specs of its inputs and outputs.
+
+    Inputs have the names that PyTorch gave them (``x`` for an argument, ``x_key`` or ``x_0`` for what
+    is nested in it), outputs the keys of a returned dictionary, else ``output`` or ``output_0``.
+    What is returned besides tensors is left out. Raises :class:`UsageError` if dimensions stay open
+    or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the program depends on more than
+    its inputs or its shapes on their values.
+    """
+    _check_device(program, label)
+    _check_mode(program, label)
+    inputs = _tensor_inputs(program, label)
+    declared = {name: _declared(value) for name, value in inputs.items()}
+    static, symbols = resolve(declared, batch=batch, shapes=shapes, label=label)
+    _check_ranges(program, symbols, declared, label)
+    specs = tuple(
+        TensorSpec(name, static[name], _dtype(value, name, label)) for name, value in inputs.items()
+    )
+    names = _output_names(program)
+    if _is_plain(program) and all(_is_static(value) for value in inputs.values()):
+        bound = program
+    else:
+        bound = _export_again(program, specs, list(inputs.values()), label)
+    values = _output_values(bound)
+    for name, value in zip(names, values, strict=True):
+        if not _is_static(value):
+            raise TvmtuneError(
+                f"the shape of output '{name}' of {label} depends on the data: "
+                f"{list(map(str, value.shape))}; only static shapes are supported"
+            )
+    outputs = tuple(
+        TensorSpec(name, tuple(map(int, value.shape)), _dtype(value, name, label))
+        for name, value in zip(names, values, strict=True)
+    )
+    return bound, specs, outputs
+
+
+class FlatModule(torch.nn.Module):
+    """A program as a function of its tensor inputs, in order, that returns a tuple of tensors."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        self.program = program.module()
+        self._spec = program.call_spec.in_spec
+        self._leaves = [
+            None if isinstance(spec.arg, TensorArgument) else getattr(spec.arg, "value", None)
+            for spec in _user_inputs(program)
+        ]
+        self._places = [
+            place
+            for place, spec in enumerate(_user_inputs(program))
+            if isinstance(spec.arg, TensorArgument)
+        ]
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        results = pytree.tree_leaves(self.program(*args, **kwargs))
+        return tuple(result for result in results if isinstance(result, torch.Tensor))
+
+
+def describe(node: Any) -> str:
+    """``node 'linalg_det' (aten.linalg_det.default, layer 'head.0')``."""
+    if node.target is operator.getitem:  # one of the results of what is of interest
+        node = node.args[0]
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0].removeprefix("program.") if stack else ""
+    layer = f", layer '{path}'" if path and path != "program" else ""
+    return f"node '{node.name}' ({node.target}{layer})"
+
+
+def _export_again(
+    program: ExportedProgram,
+    specs: Sequence[TensorSpec],
+    values: Sequence[torch.Tensor],
+    label: str,
+) -> ExportedProgram:
+    examples = tuple(
+        torch.zeros(spec.shape, dtype=value.dtype)
+        for spec, value in zip(specs, values, strict=True)
+    )
+    try:
+        with quiet():
+            return torch.export.export(FlatModule(program), examples, strict=False)
+    except Exception as error:  # a guard of the program, or whatever its operators say
+        raise UsageError(
+            f"{label} cannot take the inputs {', '.join(map(str, specs))}: {one_line(error)}; "
+            "choose another --shape or --batch"
+        ) from error
+
+
+def _user_inputs(program: ExportedProgram) -> list[Any]:
+    specs = program.graph_signature.input_specs
+    return [spec for spec in specs if spec.kind is InputKind.USER_INPUT]
+
+
+def _user_outputs(program: ExportedProgram) -> list[Any]:
+    specs = program.graph_signature.output_specs
+    return [s for s in specs if s.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
+
+
+def _tensor_inputs(program: ExportedProgram, label: str) -> dict[str, torch.Tensor]:
+    """The fake tensors that stand for the inputs, by name."""
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    found = {}
+    for spec in _user_inputs(program):
+        if isinstance(spec.arg, TensorArgument):
+            found[spec.arg.name] = nodes[spec.arg.name].meta["val"]
+        elif not hasattr(spec.arg, "value"):
+            raise TvmtuneError(
+                f"input '{spec.arg.name}' of {label} is a number that is known only when the "
+                "network is run; export it with that number fixed"
+            )
+    return found
+
+
+def _output_values(program: ExportedProgram) -> list[torch.Tensor]:
+    nodes = {node.name: node for node in program.graph.nodes}
+    tensors = [s.arg for s in _user_outputs(program) if isinstance(s.arg, TensorArgument)]
+    return [nodes[argument.name].meta["val"] for argument in tensors]
+
+
+def _output_names(program: ExportedProgram) -> list[str]:
+    specs = _user_outputs(program)
+    tree = pytree.tree_unflatten(range(len(specs)), program.call_spec.out_spec)
+    paths, _ = pytree.tree_flatten_with_path(tree)
+    names: list[str] = []
+    for (path, _), spec in zip(paths, specs, strict=True):
+        keys = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
+        if not keys or keys[0].isdigit():
+            keys.insert(0, "output")
+        name = "_".join(keys)
+        if isinstance(spec.arg, TensorArgument):
+            names.append(name if name not in names else f"{name}_{len(names)}")
+    return names
+
+
+def _is_plain(program: ExportedProgram) -> bool:
+    """Whether it takes and returns nothing but tensors."""
+    specs = [*_user_inputs(program), *_user_outputs(program)]
+    return all(isinstance(spec.arg, TensorArgument) for spec in specs)
+
+
+def _declared(value: torch.Tensor) -> list[Dim]:
+    """Extents, and symbols for those that are open; None where one follows from others."""
+    return [_dim(extent) for extent in value.shape]
+
+
+def _dim(extent: int | torch.SymInt) -> Dim:
+    if isinstance(extent, int):
+        return extent
+    expression = extent.node.expr
+    return (
+        int(expression)
+        if expression.is_Integer
+        else expression.name
+        if expression.is_Symbol
+        else None
+    )
+
+
+def _check_ranges(
+    program: ExportedProgram,
+    symbols: Mapping[str, int],
+    declared: Mapping[str, Sequence[Dim]],
+    label: str,
+) -> None:
+    """Raise :class:`UsageError` for an extent beyond those that the program was exported for."""
+    for symbol, allowed in program.range_constraints.items():
+        extent = symbols.get(str(symbol))
+        if extent is None or allowed.lower <= extent <= allowed.upper:
+            continue
+        name = next(name for name, dims in declared.items() if str(symbol) in dims)
+        place = declared[name].index(str(symbol))
+        raise UsageError(
+            f"dimension {place} of input '{name}' of {label} would be {extent}, but the network was "
+            f"exported for {allowed.lower} to {allowed.upper}; choose another --shape or --batch"
+        )
+
+
+def _is_static(value: torch.Tensor) -> bool:
+    return all(isinstance(dim, int) for dim in _declared(value))
+
+
+def _dtype(value: torch.Tensor, name: str, label: str) -> str:
+    if value.dtype not in _DTYPES:
+        raise TvmtuneError(
+            f"'{name}' of {label} is of the dtype {value.dtype}, which is not supported"
+        )
+    return _DTYPES[value.dtype]
+
+
+def _check_device(program: ExportedProgram, label: str) -> None:
+    for name, tensor in (*program.state_dict.items(), *program.tensor_constants.items()):
+        if tensor.device.type != "cpu":
+            raise TvmtuneError(
+                f"'{name}' of {label} is on the device {tensor.device}; "
+                "move the network to the CPU (model.cpu()) and export it again"
+            )
+
+
+def _check_mode(program: ExportedProgram, label: str) -> None:
+    """Raise :class:`TvmtuneError` for batch normalisation or dropout as in training."""
+    for node in program.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.name not in ("train", "training"):
+                continue
+            given = node.kwargs.get(argument.name, argument.default_value)
+            if (node.args[position] if position < len(node.args) else given) is True:
+                raise TvmtuneError(
+                    f"{describe(node)} of {label} computes as in training; "
+                    "call model.eval() and export the network again"
+                )

@@ -1,0 +1,158 @@
+"""PyTorch to Relax through TVM's importer, with the node named that it cannot take.
+
+The importer takes core ATen operators and looks converters up by bare name, whatever the library;
+it ignores state, and what it cannot compute of an operator it fills with zeros. All of that is
+checked here before it is asked.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.imported import check_signature, local_in, quiet
+from tvmtune.networks.model_file import kind_and_line
+from tvmtune.networks.relax_mend import mend
+from tvmtune.networks.torch_converters import CONVERTERS
+from tvmtune.networks.torch_program import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import tvm
+    from torch.export import ExportedProgram
+
+    from tvmtune.types import TensorSpec
+
+_aten = torch.ops.aten
+
+_REMEDY = "replace that part of the network by other operators and export it again"
+
+
+def to_relax(
+    program: ExportedProgram,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    label: str,
+) -> tvm.IRModule:
+    """Import ``program``: weights as constants, and one function ``main`` with ``inputs`` in order.
+
+    It is decomposed into core ATen operators first, and batch normalisation is folded into the
+    convolution before it. Raises :class:`TvmtuneError` with the node where an operator is missing,
+    is random or has effects, or where its conversion fails.
+    """
+    from tvm.relax.frontend.torch import from_exported_program
+
+    _check_layouts(program, label)
+    with quiet():
+        program = program.run_decompositions()
+    _check_state(program, label)
+    _check_operators(program, label)
+    fold_batch_norms(program)
+    try:
+        with quiet():
+            module = from_exported_program(
+                program,
+                unwrap_unit_return_tuple=True,
+                run_ep_decomposition=False,
+                custom_convert_map=CONVERTERS,
+            )
+    except Exception as error:
+        culprit = local_in(error.__traceback__, "node", fx.Node)
+        where = f"{describe(culprit)} of {label}" if culprit is not None else label
+        raise TvmtuneError(
+            f"{where} cannot be imported: {kind_and_line(error)}; {_REMEDY}"
+        ) from error
+    module = mend(module)
+    check_signature(module, inputs, outputs, label)
+    return module
+
+
+def fold_batch_norms(program: ExportedProgram) -> None:
+    """Fold batch normalisation into the convolution before it, in ``program`` itself.
+
+    That is done where nothing else uses the convolution's result or its weights. TVM would keep the
+    four operations on each activation, and computes their constants in unscheduled kernels (5 s for
+    ResNet-18).
+    """
+    graph, state = program.graph, program.state_dict
+    names = {
+        spec.arg.name: spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.target in state
+    }
+    norm_target = _aten._native_batch_norm_legit_no_training.default
+    for norm in graph.find_nodes(op="call_function", target=norm_target):
+        conv, gamma, beta, mean, variance, _, epsilon = norm.args
+        if conv.target is not _aten.convolution.default or len(conv.users) != 1:
+            continue
+        weight, bias, transposed = conv.args[1], conv.args[2], conv.args[6]
+        parameters = (weight, bias, mean, variance, gamma, beta)
+        owned = (weight, mean) if bias is None else (weight, mean, bias)
+        if (
+            transposed
+            or any(p is not None and p.name not in names for p in parameters)
+            or any(len(p.users) != 1 for p in owned)
+            or any(user.target is not operator.getitem or user.args[1] for user in norm.users)
+        ):
+            continue
+        values: list[Any] = [
+            None if p is None else state[names[p.name]].double() for p in parameters
+        ]
+        kernel, offset, center, spread, scale, shift = values
+        fused = fuse_conv_bn_weights(kernel, offset, center, spread, epsilon, scale, shift)
+        dtype = state[names[weight.name]].dtype
+        # The mean is there with every norm, has the shape of a bias, and is of no more use as such.
+        for parameter, tensor in zip((weight, mean), fused, strict=True):
+            state[names[parameter.name]] = tensor.detach().to(dtype)
+        conv.update_arg(2, mean)
+        for result in list(norm.users):
+            result.replace_all_uses_with(conv)
+            graph.erase_node(result)
+        graph.erase_node(norm)
+    program.graph_module.recompile()
+
+
+def _check_layouts(program: ExportedProgram, label: str) -> None:
+    for name, tensor in (*program.state_dict.items(), *program.tensor_constants.items()):
+        if tensor.layout is not torch.strided:
+            raise TvmtuneError(
+                f"'{name}' of {label} is a sparse tensor, which the importer does not support; "
+                "make it dense and export the network again"
+            )
+
+
+def _check_state(program: ExportedProgram, label: str) -> None:
+    signature = program.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise TvmtuneError(
+            f"{label} changes '{changed[0]}' whenever it is run, which is not supported; take it "
+            "and return it as an input and an output instead, and export the network after "
+            "model.eval()"
+        )
+
+
+def _check_operators(program: ExportedProgram, label: str) -> None:
+    """Raise :class:`TvmtuneError` for the first node that the importer would get wrong."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    convertible = {*ExportedProgramImporter().convert_map, *CONVERTERS}
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        where, target = f"{describe(node)} of {label}", node.target
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            raise TvmtuneError(f"{where} is no operator of PyTorch's core (ATen); {_REMEDY}")
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise TvmtuneError(
+                f"{where} draws random numbers; call model.eval() and export the network again, or "
+                "make them an input"
+            )
+        if target.__name__ not in convertible:
+            raise TvmtuneError(f"{where} is not supported by the importer; {_REMEDY}")
