@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes .venv in this checkout, with tvmtune, its peers and its test tools in it.
+# Makes .venv in this checkout, with tvmtune and the runtimes that it is compared with in it.
 #
-#   scripts/setup.sh [--tests]      --tests: with the C++ compiler that some tests use
+#   scripts/setup.sh [--tests]      --tests: with PyTorch, TFLite, ncnn, the tools of the tests, and
+#                                   the C++ compiler that some of them use
 #
 # Safe to call again: it returns at once as long as pyproject.toml has not changed.
 # TVMTUNE_PYTHON names the interpreter to take instead of the first python3 >= 3.10.
@@ -72,8 +73,13 @@ fi
 
 # A checkout that moved needs a new environment: its scripts hold absolute paths.
 wanted="$root $(cksum <"$root/pyproject.toml")"
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$venv/bin/python" ]; then
-    exit 0
+extras=peers
+if [ "$tests" = yes ]; then extras=test; fi
+if [ -f "$stamp" ] && [ -x "$venv/bin/python" ]; then
+    # What the tests need includes all the rest.
+    case $(cat "$stamp") in
+        "$wanted test" | "$wanted $extras") exit 0 ;;
+    esac
 fi
 
 if ! python=$(find_python); then
@@ -92,6 +98,15 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     esac
 fi
 
+# PyTorch compiles against Python's own headers.
+if [ "$tests" = yes ] && ! "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then
+    case ${python##*/} in
+        python3) apt_install python3-dev ;;
+        *) apt_install "${python##*/}-dev" ;;
+    esac || say "going on without: the tests that compile with PyTorch will be skipped"
+fi
+
 rm -f "$stamp"
 if [ ! -e "$venv" ] || ! new_enough "$venv/bin/python" || ! "$venv/bin/python" -c 'import pip' \
     2>/dev/null; then
@@ -99,6 +114,6 @@ if [ ! -e "$venv" ] || ! new_enough "$venv/bin/python" || ! "$venv/bin/python" -
     "$python" -m venv --clear "$venv"
 fi
 say "installing tvmtune and what it needs into .venv (a few minutes the first time)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[peers,test]" >&2
-printf '%s\n' "$wanted" >"$stamp"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[$extras]" >&2
+printf '%s %s\n' "$wanted" "$extras" >"$stamp"
 say "ready"

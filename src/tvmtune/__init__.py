@@ -13,6 +13,8 @@ __all__ = ["Library", "__version__", "compile", "load", "tune"]
 
 _HOMES = {
     "Library": "tvmtune.deploy.library",
+    "Operator": "tvmtune.networks.declaration",
+    "operator": "tvmtune.networks.declaration",
     "compile": "tvmtune.api",
     "load": "tvmtune.api",
     "tune": "tvmtune.api",

@@ -7,6 +7,21 @@ import numpy as np
 TOLERANCE = 1e-4
 """What float32 outputs may differ by, in terms of :func:`relative_error`."""
 
+HALF_KERNEL = 2e-3
+"""The same for one float16 kernel, which computes in float32 and rounds once: two units in the last
+place of the largest value."""
+
+HALF_NETWORK = 1e-1
+"""The same for a float16 network: each of its layers rounds, by up to 5e-4, and those that follow
+amplify it. MobileNet is off by 3e-2 from float32 arithmetic with the same weights."""
+
+
+def tolerance(dtype: str, *, network: bool = False) -> float:
+    """What outputs of this dtype may differ by, of a kernel or of a whole network."""
+    if dtype in ("float16", "bfloat16"):
+        return HALF_NETWORK if network else HALF_KERNEL
+    return TOLERANCE
+
 
 def relative_error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
     """max|got - want| / max|want|, the one measure of error; shapes must be equal.

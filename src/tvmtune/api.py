@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import host, networks, system
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
-from tvmtune.types import JSON, Device, Network, Prepared, Task, TensorSpec, Timing
+from tvmtune.types import (
+    JSON,
+    Device,
+    Network,
+    Prepared,
+    Task,
+    TensorSpec,
+    Timing,
+    Trial,
+    batch_of,
+    is_operator,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,11 +56,14 @@ class Plan:
         return self.prepared.network
 
     def default_log(self) -> Path:
-        """``NETWORK-LAYOUT-Bbatch-KIND.json`` in the working directory."""
-        inputs = self.network.inputs
-        batch = inputs[0].shape[0] if inputs and inputs[0].shape else 1
-        kind = self.device.backend
-        return Path(f"{self.network.name}-{self.prepared.layout}-B{batch}-{kind}.json")
+        """``NETWORK-LAYOUT-Bbatch-KIND.json`` in the working directory; behind the network's name
+        stand another dtype than float32, and the arguments of an operator."""
+        source = self.network.source
+        words = [self.network.name, source.get("dtype", "")]
+        words += [f"{key}{value}" for key, value in source.get("arguments", {}).items()]
+        batch = batch_of(source, self.network.inputs)
+        words += [self.prepared.layout, f"B{batch}", self.device.backend]
+        return Path("-".join(filter(None, words)).replace("/", "_") + ".json")
 
 
 def plan(
@@ -88,6 +102,8 @@ def tune(
     budget: Budget | None = None,
     timing: Timing | None = None,
     tuner: str = "xgb",
+    tuner_options: Mapping[str, Any] | None = None,
+    transfer: Sequence[str | Path] = (),
     scheduler: str = "effect",
     tasks: Sequence[Task] | None = None,
     seed: int = 0,
@@ -95,7 +111,7 @@ def tune(
 ) -> Session:
     """Tune until the budget is spent; an existing log of the same network and device is continued.
 
-    Raises :class:`TvmtuneError` for a log of another network, device or version, or one that another
+    ``transfer`` names other logs, of any network and device, to learn from. Raises :class:`TvmtuneError` for a log of another network, device or version, or one that another
     process writes to.
     """
     from tvmtune.measure.measurer import Measurer
@@ -103,6 +119,7 @@ def tune(
 
     path = Path(log) if log else plan.default_log()
     earlier(plan, path)
+    others = read_others(transfer, path)
     builder, runner = plan.backend.make_builder(plan.device), plan.backend.make_runner(plan.device)
     with (
         LogWriter(path) as writer,
@@ -120,7 +137,9 @@ def tune(
             writer,
             budget=budget or Budget(seconds=1800.0, patience=4),
             history=[t for t in history.trials if t.device == mine] if history else [],
+            others=others,
             tuner=tuner,
+            tuner_options=tuner_options,
             scheduling=scheduler,
             seed=seed,
             peak=peak,
@@ -155,40 +174,102 @@ def compile(
     )
 
 
+def compile_untuned(
+    plan: Plan, output: Path, log: Path | None = None, *, seed: int = 0
+) -> Compiled:
+    """What :func:`ship` compares with; made before tuning, it shows what is wrong in time.
+
+    Raises :class:`TvmtuneError` if ``log`` is of another network or in use, or if the library's
+    outputs are not those of the network's reference.
+    """
+    if log is not None and earlier(plan, log):
+        with LogWriter(log):
+            pass
+    return compile(plan, output, check_seed=seed)
+
+
 def ship(
     plan: Plan,
     output: str | Path,
     logs: Sequence[str | Path],
     *,
+    untuned: Compiled | None = None,
     peers: Sequence[Peer] = (),
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
 ) -> Shipped:
     """Compile with and without the records of ``logs`` and hand over the better library.
 
-    See :func:`tvmtune.deploy.ship.ship`.
+    ``untuned`` may come from :func:`compile_untuned`. An operator from a kernel file is also timed
+    beside its untuned self, its loops as they are written, and its reference in NumPy. See
+    :func:`tvmtune.deploy.ship.ship`.
     """
-    from tvmtune.deploy.compile import choose_records, compile_library, reference_check
+    from tvmtune.deploy.compile import choose_records, compile_library
     from tvmtune.deploy.ship import ship
 
     chosen = choose_records([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
-    check = reference_check(plan.prepared, seed)
     with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-ship-") as folder:
-        tuned, untuned = (
-            compile_library(
-                plan.backend,
-                plan.prepared,
-                plan.tasks,
-                records,
-                plan.device,
-                Path(folder) / name,
-                check=check,
-            )
-            for name, records in (("tuned.so", chosen), ("untuned.so", {}))
+        before = untuned or compile_untuned(plan, Path(folder) / "untuned.so", seed=seed)
+        tuned = compile_library(
+            plan.backend,
+            plan.prepared,
+            plan.tasks,
+            chosen,
+            plan.device,
+            Path(folder) / "tuned.so",
+            check=before.metadata["check"],
         )
+        beside = _baselines(plan, before, Path(folder)) if is_operator(plan.network) else []
         return ship(
-            tuned, untuned, plan.network, Path(output), peers=peers, inputs=inputs, seed=seed
+            tuned,
+            before,
+            plan.network,
+            Path(output),
+            peers=[*beside, *peers],
+            inputs=inputs,
+            seed=seed,
         )
+
+
+def _baselines(plan: Plan, untuned: Compiled, folder: Path) -> list[Peer]:
+    """What an operator is timed beside."""
+    from tvmtune.deploy.baselines import AsWritten, NumPy, Untuned
+    from tvmtune.deploy.compile import compile_library
+    from tvmtune.deploy.library import Library
+
+    found: list[Peer] = [Untuned(Library.open(untuned.path))]
+    task = plan.tasks[0]
+    bare = Trial(task.key, task.implementations[0].name, task.key, candidate="", trace=[[], []])
+    if plan.device.runtime == "cpu":  # a GPU takes no loops that are bound to no threads
+        written = compile_library(
+            plan.backend,
+            plan.prepared,
+            plan.tasks,
+            {task.key: bare},
+            plan.device,
+            folder / "as_written.so",
+        )
+        found.append(AsWritten(Library.open(written.path)))
+    return [*found, NumPy()]
+
+
+def read_others(paths: Sequence[str | Path], own: Path) -> list[Log]:
+    """The logs to learn from.
+
+    Raises :class:`UsageError` if the session's own log is among them, :class:`TvmtuneError` for one
+    that cannot be read or was measured with another TVM.
+    """
+    from tvmtune.tuning.transfer import check
+
+    for path in paths:
+        if own.exists() and Path(path).exists() and own.samefile(path):
+            raise UsageError(
+                f"--transfer-from {path} is the log of this very run, which is continued by itself: "
+                "leave it out."
+            )
+    logs = [read_log(Path(path)) for path in paths]
+    check(logs)
+    return logs
 
 
 def earlier(plan: Plan, path: Path) -> Log | None:

@@ -179,6 +179,11 @@ def backend(name: str) -> Backend:
     return sources[0].load()
 
 
+def names() -> list[str]:
+    """What ``--target`` takes, sorted; no plugin is imported."""
+    return sorted({source.name for source in _discover()[0]})
+
+
 def installed() -> list[PluginInfo]:
     """Every installed plugin, aliases joined, in alphabetical order; broken ones say why.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     import tvm
@@ -45,7 +45,7 @@ class Network(Protocol):
     outputs: tuple[TensorSpec, ...]
     source: JSON
     """Enough to load it again: ``{"zoo": "resnet-18", "batch": 1}`` or
-    ``{"file": path, "batch": ..., "shapes": {...}}``."""
+    ``{"file": path, "batch": ..., "shapes": {...}, "arguments": {...}}``."""
     structure_hash: str
     """Hex digest over operators, attributes and shapes; independent of the weights' values."""
     weights_hash: str
@@ -58,6 +58,14 @@ class Network(Protocol):
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Run it in an implementation that is not TVM, output by output."""
+
+
+@runtime_checkable
+class Templated(Protocol):
+    """A network that brings schedule templates of its author."""
+
+    def template(self, keys: Sequence[str]) -> Callable[[Schedule], None] | None:
+        """The one for a target of these names, the most specific first; it samples knobs."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +249,18 @@ class Trial:
         if len(ordered) % 2:
             return ordered[mid]
         return (ordered[mid - 1] + ordered[mid]) / 2
+
+
+def is_operator(network: Network) -> bool:
+    """Whether it is one operator from a kernel file."""
+    return isinstance(network, Templated)
+
+
+def batch_of(source: JSON, inputs: Sequence[TensorSpec]) -> int:
+    """Items per call: the first extent of the first input; 1 for an operator, which has no batch."""
+    if "operator" in source or not inputs or not inputs[0].shape:
+        return 1
+    return inputs[0].shape[0]
 
 
 def digest(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -70,3 +71,32 @@ def test_an_environment_variable_stands_in_for_an_option(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["tasks"])
     assert "'nowhere' is neither" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("tvmtune ta", ["tasks"]),
+        ("tvmtune tune --network mobilenet-", ["mobilenet-v2"]),
+        ("tvmtune compile squeeze", ["squeezenet_v1.0", "squeezenet_v1.1"]),
+        ("tvmtune tune --target c", ["cpu"]),
+        ("tvmtune tune --tuner x", ["xgb"]),
+        ("tvmtune tune --scheduler r", ["round-robin"]),
+        ("tvmtune bench lib.so --vs openvino,o", ["openvino,onnxruntime"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_names(words, offered):
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmtune.cli"],
+        env=os.environ
+        | {
+            "_TVMTUNE_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    plain = [line.partition(",")[2] for line in done.stdout.split() if line.startswith("plain,")]
+    assert plain == offered

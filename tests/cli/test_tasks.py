@@ -47,3 +47,23 @@ def test_the_layout_changes_the_kernels_but_not_the_network(network):
     keys = [{t["workload_key"] for t in listing["tasks"]} for listing in inside]
     assert keys[0] != keys[1]
     assert [listing["layout"] for listing in inside] == ["NHWC", "NCHW"]
+
+
+def test_the_json_holds_spaces_and_computations_if_asked(network):
+    plain = json.loads(output("--network", network, "--json"))
+    assert all("dag" not in task for task in plain["tasks"])
+    listing = json.loads(
+        output("--network", network, "--json", "--dag", "--space", "--tasks", "*conv2d*")
+    )
+    assert 0 < len(listing["tasks"]) < len(plain["tasks"])
+    for task in listing["tasks"]:
+        assert any(" += " in line for line in task["dag"])
+        for implementation in task["implementations"]:
+            space = implementation["space"]
+            assert space["size"] >= len(space["designs"]) > 0
+            assert {"name", "kind", "what", "options"} == set(space["designs"][0][0])
+
+
+def test_only_the_chosen_tasks_are_listed(network):
+    table = output(network, "--tasks", "0")
+    assert "1 task," in table

@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "Time a library, alone or against other runtimes.",
     "run": "Run a library on inputs from a file.",
     "inspect": "Show what a library says about itself, without loading it.",
+    "networks": "List the networks of the zoo.",
     "plugins": "List the installed backends and their hooks.",
     "doctor": "Check whether this machine can do the job.",
 }
@@ -80,7 +81,8 @@ def group(ctx: click.Context, verbose: bool) -> None:
     """From a network to a tuned, verified library on your device; nothing measured is ever lost.
 
     Progress goes to stderr, results to stdout. Every option can also be given as an environment
-    variable, e.g. TVMTUNE_TUNE_TRIALS=500.
+    variable, e.g. TVMTUNE_TUNE_TRIALS=500. Completion for bash (or zsh, fish):
+    eval "$(_TVMTUNE_COMPLETE=bash_source tvmtune)"
     """
     ctx.obj = {"verbose": verbose}
 

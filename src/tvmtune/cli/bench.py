@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli.options import check_writable, library_inputs, library_options, refuse_remote
+from tvmtune.cli.options import (
+    check_writable,
+    library_inputs,
+    library_options,
+    refuse_remote,
+    vs_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +29,7 @@ if TYPE_CHECKING:
 
 @click.command("bench")
 @library_options
-@click.option(
-    "--vs",
-    metavar="NAMES",
-    help="Runtimes to compare with, in turns in the same run, e.g. onnxruntime,openvino.",
-)
+@vs_option
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=30, show_default=True, help="Measurements."
 )

@@ -12,6 +12,7 @@ from tvmtune.cli.options import (
     check_library,
     check_writable,
     make_plan,
+    network_name,
     network_options,
 )
 
@@ -35,15 +36,16 @@ def command(
     """
     from tvmtune.records.log import read_log
 
+    given = network_name(network["network"], network["positional"])
     for path in logs:
         read_log(path)  # a wrong log fails before anything slow begins
     if output is not None:
-        check_library("-o", output, *logs, network["network"])
+        check_library("-o", output, *logs, given)
     if emit_module is not None:
-        check_writable("--emit-module", emit_module, output, *logs, network["network"])
+        check_writable("--emit-module", emit_module, output, *logs, given)
     plan = make_plan(**network)
     target = output or Path(f"{plan.network.name}.so")
-    check_library("-o", target, *logs, network["network"])
+    check_library("-o", target, *logs, given)
 
     from tvmtune import api
     from tvmtune.deploy.atomic import write_text

@@ -11,7 +11,12 @@ from tvmtune.cli.options import PATH, check_writable, positive
 
 @click.command("distill")
 @click.argument("logs", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--output", type=PATH, help="Default: LOG with .best.json for its suffix.")
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    help="Default: LOG with .best.json for its suffix; for metaschedule a directory, LOG.metaschedule.",
+)
 @click.option(
     "--top",
     default=1,
@@ -19,16 +24,32 @@ from tvmtune.cli.options import PATH, check_writable, positive
     callback=positive,
     help="Records to keep per task and device.",
 )
-def command(logs: tuple[Path, ...], output: Path | None, top: int) -> None:
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["tvmtune", "metaschedule"]),
+    default="tvmtune",
+    show_default=True,
+    help="metaschedule: a JSONDatabase for tvm.s_tir.meta_schedule.",
+)
+def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str) -> None:
     """Keep only the best records of one or several logs, per task and device."""
-    from tvmtune.records.best import distill
+    from tvmtune.records.best import counts, distill, select
     from tvmtune.records.log import read_log
 
-    target = output or logs[0].with_suffix(".best.json")
     read = [read_log(path) for path in logs]
-    check_writable("-o", target)
-    counts = distill(read, target, top=top)
+    if form == "tvmtune":
+        target = output or logs[0].with_suffix(".best.json")
+        check_writable("-o", target)
+        kept = distill(read, target, top=top)
+    else:
+        from tvmtune.graph.database import export
+
+        target = output or logs[0].with_suffix(".metaschedule")
+        found = select(read, top)
+        export(found, target)
+        kept = counts(read, found)
     click.echo(
-        f"{target}: {counts['kept']} records of {counts['tasks']} tasks on "
-        f"{counts['devices']} device(s), out of {counts['trials']} trials"
+        f"{target}: {kept['kept']} records of {kept['tasks']} tasks on "
+        f"{kept['devices']} device(s), out of {kept['trials']} trials"
     )

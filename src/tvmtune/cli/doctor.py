@@ -24,7 +24,17 @@ import click
 DEADLINE = 120.0
 """Seconds for the child: a first import of TVM from a cold disk alone can take 20."""
 NEEDED_MB = 200
-PEERS = ("onnxruntime", "openvino", "torch")
+OPTIONAL = {
+    "onnxruntime": "peers",
+    "openvino": "peers",
+    "torch": "torch",
+    "onnxscript": "torch",
+    "pnnx": "torch",
+    "ncnn": "ncnn",
+    "tflite": "tflite",
+    "ai-edge-litert": "tflite",
+}
+"""Packages for other formats and runtimes, and the extra that installs each."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ def examine() -> list[Row]:
     if pins.status == "pass":
         child = _run_child(_linker_command())
     rows = [_python(), pins, linker, _threads(child), _kernel(pins, linker, child)]
-    return [*rows, *_places(), *(_peer(name) for name in PEERS)]
+    return [*rows, *_places(), *(_optional(name) for name in OPTIONAL)]
 
 
 def _python() -> Row:
@@ -158,14 +168,14 @@ def _place(name: str, find: Callable[[], Path], remedy: str) -> Row:
     return Row(name, "pass", detail)
 
 
-def _peer(name: str) -> Row:
+def _optional(name: str) -> Row:
     from tvmtune import system
 
     found = system.version_of(name)
     if found:
         return Row(name, "pass", found)
-    extra = "torch" if name == "torch" else "peers"
-    return Row(name, "note", "not installed (optional)", f"pip install 'tvmtune[{extra}]'")
+    remedy = f"pip install 'tvmtune[{OPTIONAL[name]}]'"
+    return Row(name, "note", "not installed (optional)", remedy)
 
 
 def _run_child(linker: list[str] | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvmtune.cli import completion
 from tvmtune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,13 +24,32 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--network``, ``--target`` and what shapes them; handed on to :func:`make_plan`."""
     for option in reversed(
         (
+            click.argument(
+                "positional",
+                metavar="[NETWORK]",
+                required=False,
+                shell_complete=completion.completer(completion.networks, files=True),
+            ),
             click.option(
                 "--network",
-                required=True,
                 metavar="NAME|FILE",
-                help="A network of the zoo (resnet-18, mobilenet) or an ONNX file.",
+                shell_complete=completion.completer(completion.networks, files=True),
+                help="A network of the zoo (see tvmtune networks), or a file: .onnx, .pt2, .tflite, "
+                "or a kernel file (.py).",
             ),
-            click.option("--target", default="cpu", show_default=True, help="The backend's name."),
+            click.option(
+                "--arg",
+                multiple=True,
+                metavar="K=V",
+                help="An argument of a kernel file's operator, e.g. w=1920.",
+            ),
+            click.option(
+                "--target",
+                default="cpu",
+                show_default=True,
+                help="The backend's name (see tvmtune plugins).",
+                shell_complete=completion.completer(completion.targets),
+            ),
             click.option(
                 "--target-attr",
                 multiple=True,
@@ -40,6 +60,13 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--hardware-param", multiple=True, metavar="K=V", help="Override one parameter."
             ),
             click.option("--batch", default=1, show_default=True, help="Batch size."),
+            click.option(
+                "--dtype",
+                default="float32",
+                show_default=True,
+                metavar="float32|float16",
+                help="float16 turns a float32 network (zoo, ONNX) into half precision.",
+            ),
             click.option(
                 "--layout", metavar="NHWC|NCHW", help="Inner layout; the backend's choice if unset."
             ),
@@ -53,6 +80,23 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+tasks_option = click.option(
+    "--tasks",
+    "only",
+    metavar="3,5-8,*conv2d*,top5",
+    help="Only these: indices, name globs, or topK by FLOP share.",
+)
+
+
+vs_option = click.option(
+    "--vs",
+    metavar="A,B",
+    help="Runtimes to compare with, in turns in the same run: onnxruntime, openvino, torch, "
+    "torch-compile, ncnn, or all that are installed.",
+    shell_complete=completion.after_commas(completion.peers),
+)
 
 
 def library_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,12 +139,25 @@ def refuse_remote(key: str | None) -> None:
         raise UsageError(f"--remote {key} needs the farm, which this version does not have")
 
 
+def network_name(network: str | None, positional: str | None) -> str:
+    """The network, which may stand behind ``--network`` or alone, but not twice."""
+    if network and positional:
+        raise UsageError(f"two networks are given: '{positional}' and --network {network}.")
+    name = network or positional
+    if not name:
+        raise UsageError("which network? Give --network NAME or FILE.")
+    return name
+
+
 def make_plan(
-    network: str,
+    network: str | None,
+    positional: str | None,
+    arg: Sequence[str],
     target: str,
     target_attr: Sequence[str],
     hardware_param: Sequence[str],
     batch: int,
+    dtype: str,
     layout: str | None,
     shape: Sequence[str],
 ) -> Plan:
@@ -111,7 +168,13 @@ def make_plan(
     host.backend(target)  # a wrong name fails before anything slow begins
     from tvmtune import api
 
-    loaded = api.load(network, batch=batch, shapes=parse_shapes(shape))
+    loaded = api.load(
+        network_name(network, positional),
+        batch=batch,
+        shapes=parse_shapes(shape),
+        arguments=parse_pairs("--arg", arg),
+        dtype=dtype,
+    )
     return api.plan(
         loaded,
         target,
@@ -121,15 +184,52 @@ def make_plan(
     )
 
 
+def select_tasks(plan: Plan, only: str | None) -> list[Any]:
+    """The tasks that ``--tasks`` names: ``3,5-8``, ``*conv2d*``, ``top5``; all without it."""
+    from fnmatch import fnmatch
+
+    if not only:
+        return list(plan.tasks)
+    chosen: list[Any] = []
+    for word in (w.strip() for w in only.split(",") if w.strip()):
+        first, dash, last = word.partition("-")
+        if word.startswith("top") and word[3:].isdigit():
+            heavy = sorted(plan.tasks, key=lambda t: -t.weight * t.flop)
+            found = heavy[: int(word[3:])]
+        elif first.isdigit() and (not dash or last.isdigit()):
+            indices = range(int(first), int(last or first) + 1)
+            found = [t for t in plan.tasks if t.index in indices]
+        else:
+            found = [t for t in plan.tasks if fnmatch(t.name, word)]
+        if not found:
+            raise UsageError(
+                f"--tasks {word} matches none of the {len(plan.tasks)} tasks; "
+                "tvmtune tasks lists them."
+            )
+        chosen += [t for t in found if t not in chosen]
+    return sorted(chosen, key=lambda t: t.index)
+
+
 def parse_pairs(option: str, values: Sequence[str]) -> dict[str, Any]:
-    """``k=v`` strings to a dict; whole numbers become ints."""
+    """``k=v`` strings to a dict; numbers become ints and floats."""
     result: dict[str, Any] = {}
     for value in values:
         key, sign, text = value.partition("=")
-        if not sign or not key:
+        if not sign or not key.strip():
             raise UsageError(f"{option} takes K=V, not '{value}'.")
-        result[key.strip()] = int(text) if text.lstrip("-").isdigit() else text
+        if key.strip() in result:
+            raise UsageError(f"{option} {key.strip()} is given twice.")
+        result[key.strip()] = _number(text.strip())
     return result
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +38,9 @@ class Lines(Observer):
         if fresh:
             _line(f"{len(session.states)} tasks; first {fresh} default schedules")
 
+    def transferred(self, session: Session) -> None:
+        _line(_learnt(session))
+
     def proposing(self, state: TaskState, arm: Arm) -> None:
         assert self.session is not None
         _line(
@@ -50,6 +52,8 @@ class Lines(Observer):
 
     def trial(self, state: TaskState, trial: Trial) -> None:
         if self.verbose:
+            from tvmtune.graph.knobs import configuration
+
             result = (
                 f"{trial.error['stage']}: {trial.error['message']}"
                 if trial.error
@@ -179,19 +183,13 @@ def summary(session: Session) -> None:
             first[stage] = (before[0] + count, before[1])
         if state.skipped and state.best == float("inf"):
             out.print(f"{state.task.name} has no valid trial: {state.skipped}", markup=False)
+    if session.others:
+        out.print(_learnt(session))
     if session.unchecked:
         reason = next(iter(session.unchecked.values()))
         out.print(f"{len(session.unchecked)} leaders could not be checked: {reason}", markup=False)
     for stage, (count, message) in first.items():
         out.print(f"{count} failed at {stage}; the first: {message}", markup=False)
-
-
-def configuration(trace: Any) -> str:
-    """The sampled decisions of a trace, as compact JSON."""
-    try:
-        return json.dumps([d[1] for d in trace[1]], separators=(",", ":"))
-    except (IndexError, TypeError):
-        return ""
 
 
 def _advance(session: Session) -> tuple[float, float, float | None]:
@@ -208,6 +206,13 @@ def _advance(session: Session) -> tuple[float, float, float | None]:
         return 0.0, 1.0, None
     done, whole, left = max(parts, key=lambda p: p[0] / p[1])
     return done, whole, max(0.0, left)
+
+
+def _learnt(session: Session) -> str:
+    return (
+        f"other logs: {session.taken} records of the same workloads taken over, "
+        f"{session.taught} trials shown to the cost model"
+    )
 
 
 def _line(text: str) -> None:

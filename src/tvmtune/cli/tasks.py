@@ -3,57 +3,106 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli.options import make_plan, network_options
+from tvmtune.cli.options import make_plan, network_options, select_tasks, tasks_option
+
+if TYPE_CHECKING:
+    from tvmtune.api import Plan
+    from tvmtune.graph.knobs import Knob
+    from tvmtune.types import Task
+
+    Spaces = dict[str, list[list[Knob]]]
+    """By implementation, the knobs of each design."""
 
 
 @click.command("tasks")
 @network_options
+@tasks_option
+@click.option("--dag", is_flag=True, help="Print the computation of each task, too.")
+@click.option("--space", is_flag=True, help="Print the knobs of each space and its size, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(as_json: bool, **network: Any) -> None:
+def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: Any) -> None:
     """List a network's tasks: index, name, output shape, weight, GFLOP, keys, implementations."""
     plan = make_plan(**network)
-    rows = [
-        {
-            "index": t.index,
-            "name": t.name,
-            "weight": t.weight,
-            "gflop": t.flop / 1e9,
-            "workload_key": t.key,
-            "anchor_key": t.anchor_key,
-            "args": [{"name": a.name, "shape": list(a.shape), "dtype": a.dtype} for a in t.args],
-            "implementations": [
-                {"name": i.name, "workload_key": i.workload_key, "exact": i.exact}
-                for i in t.implementations
-            ],
-        }
-        for t in plan.tasks
-    ]
+    tasks = select_tasks(plan, only)
+    spaces = {task.index: _spaces(plan, task) for task in tasks} if space else {}
     if as_json:
         described = {
             "network": plan.network.name,
             "layout": plan.prepared.layout,
             "device": plan.device.to_json(),
-            "tasks": rows,
+            "tasks": [_row(task, dag, spaces.get(task.index)) for task in tasks],
         }
         click.echo(json.dumps(described, indent=2))
         return
+    _table(plan, tasks)
+    for task in tasks:
+        if dag or space:
+            click.echo(f"\ntask {task.index}: {task.name}")
+        if dag:
+            from tvmtune.graph.dag import stages
 
+            for line in stages(task.implementations[0].mod):
+                click.echo(f"  {line}")
+        for name, designs in spaces.get(task.index, {}).items():
+            _print_space(task, name, designs)
+
+
+def _spaces(plan: Plan, task: Task) -> Spaces:
+    import tvm
+
+    from tvmtune.graph.knobs import designs
+
+    target = tvm.target.Target(plan.device.target)
+    return {i.name: designs(i, target) for i in task.implementations}
+
+
+def _row(task: Task, dag: bool, spaces: Spaces | None) -> dict[str, Any]:
+    from tvmtune.graph.dag import stages
+    from tvmtune.graph.knobs import size
+
+    row: dict[str, Any] = {
+        "index": task.index,
+        "name": task.name,
+        "weight": task.weight,
+        "gflop": task.flop / 1e9,
+        "workload_key": task.key,
+        "anchor_key": task.anchor_key,
+        "args": [{"name": a.name, "shape": list(a.shape), "dtype": a.dtype} for a in task.args],
+        "implementations": [
+            {"name": i.name, "workload_key": i.workload_key, "exact": i.exact}
+            for i in task.implementations
+        ],
+    }
+    if dag:
+        row["dag"] = stages(task.implementations[0].mod)
+    for implementation in row["implementations"] if spaces else ():
+        designs = (spaces or {})[implementation["name"]]
+        implementation["space"] = {
+            "size": sum(map(size, designs)),
+            "exact": all(k.options is not None for knobs in designs for k in knobs),
+            "designs": [[k.to_json() for k in knobs] for knobs in designs],
+        }
+    return row
+
+
+def _table(plan: Plan, tasks: list[Task]) -> None:
     from rich.table import Table
 
     from tvmtune.cli.output import console
 
-    total = sum(t.weight * t.flop for t in plan.tasks)
+    total = sum(t.weight * t.flop for t in tasks)
+    several = "task" if len(tasks) == 1 else "tasks"
     table = Table(
         title=f"{plan.network.name} ({plan.prepared.layout}) on {plan.device.model}, "
-        f"{plan.device.threads} threads: {len(rows)} tasks, {total / 1e9:.3f} GFLOP"
+        f"{plan.device.threads} threads: {len(tasks)} {several}, {total / 1e9:.3f} GFLOP"
     )
     for column in ("#", "name", "output", "weight", "GFLOP", "key", "implementations"):
         table.add_column(column, justify="left" if column in ("name", "output") else "right")
-    for task in plan.tasks:
+    for task in tasks:
         table.add_row(
             str(task.index),
             task.name,
@@ -64,3 +113,23 @@ def command(as_json: bool, **network: Any) -> None:
             ", ".join(i.name for i in task.implementations),
         )
     console().print(table)
+
+
+def _print_space(task: Task, name: str, designs: list[list[Knob]]) -> None:
+    """The knobs of one implementation, design by design."""
+    from tvmtune.graph.knobs import size
+
+    open_ended = any(k.options is None for knobs in designs for k in knobs)
+    points = sum(map(size, designs))
+    click.echo(
+        f"  {name}: {'at least ' if open_ended else ''}{points:,} points"
+        + (f" in {len(designs)} designs" if len(designs) > 1 else "")
+    )
+    for number, knobs in enumerate(designs):
+        indent = "    "
+        if len(designs) > 1:
+            click.echo(f"{indent}design {number}: {size(knobs):,}")
+            indent += "  "
+        for knob in knobs:
+            many = "depends" if knob.options is None else f"{knob.options:,}"
+            click.echo(f"{indent}{knob.name:24} {knob.kind:8} {many:>8}  {knob.what}")

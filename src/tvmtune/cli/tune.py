@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvmtune.cli import completion
 from tvmtune.cli.options import (
     PATH,
     above_zero,
@@ -14,9 +17,14 @@ from tvmtune.cli.options import (
     check_writable,
     duration,
     make_plan,
+    network_name,
     network_options,
     not_negative,
+    parse_pairs,
     positive,
+    select_tasks,
+    tasks_option,
+    vs_option,
 )
 
 if TYPE_CHECKING:
@@ -35,14 +43,34 @@ if TYPE_CHECKING:
     callback=positive,
     help="Stop when so many rounds improved the estimate by less than 1%.",
 )
-@click.option("--tuner", default="xgb", show_default=True, help="xgb or random.")
+@click.option(
+    "--tuner",
+    default="xgb",
+    show_default=True,
+    help="xgb or random.",
+    shell_complete=completion.completer(completion.tuners),
+)
+@click.option(
+    "--tuner-option",
+    multiple=True,
+    metavar="K=V",
+    help="An option of the tuner, e.g. population=256 (xgb).",
+)
+@click.option(
+    "--transfer-from",
+    multiple=True,
+    type=PATH,
+    metavar="LOG",
+    help="Learn from another network's or device's log; may be repeated.",
+)
 @click.option(
     "--scheduler",
     default="effect",
     show_default=True,
     help="Who gets the next trials: effect, round-robin or sequential.",
+    shell_complete=completion.completer(completion.schedulers),
 )
-@click.option("--tasks", "only", help="Only these: indices, name globs, or topK by FLOP share.")
+@tasks_option
 @click.option(
     "--number",
     default=1,
@@ -79,7 +107,7 @@ if TYPE_CHECKING:
 @click.option("--seed", default=0, show_default=True, help="Seed of the search.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--no-compile", is_flag=True, help="Stop after tuning.")
-@click.option("--vs", metavar="A,B", help="Time these too: onnxruntime, openvino.")
+@vs_option
 @click.option(
     "--input",
     "input_file",
@@ -96,6 +124,8 @@ def command(
     time_budget: float | None,
     patience: int | None,
     tuner: str,
+    tuner_option: tuple[str, ...],
+    transfer_from: tuple[Path, ...],
     scheduler: str,
     only: str | None,
     number: int,
@@ -124,22 +154,25 @@ def command(
     from tvmtune.tuning import scheduler as schedulers
     from tvmtune.tuning import tuners
 
+    given = network_name(network["network"], network["positional"])
     tuner = tuners.canonical(tuner)
+    options = tuners.check_options(tuner, parse_pairs("--tuner-option", tuner_option))
     schedulers.check(scheduler)
     peers = parse(vs) if vs else []
     plan = make_plan(**network)
     inputs = read_inputs(input_file, plan.network.inputs) if input_file else None
     path = log or plan.default_log()
     library = output or Path(f"{plan.network.name}.so")
-    check_writable("--log", path, network["network"], input_file)
+    check_writable("--log", path, given, input_file)
     if not no_compile:
-        check_library("-o", library, path, network["network"], input_file)
+        check_library("-o", library, path, given, input_file)
 
     from tvmtune import api
     from tvmtune.cli import progress
     from tvmtune.tuning.session import Budget
     from tvmtune.types import Timing
 
+    api.read_others(transfer_from, path)  # a wrong log fails before anything slow begins
     open_end = trials is None and time_budget is None and trials_per_task is None
     budget = Budget(
         trials=trials,
@@ -147,43 +180,52 @@ def command(
         per_task=trials_per_task,
         patience=patience if patience is not None or not open_end else 4,
     )
-    tasks = _select(plan, only)
+    tasks = select_tasks(plan, only)
     _print_plan(plan, tasks, budget, path, library if not no_compile else None)
     if dry_run:
         return
     if fresh:
         _put_aside(path)
     verbose = bool((ctx.obj or {}).get("verbose"))
-    observer = progress.observer(verbose)
-    sessions: list[Any] = []
-    observer.started = _remember(observer.started, sessions)  # type: ignore[method-assign]
-    try:
-        session = api.tune(
-            plan,
-            path,
-            budget=budget,
-            timing=Timing(number, repeat, min_repeat_ms, build_timeout, run_timeout),
-            tuner=tuner,
-            scheduler=scheduler,
-            tasks=tasks,
-            seed=seed,
-            observer=observer,
+    with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-") as scratch:
+        untuned = None
+        if not no_compile:
+            click.echo("compiling the untuned library and checking its output", err=True)
+            untuned = api.compile_untuned(plan, Path(scratch) / "untuned.so", path, seed=seed)
+        observer = progress.observer(verbose)
+        sessions: list[Any] = []
+        observer.started = _remember(observer.started, sessions)  # type: ignore[method-assign]
+        try:
+            session = api.tune(
+                plan,
+                path,
+                budget=budget,
+                timing=Timing(number, repeat, min_repeat_ms, build_timeout, run_timeout),
+                tuner=tuner,
+                tuner_options=options,
+                transfer=transfer_from,
+                scheduler=scheduler,
+                tasks=tasks,
+                seed=seed,
+                observer=observer,
+            )
+        except KeyboardInterrupt:
+            if sessions:
+                progress.summary(sessions[0])
+            click.echo(
+                f"every trial is in {path}; the same command continues, "
+                f"tvmtune compile --log {path} uses what is there",
+                err=True,
+            )
+            raise
+        progress.summary(session)
+        if no_compile:
+            return
+        click.echo("compiling the tuned library", err=True)
+        shipped = api.ship(
+            plan, library, [path], untuned=untuned, peers=peers, inputs=inputs, seed=seed
         )
-    except KeyboardInterrupt:
-        if sessions:
-            progress.summary(sessions[0])
-        click.echo(
-            f"every trial is in {path}; the same command continues, "
-            f"tvmtune compile --log {path} uses what is there",
-            err=True,
-        )
-        raise
-    progress.summary(session)
-    if no_compile:
-        return
-
-    click.echo("compiling the tuned and the untuned library", err=True)
-    _show(api.ship(plan, library, [path], peers=peers, inputs=inputs, seed=seed))
+    _show(shipped)
 
 
 def _show(shipped: Shipped) -> None:
@@ -213,34 +255,6 @@ def _remember(started: Any, sessions: list[Any]) -> Any:
         started(session)
 
     return wrapper
-
-
-def _select(plan: Plan, only: str | None) -> list[Any]:
-    """The tasks that ``--tasks`` names: ``3,5-8``, ``*conv2d*``, ``top5``; all without it."""
-    from fnmatch import fnmatch
-
-    from tvmtune.errors import UsageError
-
-    if not only:
-        return list(plan.tasks)
-    chosen: list[Any] = []
-    for word in (w.strip() for w in only.split(",") if w.strip()):
-        first, dash, last = word.partition("-")
-        if word.startswith("top") and word[3:].isdigit():
-            heavy = sorted(plan.tasks, key=lambda t: -t.weight * t.flop)
-            found = heavy[: int(word[3:])]
-        elif first.isdigit() and (not dash or last.isdigit()):
-            indices = range(int(first), int(last or first) + 1)
-            found = [t for t in plan.tasks if t.index in indices]
-        else:
-            found = [t for t in plan.tasks if fnmatch(t.name, word)]
-        if not found:
-            raise UsageError(
-                f"--tasks {word} matches none of the {len(plan.tasks)} tasks; "
-                "tvmtune tasks lists them."
-            )
-        chosen += [t for t in found if t not in chosen]
-    return sorted(chosen, key=lambda t: t.index)
 
 
 def _print_plan(plan: Plan, tasks: list[Any], budget: Any, log: Path, library: Path | None) -> None:

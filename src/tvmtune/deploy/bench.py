@@ -39,6 +39,7 @@ from tvmtune.deploy.timing import calls_per_repeat, sample, warm_up
 from tvmtune.deploy.verify import CheckResult
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
+from tvmtune.types import batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -175,7 +176,7 @@ def bench(
     if inputs is None:
         inputs = random_inputs(library.inputs, seed)
     library.set_inputs(inputs)
-    batch = library.inputs[0].shape[0] if library.inputs and library.inputs[0].shape else 1
+    batch = batch_of(library.metadata["network"]["source"], library.inputs)
     own_version = system.version_of("tvmtune") or ""
     runs = [Run(OWN, own_version, library.threads, number, batch)]
     runtimes: list[_Runtime] = [library]
@@ -242,14 +243,14 @@ def _ready(
 ) -> list[Peer]:
     """Those of the peers that have loaded the network and run it once; a note for each other."""
     ready: list[Peer] = []
-    model: bytes | None = None
+    checked: Network | None = None
     for peer in peers:
         reason = peer.available()
         if reason is None:
             try:
-                if model is None:
-                    model = _model(library, network)
-                peer.load(model, library.threads)
+                if checked is None:
+                    checked = _same_network(library, network)
+                peer.load(checked, library.threads)
                 peer.run(inputs)
             except TvmtuneError as exc:
                 reason = f"{peer.name} is left out: {exc}"
@@ -263,8 +264,8 @@ def _ready(
     return ready
 
 
-def _model(library: Library, network: Network | None) -> bytes:
-    """The network's ONNX form. Raises TvmtuneError if it is gone, or not what was compiled."""
+def _same_network(library: Library, network: Network | None) -> Network:
+    """What was compiled. Raises TvmtuneError if it is gone, or not that any more."""
     from tvmtune import networks
 
     wanted = library.metadata["network"]
@@ -275,10 +276,7 @@ def _model(library: Library, network: Network | None) -> bytes:
             raise TvmtuneError(
                 f"the {part} of {wanted['name']} changed since the library was compiled"
             )
-    model = network.to_onnx()
-    if model is None:
-        raise TvmtuneError(f"{wanted['name']} has no ONNX form that a file could hold")
-    return model
+    return network
 
 
 def _doubts(runs: Sequence[Run], taken: float | None) -> list[str]:

@@ -17,7 +17,7 @@ from tvmtune.graph.tasks import DIRECT
 from tvmtune.host import Backend
 from tvmtune.records.best import best_of, comparable
 from tvmtune.records.log import Log
-from tvmtune.types import JSON, Device, Prepared, Task, Trial
+from tvmtune.types import JSON, Device, Network, Prepared, Task, Trial, is_operator
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def compile_library(
             backend.export_lib(lowered, device, fresh)
             metadata.append(fresh, described)
             if verify_it and check is not None:
-                _verify(fresh, described)
+                _verify(fresh, described, prepared.network)
         except TvmtuneError as error:
             # whoever reads it asked for ``path``
             raise type(error)(str(error).replace(str(fresh), str(path))) from error
@@ -109,25 +109,31 @@ def reference_check(prepared: Prepared, seed: int = 0) -> JSON:
     return verify.make_check(prepared.network, seed)
 
 
-def _verify(path: Path, described: JSON) -> None:
+def _verify(path: Path, described: JSON, network: Network) -> None:
     """Run the library and compare its outputs; one for another machine cannot be, and is not."""
     try:
         metadata.check_runnable(path, described)
     except TvmtuneError:
         return
     verdict = verify.run_check(Library.open(path), described["check"])
-    if not verdict.passed:
-        raise TvmtuneError(f"the output of {path} is {verdict}: it is not kept")
+    if verdict.passed:
+        return
+    if is_operator(network):
+        raise TvmtuneError(
+            f"operator '{network.name}' of {network.source.get('file')} and its reference disagree: "
+            f"the output is {verdict}"
+        )
+    raise TvmtuneError(f"the output of {path} is {verdict}: it is not kept")
 
 
 def _row(task: Task, trial: Trial | None, record: str) -> JSON:
-    exact = trial is not None and record == "exact"
+    measured = trial is not None and record == "exact" and trial.ok
     return {
         "name": task.name,
         "weight": task.weight,
         "implementation": trial.implementation if trial and record != "default" else "direct",
         "record": record,
-        "latency": trial.latency if trial is not None and exact else None,
+        "latency": trial.latency if trial is not None and measured else None,
         "flop": task.flop,
     }
 

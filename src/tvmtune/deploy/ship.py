@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tvmtune.accuracy import TOLERANCE, relative_error
+from tvmtune.accuracy import relative_error, tolerance
 from tvmtune.deploy.atomic import replacing
 from tvmtune.deploy.bench import BenchResult, bench
 from tvmtune.deploy.compile import Compiled
@@ -72,8 +72,9 @@ def ship(
     given = None
     if inputs is not None:
         pairs = zip(library.run(inputs), network.reference(inputs), strict=True)
-        given = max((relative_error(got, want) for got, want in pairs), default=0.0)
-        if not given <= TOLERANCE:
+        errors = [(relative_error(got, want), want.dtype.name) for got, want in pairs]
+        given = max((error for error, _ in errors), default=0.0)
+        if not all(error <= tolerance(dtype, network=True) for error, dtype in errors):
             raise TvmtuneError(
                 "the outputs for the given inputs are wrong (max|y - ref| / max|ref| = "
                 f"{given:.1e}): nothing is written"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tvmtune.accuracy import TOLERANCE, relative_error
+from tvmtune import accuracy
+from tvmtune.accuracy import relative_error
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import numpy_dtype, random_inputs
 
@@ -53,6 +54,7 @@ class CheckResult:
     error: float
     """The worst of the outputs' errors."""
     tolerance: float
+    """The loosest of the outputs' tolerances."""
     outputs: tuple[OutputCheck, ...]
     reasons: tuple[str, ...] = field(default=())
     """What is wrong, in words; empty if it passed."""
@@ -115,9 +117,11 @@ def compare(
     check: JSON,
     *,
     others: Sequence[np.ndarray] | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
 ) -> CheckResult:
     """Hold the outputs for the inputs of ``check["seed"]`` against the reference in ``check``.
+
+    Without a ``tolerance`` each output has that of its dtype (:func:`tvmtune.accuracy.tolerance`).
 
     ``others`` are the outputs for other inputs (of ``seed + 1``). If they are the same although the
     reference's are not, the library does not look at its inputs, and fails. Raises TvmtuneError if
@@ -125,9 +129,14 @@ def compare(
     """
     try:
         wanted = check["outputs"]
+        allowed = [
+            accuracy.tolerance(entry["dtype"], network=True) if tolerance is None else tolerance
+            for entry in wanted
+        ]
+        loosest = max(allowed, default=accuracy.TOLERANCE)
         if len(outputs) != len(wanted):
             reason = f"there are {len(outputs)} outputs instead of {len(wanted)}"
-            return CheckResult(False, float("inf"), tolerance, (), (reason,))
+            return CheckResult(False, float("inf"), loosest, (), (reason,))
         results = tuple(
             _compare_one(array, entry, check["seed"])
             for array, entry in zip(outputs, wanted, strict=True)
@@ -136,17 +145,19 @@ def compare(
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise TvmtuneError(f"the library's check is damaged ({exc!r}). Compile it again") from exc
     reasons = []
-    for result in results:
-        if not result.error <= tolerance:
+    for result, most in zip(results, allowed, strict=True):
+        if not result.error <= most:
             reason = result.reason or f"is off by {result.error:.1e}"
             reasons.append(f"output '{result.name}' {reason}")
     if others is not None and varies and not _differ(outputs, others):
         reasons.append("different inputs give the same outputs")
     worst = max((result.error for result in results), default=0.0)
-    return CheckResult(not reasons, worst, tolerance, results, tuple(reasons))
+    return CheckResult(not reasons, worst, loosest, results, tuple(reasons))
 
 
-def run_check(library: Runnable, check: JSON, *, tolerance: float = TOLERANCE) -> CheckResult:
+def run_check(
+    library: Runnable, check: JSON, *, tolerance: float | None = None
+) -> CheckResult:
     """Run the library on the inputs of the check and on different ones, and compare."""
     seed = check["seed"]
     outputs = library.run(random_inputs(library.inputs, seed))

@@ -19,8 +19,11 @@ def leave(sch: Any, block: Any) -> list[Any]:
 RULES: dict[str, Rule] = {
     "tvmtune.winograd_input": winograd.schedule_input,
     "tvmtune.winograd_output": winograd.schedule_output,
-    # TVM's pooling asks for this rule and has none; without ours it warns on stderr each time.
+    # TVM's pooling asks for these rules and has none; without ours it warns on stderr each time.
     "meta_schedule.pool_max": leave,
+    "meta_schedule.pool_avg": leave,
+    "meta_schedule.adaptive_pool_max": leave,
+    "meta_schedule.adaptive_pool_avg": leave,
 }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.log import Log, LogWriter, sync_directory
-from tvmtune.types import Trial
+from tvmtune.types import JSON, Trial
 
 
 def comparable(trials: Iterable[Trial], device: str, kind: str = "measured") -> list[Trial]:
@@ -38,13 +39,61 @@ def best_of(trials: Iterable[Trial]) -> dict[str, Trial]:
     }
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The best records of one device and kind."""
+
+    header: JSON
+    """The first header of that device."""
+    tasks: dict[str, JSON]
+    """Task lines by key; one may be missing."""
+    trials: dict[str, list[Trial]]
+    """By task, the one to ship first."""
+
+
+def select(logs: Sequence[Log], top: int = 1) -> list[Selection]:
+    """The best ``top`` records per task, for each device and kind that the logs hold.
+
+    Raises :class:`TvmtuneError` if no trial is valid, or if ``top`` is not positive.
+    """
+    if top < 1:
+        raise TvmtuneError("--top needs a number of at least 1.")
+    found = []
+    for identity, kind in sorted({(t.device, t.kind) for g in logs for t in g.trials}):
+        order = ranked(t for g in logs for t in comparable(g.trials, identity, kind))
+        if not order:
+            continue
+        source, header = next(
+            (g, h) for g in logs for h in g.headers if h["device"]["identity"] == identity
+        )
+        lines = {k: v for g in (*logs, source) for k, v in g.tasks.items()}
+        chosen = {}
+        for task, trials in order.items():
+            first = best_of(trials)[task]
+            chosen[task] = [first, *(t for t in trials if t is not first)][:top]
+        found.append(Selection(header, {k: lines[k] for k in chosen if k in lines}, chosen))
+    if not found:
+        paths = ", ".join(str(log.path) for log in logs)
+        raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill.")
+    return found
+
+
+def counts(logs: Sequence[Log], found: Sequence[Selection]) -> dict[str, int]:
+    """Trials read, records kept, tasks and devices, for a message."""
+    return {
+        "trials": sum(len(g.trials) for g in logs),
+        "kept": sum(len(trials) for s in found for trials in s.trials.values()),
+        "tasks": len({task for s in found for task in s.trials}),
+        "devices": len({s.header["device"]["identity"] for s in found}),
+    }
+
+
 def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int]:
     """Write the best ``top`` records per task and device of several logs as a log of its own.
 
     The file appears whole or not at all. Returns counts: trials read, records kept, tasks, devices.
     """
-    if top < 1:
-        raise TvmtuneError("--top needs a number of at least 1.")
+    found = select(logs, top)
     for log in logs:
         if output.exists() and output.samefile(log.path):
             raise UsageError(f"{output} is one of the logs that are read: choose another -o.")
@@ -52,44 +101,27 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
         LogWriter(output).close()  # refused while a session writes to it
     handle, name = _temporary(output)
     os.close(handle)
-    kept = 0
-    devices: set[str] = set()
-    tasks: set[str] = set()
     try:
         with LogWriter(Path(name)) as writer:
             writer.path = output  # what a message should name
-            for identity, kind in sorted({(t.device, t.kind) for g in logs for t in g.trials}):
-                group = [t for g in logs for t in comparable(g.trials, identity, kind)]
-                order = ranked(group)
-                if not order:
-                    continue
-                devices.add(identity)
-                source, header = next(
-                    (g, h) for g in logs for h in g.headers if h["device"]["identity"] == identity
-                )
-                fields = {k: v for k, v in header.items() if k != "type"}
-                writer.append("header", {**fields, "distilled": True})
-                lines = {k: v for g in (*logs, source) for k, v in g.tasks.items()}
-                for task, trials in order.items():
-                    tasks.add(task)
-                    if task in lines:
-                        writer.append("task", {k: v for k, v in lines[task].items() if k != "type"})
-                    first = best_of(trials)[task]
-                    chosen = [first, *(t for t in trials if t is not first)][:top]
-                    for trial in chosen:
+            for selection in found:
+                writer.append("header", {**_fields(selection.header), "distilled": True})
+                for task, trials in selection.trials.items():
+                    if task in selection.tasks:
+                        writer.append("task", _fields(selection.tasks[task]))
+                    for trial in trials:
                         writer.trial(trial)
-                        kept += 1
-        if not kept:
-            paths = ", ".join(str(log.path) for log in logs)
-            raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill.")
         Path(name).chmod(0o644)
         Path(name).replace(output)
         sync_directory(output.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    read = sum(len(g.trials) for g in logs)
-    return {"trials": read, "kept": kept, "tasks": len(tasks), "devices": len(devices)}
+    return counts(logs, found)
+
+
+def _fields(line: JSON) -> JSON:
+    return {key: value for key, value in line.items() if key != "type"}
 
 
 def _temporary(output: Path) -> tuple[int, str]:

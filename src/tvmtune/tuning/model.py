@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-    from tvmtune.types import Implementation
-
 WARMUP = 40
 """Measurements before the model is asked at all; until then scores are random."""
 GROWTH = 1.15
@@ -52,14 +50,15 @@ class CostModel:
         context: Any,
         schedules: Sequence[Schedule],
         latencies: Sequence[float],
-        implementation: Implementation,
+        workload: str,
     ) -> None:
-        """Add measurements (seconds, infinity for failures) and fit again if that is due."""
+        """Add measurements (seconds, infinity for failures) of one workload, by its key, and fit
+        again if that is due. Only ratios within a workload are learnt."""
         for rows, latency in zip(self._features(context, schedules), latencies, strict=True):
             if len(rows):
                 self._rows.append(rows)
                 self._latency.append(latency)
-                self._group.append(implementation.workload_key)
+                self._group.append(workload)
         if len(self._rows) >= max(WARMUP, GROWTH * self._fitted):
             self._fit()
 

@@ -15,6 +15,9 @@ class Observer:
 
     def started(self, session: Session) -> None: ...
 
+    def transferred(self, session: Session) -> None:
+        """Other logs were read: ``session.taken`` records, ``session.taught`` lessons."""
+
     def proposing(self, state: TaskState, arm: Arm) -> None: ...
 
     def trial(self, state: TaskState, trial: Trial) -> None: ...

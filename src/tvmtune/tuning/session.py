@@ -7,18 +7,18 @@ it tells what happened. Each trial is on disk before the observer hears of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import interrupt
-from tvmtune.accuracy import TOLERANCE
-from tvmtune.records.log import LogWriter
-from tvmtune.tuning import scheduler
+from tvmtune.accuracy import tolerance
+from tvmtune.records.log import Log, LogWriter
+from tvmtune.tuning import scheduler, transfer
 from tvmtune.tuning.model import CostModel
 from tvmtune.tuning.observer import Observer
 from tvmtune.tuning.state import Arm, TaskState, estimate
-from tvmtune.tuning.tuners import create
+from tvmtune.tuning.tuners import check_options, create
 from tvmtune.tuning.tuners.base import Proposal, TunerArgs
 from tvmtune.types import Device, Task, Trial
 
@@ -44,7 +44,8 @@ class Session:
     """Tunes ``tasks`` on ``device`` and writes every trial to ``log``.
 
     ``history`` holds the log's earlier trials of this device: they count towards the budget, are
-    not measured again, and teach the cost model.
+    not measured again, and teach the cost model. ``others`` are other logs: their records of the
+    same workloads on this device are taken over, without a trial; all their trials teach the model.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Session:
         *,
         budget: Budget,
         history: Sequence[Trial] = (),
+        others: Sequence[Log] = (),
         tuner: str = "xgb",
+        tuner_options: Mapping[str, Any] | None = None,
         scheduling: str = "effect",
         seed: int = 0,
         peak: float | None = None,
@@ -67,6 +70,8 @@ class Session:
         self.log = log
         self.budget = budget
         self.tuner = tuner
+        self.tuner_options = check_options(tuner, tuner_options or {})
+        self.others = others
         self.scheduling = scheduler.check(scheduling)
         self.seed = seed
         self.peak = peak
@@ -75,6 +80,10 @@ class Session:
         self.model = CostModel(seed=seed, threads=device.threads)
         self.states = [TaskState(t, [Arm(i) for i in t.implementations]) for t in tasks]
         self.resumed = 0
+        self.taken = 0
+        """Records of other logs that were taken over, in this run or an earlier one."""
+        self.taught = 0
+        """Trials of other logs that the cost model was shown."""
         self.new = 0
         self.begun = time.monotonic()
         self.stopped_because = ""
@@ -106,6 +115,7 @@ class Session:
         self.begun = time.monotonic()
         self.observer.started(self)
         try:
+            self._learn_from_others()
             for state in self.states:  # an earlier run may have been killed before it checked these
                 self._verify(state)
             self._measure_defaults()
@@ -165,6 +175,7 @@ class Session:
                         seed=self.seed + 1 + state.task.index,
                         threads=self.device.threads,
                         history=list(arm.trials),
+                        options=self.tuner_options,
                     ),
                 )
             proposals = arm.tuner.ask(count)
@@ -235,14 +246,15 @@ class Session:
             if trial.candidate in self.unchecked:
                 return
             implementation = state.task.implementation(trial.implementation)
+            allowed = tolerance(state.task.args[-1].dtype)
             error, message = self.measurer.verify(implementation, trial.trace)
             if error is None:
                 self.unchecked[trial.candidate] = message
             else:
-                trial.verified = error <= TOLERANCE
+                trial.verified = error <= allowed
             if trial.verified is False:
                 message = (
-                    message or f"max|y - ref| / max|ref| is {error:.2e}, more than {TOLERANCE:g}"
+                    message or f"max|y - ref| / max|ref| is {error:.2e}, more than {allowed:g}"
                 )
                 trial.error = {"stage": "wrong-answer", "message": message}
             self.log.append(
@@ -258,13 +270,42 @@ class Session:
             self.observer.verdict(state, trial)
 
     def _take_over(self, history: Sequence[Trial]) -> None:
-        arms = {a.implementation.workload_key: a for s in self.states for a in s.arms}
+        arms = self._arms()
         for trial in history:
-            arm = arms.get(trial.workload)
+            _, arm = arms.get((trial.workload, trial.implementation), (None, None))
             if arm is not None and trial.kind == self._kind:
                 arm.add(trial)
                 self._known_of(arm).add(trial.candidate)
-                self.resumed += 1
+                if trial.tuner == transfer.TUNER:
+                    self.taken += 1
+                else:
+                    self.resumed += 1
+
+    def _learn_from_others(self) -> None:
+        """Take over what other logs know of the same workloads, and show the rest to the model."""
+        if not self.others:
+            return
+        arms = self._arms()
+        for trial in transfer.records(self.others, self.device.identity(), self._kind):
+            state, arm = arms.get((trial.workload, trial.implementation), (None, None))
+            if state is None or arm is None or trial.candidate in self._known_of(arm):
+                continue
+            trial.task = state.task.key
+            self.log.trial(trial)
+            arm.add(trial)
+            self._known_of(arm).add(trial.candidate)
+            self.taken += 1
+        found = transfer.lessons(self.others, self._kind, self.seed)
+        self.taught = transfer.teach(self.model, found, self.target, self.device.threads)
+        self.observer.transferred(self)
+
+    def _arms(self) -> dict[tuple[str, str], tuple[TaskState, Arm]]:
+        """By workload and implementation: a template is another space of the direct workload."""
+        return {
+            (a.implementation.workload_key, a.implementation.name): (s, a)
+            for s in self.states
+            for a in s.arms
+        }
 
     def _known_of(self, arm: Arm) -> set[str]:
         return self._known.setdefault(arm.implementation.workload_key, set())

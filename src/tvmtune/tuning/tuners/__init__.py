@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
 
@@ -19,6 +20,32 @@ def canonical(name: str) -> str:
     if key not in TUNERS:
         raise UsageError(f"tuner '{name}' is not known.{nearest(key, [*TUNERS, *ALIASES])}")
     return key
+
+
+def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]:
+    """``--tuner-option`` in the types of the tuner's own defaults.
+
+    Raises :class:`UsageError` for an option that the tuner does not have, or a value that is no
+    positive number, or for probabilities above 1.
+    """
+    import importlib
+
+    known: dict[str, int | float] = importlib.import_module(TUNERS[canonical(name)]).OPTIONS
+    found: dict[str, int | float] = {}
+    for key, value in given.items():
+        if key not in known:
+            listed = ", ".join(f"{k}={v}" for k, v in known.items()) or "none"
+            raise UsageError(
+                f"--tuner-option {key}: tuner '{name}' has no such option.{nearest(key, [*known])} "
+                f"Its options and defaults: {listed}."
+            )
+        whole = isinstance(known[key], int)
+        number = isinstance(value, int) or (isinstance(value, float) and not whole)
+        if not number or value < whole or (not whole and value > 1):
+            wanted = "a whole number of at least 1" if whole else "a number between 0 and 1"
+            raise UsageError(f"--tuner-option {key}={value}: {wanted} is wanted.")
+        found[key] = value if whole else float(value)
+    return found
 
 
 def create(name: str, args: TunerArgs) -> Tuner:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tvmtune.graph import traces
@@ -44,6 +44,8 @@ class TunerArgs:
     threads: int
     history: Sequence[Trial] = ()
     """Earlier trials of this implementation on this device, from the log."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The user's, out of those that the tuner's module lists in ``OPTIONS``."""
 
 
 class Tuner(Protocol):

@@ -13,6 +13,17 @@ RESTORED = 48
 """Records of earlier runs that are replayed when a tuner starts: the best, which seed the evolution,
 and as many again at random, from which the model learns what is slow."""
 
+OPTIONS: dict[str, int | float] = {
+    "population": 96,
+    "generations": 2,
+    "mutate": 0.85,
+    "measured": 0.3,
+    "epsilon": 0.1,
+}
+"""``--tuner-option``: schedules in a generation; generations per round; probability that one is mutated
+in a generation; part of the first generation that stems from measured ones; part of a round that is
+drawn at random instead of by the model."""
+
 
 class EvolutionaryTuner:
     """MetaSchedule's evolutionary search with a population sized for small machines.
@@ -28,14 +39,15 @@ class EvolutionaryTuner:
 
         self.args = args
         mod = args.implementation.mod
+        options = {**OPTIONS, **args.options}
         strategy = ms.search_strategy.EvolutionarySearch(
-            population_size=96,
-            init_measured_ratio=0.3,
-            init_min_unmeasured=32,
-            genetic_num_iters=2,
-            genetic_mutate_prob=0.85,
+            population_size=options["population"],
+            init_measured_ratio=options["measured"],
+            init_min_unmeasured=max(1, options["population"] // 3),
+            genetic_num_iters=options["generations"],
+            genetic_mutate_prob=options["mutate"],
             genetic_max_fail_count=4,
-            eps_greedy=0.1,
+            eps_greedy=options["epsilon"],
         )
         self.context = spaces.tune_context(
             mod,
@@ -71,7 +83,10 @@ class EvolutionaryTuner:
 
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         self.args.model.learn(
-            self.context, [p.schedule for p in proposals], latencies, self.args.implementation
+            self.context,
+            [p.schedule for p in proposals],
+            latencies,
+            self.args.implementation.workload_key,
         )
         for proposal, latency in zip(proposals, latencies, strict=True):
             if latency < float("inf"):
@@ -121,7 +136,8 @@ class EvolutionaryTuner:
             latencies.append(trial.latency)
             self._commit(schedules[-1], trial.latency)
         if schedules:
-            self.args.model.learn(self.context, schedules, latencies, self.args.implementation)
+            workload = self.args.implementation.workload_key
+            self.args.model.learn(self.context, schedules, latencies, workload)
 
 
 def _pending() -> Any:

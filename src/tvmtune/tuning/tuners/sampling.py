@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from tvmtune.graph import spaces
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 
+OPTIONS: dict[str, int | float] = {}
+
 
 class RandomTuner:
     """Draws a design space, then every decision in it, uniformly."""

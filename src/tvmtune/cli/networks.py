@@ -1,0 +1,35 @@
+"""``tvmtune networks``: what the zoo holds."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command("networks")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(as_json: bool) -> None:
+    """List the networks of the zoo: name, input, other names.
+
+    Their weights are random but fixed, and keep activations near unit variance.
+    """
+    from tvmtune.networks.zoo import ZOO
+
+    rows = [
+        {"name": name, "input": [1, *entry.sample], "aliases": list(entry.aliases)}
+        for name, entry in sorted(ZOO.items())
+    ]
+    if as_json:
+        click.echo(json.dumps({"networks": rows}, indent=2))
+        return
+    from rich.table import Table
+
+    from tvmtune.cli.output import console
+
+    table = Table()
+    for column in ("network", "input", "also called"):
+        table.add_column(column)
+    for name, entry in sorted(ZOO.items()):
+        table.add_row(name, "x".join(map(str, (1, *entry.sample))), ", ".join(entry.aliases))
+    console().print(table)

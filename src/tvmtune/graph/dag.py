@@ -1,0 +1,77 @@
+"""The computation of a workload, a line for each stage: what ``tasks --dag`` prints."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def stages(mod: tvm.IRModule) -> list[str]:
+    """Buffers that come in, then each block as ``buffer[i, j] = expression``, in program order.
+
+    A block that reduces is written with ``+=``, ``max=`` and so on where its update has that form,
+    and names the axes that it reduces over; a block that is no single assignment gets its statement.
+    """
+    from tvm import s_tir
+    from tvm_ffi import structural_walk
+
+    func = mod["main"]
+    blocks: list[Any] = []
+    structural_walk(func.body, (s_tir.SBlock, blocks.append), order="pre")
+    blocks = [block for block in blocks if block.iter_vars or block.writes]
+    written = [region.source for block in blocks for region in block.writes]
+    lines = [
+        f"{buffer.name} = PLACEHOLDER {_shape(buffer)}"
+        for buffer in func.params
+        if not any(buffer.same_as(w) for w in written)
+    ]
+    return [_plain(line) for line in (*lines, *map(_stage, blocks))]
+
+
+def _stage(block: Any) -> str:
+    reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == _REDUCTION]
+    body = block.body
+    if type(body).__name__ != "BufferStore":
+        return f"{block.name_hint}: {_one_line(body)}"
+    target = f"{body.buffer.name}[{', '.join(map(str, body.indices))}]"
+    operator, value = "=", str(body.value)
+    if reduced and block.init is not None:
+        operator, value = _update(body, target)
+    text = f"{target} {operator} {value}"
+    if reduced:
+        extents = ", ".join(f"{iv.var.name} < {iv.dom.extent}" for iv in reduced)
+        text += f"  (over {extents})"
+    return f"{text}  {_shape(body.buffer)}"
+
+
+_REDUCTION = 2
+"""``IterVar.CommReduce``."""
+_UPDATES = {"Add": "+=", "Mul": "*=", "Max": "max=", "Min": "min="}
+
+
+def _update(store: Any, target: str) -> tuple[str, str]:
+    """``("+=", "x")`` for ``target = target + x``."""
+    value = store.value
+    operator = _UPDATES.get(type(value).__name__)
+    if operator and str(value.a) == target:
+        return operator, str(value.b)
+    return "=", str(value)
+
+
+def _shape(buffer: Any) -> str:
+    return f"[{', '.join(map(str, buffer.shape))}] {buffer.dtype}"
+
+
+def _one_line(statement: Any) -> str:
+    lines = [line.strip() for line in str(statement).splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith("#"))
+
+
+def _plain(line: str) -> str:
+    """Without what only the parser of TVMScript needs: types of literals and its prefixes."""
+    line = re.sub(r"\bT\.(?:u?int\d+|bool)\((-?\w+)\)", r"\1", line)
+    line = re.sub(r"\bT\.(?:b?float\d+)\((-?[\d.e+-]+)\)", lambda m: f"{float(m[1]):.6g}", line)
+    return re.sub(r"\b(?:T\.|v_)(?=\w)", "", line)

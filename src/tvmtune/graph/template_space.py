@@ -1,0 +1,66 @@
+"""The schedules that a user's template spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.graph import intrinsics, knobs, spaces, traces
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+
+DRAWS = 32
+"""Samples among which a default schedule is looked for; if none is sound, the space is empty."""
+
+
+class TemplateSpace:
+    """Implements :class:`tvmtune.types.Space` for a function that samples knobs on a schedule.
+
+    ``template`` takes a fresh :class:`tvm.s_tir.Schedule` of the workload. TVM's post-processors for
+    the target follow it, as they follow TVM's own rules. Raises :class:`TvmtuneError` if the template
+    raises or samples nothing that works.
+    """
+
+    def __init__(
+        self, template: Callable[[Any], None], mod: tvm.IRModule, target: tvm.target.Target
+    ) -> None:
+        self.template = template
+        self._kind = str(target.kind.name)
+        self._default = self._draw(mod, target)
+        found = knobs.knobs(traces.to_json(self._default))
+        self.size: int | None = knobs.size(found)
+        if any(knob.options is None for knob in found):
+            self.size = None
+
+    def generator(self) -> SpaceGenerator:
+        from tvm.s_tir.meta_schedule.space_generator import ScheduleFn
+
+        intrinsics.load_for(self._kind)
+        return ScheduleFn(self.template, sch_rules=[])
+
+    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        """The first of a fixed sequence of samples that passes the target's checks."""
+        return self._default
+
+    def _draw(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        from tvm.s_tir import Schedule
+
+        context = spaces.tune_context(mod, target, self.generator(), seed=1)
+        postprocs = list(context.space_generator.postprocs)
+        refused = ""
+        for seed in range(1, DRAWS + 1):
+            drawn = Schedule(mod, seed=seed, error_render_level="none")
+            self.template(drawn)
+            drawn.enter_postproc()
+            failed = [p for p in postprocs if not p.apply(drawn)]
+            if not failed:
+                return drawn
+            refused = type(failed[0]).__name__
+        raise TvmtuneError(
+            f"the template samples an empty space: none of {DRAWS} draws passes the target's check "
+            f"{refused}; widen its knobs, or bind fewer threads and less memory"
+        )

@@ -1,0 +1,124 @@
+"""What a kernel file declares: one operator, its reference in NumPy, and templates of schedules.
+
+::
+
+    @tvmtune.operator
+    def scale(n: int = 1024):
+        x = te.placeholder((n,), name="x")
+        return [x, te.compute((n,), lambda i: x[i] * 2, name="y")]
+
+    @scale.reference
+    def in_numpy(x):
+        return x * 2
+
+    @scale.template("cpu")
+    def on_cpu(sch):
+        (i,) = sch.get_loops(sch.get_sblock("y"))
+        outer, inner = sch.split(i, sch.sample_perfect_tile(i, n=2, max_innermost_factor=64))
+        sch.parallel(outer)
+        sch.vectorize(inner)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tvmtune.errors import UsageError, nearest
+
+Function = Callable[..., Any]
+
+
+class Operator:
+    """An operator as its author declares it; made by :func:`operator`.
+
+    ``declare`` returns TE tensors, inputs before outputs, or a PrimFunc. Its parameters, which need
+    defaults, are the operator's arguments (``--arg``).
+    """
+
+    def __init__(self, declare: Function) -> None:
+        self.declare = declare
+        self.name = declare.__name__
+        self.references: list[Function] = []
+        self.templates: dict[str, Function] = {}
+        """Schedule templates by the target kind or key that they are for."""
+
+    def reference(self, function: Function) -> Function:
+        """Decorate what computes the same in NumPy: arrays in, an array or a tuple of them out."""
+        self.references.append(function)
+        return function
+
+    def template(self, *targets: str) -> Callable[[Function], Function]:
+        """Decorate a function that schedules the operator for these target kinds (``llvm``,
+        ``cuda``, ...) or keys (``cpu``, ``gpu``, ``mali``, ...).
+
+        It takes a :class:`tvm.s_tir.Schedule` and samples its knobs on it. Which instructions it
+        issues may not depend on what was sampled: the search replays them with other decisions.
+        """
+        if not targets or not all(isinstance(t, str) for t in targets):
+            raise UsageError("@OPERATOR.template takes names of targets, e.g. template('cpu')")
+
+        def keep(function: Function) -> Function:
+            for target in targets:
+                if target in self.templates:
+                    raise UsageError(f"'{self.name}' has two templates for '{target}'")
+                self.templates[target] = function
+            return function
+
+        return keep
+
+    def template_for(self, keys: Sequence[str]) -> tuple[str, Function] | None:
+        """The template for a target with these names, the most specific first."""
+        return next(((k, self.templates[k]) for k in keys if k in self.templates), None)
+
+    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments, from ``given`` and the defaults, converted to the defaults' types.
+
+        Raises :class:`UsageError` for one that does not exist, does not fit, or is missing.
+        """
+        parameters = inspect.signature(self.declare).parameters
+        for name in given:
+            if name not in parameters:
+                hint = nearest(name, [*parameters]) if parameters else " It takes none."
+                raise UsageError(
+                    f"--arg {name}: operator '{self.name}' has no such argument.{hint}"
+                )
+        result = {}
+        for name, parameter in parameters.items():
+            default = None if parameter.default is parameter.empty else parameter.default
+            if name in given:
+                result[name] = _convert(name, given[name], default)
+            elif parameter.default is not parameter.empty:
+                result[name] = default
+            else:
+                raise UsageError(f"operator '{self.name}' needs --arg {name}=...")
+        return result
+
+
+def operator(declare: Function) -> Operator:
+    """Declare the operator of a kernel file; see :mod:`tvmtune.networks.declaration`."""
+    return Operator(declare)
+
+
+def call_with(function: Function, positional: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a reference or a template; it gets those of the operator's arguments that it names
+    after ``positional``."""
+    named = list(inspect.signature(function).parameters)[len(positional) :]
+    return function(*positional, **{k: arguments[k] for k in named if k in arguments})
+
+
+def _convert(name: str, value: Any, default: Any) -> Any:
+    """``value`` in the type of the default; text is read as that type."""
+    kind = type(default)
+    if default is None or type(value) is kind:
+        return value
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        if kind is bool:
+            return words[str(value).lower()]
+        if kind in (float, str) or (kind is int and not isinstance(value, float)):
+            return kind(value)
+    except (ValueError, KeyError):
+        pass
+    raise UsageError(f"--arg {name}={value}: a value of the type {kind.__name__} is wanted")

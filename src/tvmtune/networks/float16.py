@@ -1,0 +1,102 @@
+"""A float32 network in half precision: weights, inputs, outputs and activations in float16."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.inputs import check_inputs
+from tvmtune.networks.onnx_batch_norm import fold_batch_norms
+from tvmtune.networks.onnx_network import OnnxNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import tvm
+
+    from tvmtune.types import JSON, Network, TensorSpec
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+class Float16Network:
+    """Implements :class:`tvmtune.types.Network` for the half-precision form of an ONNX network.
+
+    Batch norms are folded before weights are rounded, so that they are rounded once. The reference
+    computes in float32 with the rounded weights: what it differs by is the rounding of activations.
+    Raises :class:`UsageError` if ``network`` is not of ONNX form, :class:`TvmtuneError` if a weight
+    is too large for float16.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    source: JSON
+    structure_hash: str
+    weights_hash: str
+
+    def __init__(self, network: Network) -> None:
+        content = network.to_onnx() if isinstance(network, OnnxNetwork) else None
+        if content is None:
+            raise UsageError(
+                f"--dtype float16 is for the zoo and ONNX files below 2 GiB; export {network.name} in "
+                "half precision instead"
+            )
+        full = fold_batch_norms(onnx.load_model_from_string(content))
+        del content
+        self._half = OnnxNetwork(_converted(full, network.name), name=network.name)
+        _round_weights(full)
+        self._rounded = OnnxNetwork(full, name=network.name)
+        self.name, self.inputs, self.outputs = network.name, self._half.inputs, self._half.outputs
+        self.source = network.source | {"dtype": "float16"}
+        self.structure_hash = self._half.structure_hash
+        self.weights_hash = self._half.weights_hash
+
+    def to_relax(self) -> tvm.IRModule:
+        return self._half.to_relax()
+
+    def to_onnx(self) -> bytes | None:
+        return self._half.to_onnx()
+
+    def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Outputs of float32 arithmetic with the rounded weights, rounded to the outputs' dtypes."""
+        check_inputs(inputs, self.inputs)
+        wide = {spec.name: inputs[spec.name].astype(spec.dtype) for spec in self._rounded.inputs}
+        found = self._rounded.reference(wide)
+        return [a.astype(spec.dtype) for a, spec in zip(found, self.outputs, strict=True)]
+
+
+def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    """A copy of the model in float16."""
+    from onnxconverter_common import float16
+
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor)
+            most = float(np.abs(array).max(initial=0.0, where=np.isfinite(array)))
+            if most > _LARGEST:
+                raise TvmtuneError(
+                    f"weight '{tensor.name}' of {label} reaches {most:g}, and float16 ends at "
+                    f"{_LARGEST:g}: stay with --dtype float32"
+                )
+    half = onnx.ModelProto()
+    half.CopyFrom(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one for each weight below float16's range
+        # Its own limits would move small weights away from zero, and large ones to 1e4.
+        return float16.convert_float_to_float16(
+            half, min_positive_val=0.0, max_finite_val=_LARGEST, disable_shape_infer=True
+        )
+
+
+def _round_weights(model: onnx.ModelProto) -> None:
+    """Round float32 weights to what float16 can hold, in place."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

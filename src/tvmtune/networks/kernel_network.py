@@ -1,0 +1,272 @@
+"""A network of one operator, from a Python file that declares it.
+
+The file is run, as any script is: give only files that you trust.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.inputs import check_inputs, numpy_dtype
+from tvmtune.networks.declaration import Operator, call_with
+from tvmtune.types import TensorSpec, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import tvm
+
+    from tvmtune.types import JSON
+
+
+def read(
+    path: Path,
+    *,
+    label: str,
+    source: JSON,
+    batch: int = 1,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> KernelNetwork:
+    """The operator that the file declares, as :func:`tvmtune.networks.load` wants it.
+
+    Raises :class:`TvmtuneError` where the file or its operator is at fault, :class:`UsageError` for
+    a missing file, a wrong argument, or a ``batch`` or ``shapes``, which a kernel file does not have.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist; give the path of a kernel file")
+    if batch != 1 or shapes:
+        option = "--shape" if shapes else "--batch"
+        raise UsageError(
+            f"{label} is a kernel file, whose shapes follow from its arguments: give --arg NAME=VALUE "
+            f"instead of {option}"
+        )
+    return KernelNetwork(_declared(path), path, arguments or {}, source)
+
+
+class KernelNetwork:
+    """Implements :class:`tvmtune.types.Network` for one declared operator."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def __init__(
+        self, declared: Operator, path: Path, arguments: Mapping[str, Any], source: JSON
+    ) -> None:
+        self.path = path
+        self.declared = declared
+        self.arguments = declared.bind(arguments)
+        self.name = declared.name
+        self.source = {key: value for key, value in source.items() if key != "batch"}
+        self.source["operator"] = self.name
+        if arguments:
+            self.source["arguments"] = dict(arguments)
+        if len(declared.references) != 1:
+            how = "no reference" if not declared.references else "several references"
+            raise TvmtuneError(
+                f"operator '{self.name}' of {path} has {how}: decorate one NumPy function "
+                f"with @{self.name}.reference"
+            )
+        with blamed_on(path, f"operator '{self.name}'"):
+            self._func = _prim_func(declared.declare(**self.arguments))
+        self.inputs, self.outputs = _specs(self._func, path, self.name)
+        self.structure_hash = digest([_structure(self._func), [str(s) for s in self.inputs]])
+        self.weights_hash = digest([])
+
+    def to_relax(self) -> tvm.IRModule:
+        """``main`` with one call of the operator."""
+        from tvm import relax
+
+        builder = relax.BlockBuilder()
+        params = [
+            relax.Var(spec.name, relax.TensorType(spec.shape, spec.dtype)) for spec in self.inputs
+        ]
+        results = [relax.TensorType(spec.shape, spec.dtype) for spec in self.outputs]
+        with builder.function("main", params):
+            with builder.dataflow():
+                function = builder.add_func(self._func, self.name)
+                call = relax.call_tir(function, params, results if len(results) > 1 else results[0])
+                output = builder.emit_output(builder.emit(call))
+            builder.emit_func_output(output)
+        return builder.finalize()
+
+    def to_onnx(self) -> bytes | None:
+        """None: no other runtime knows the operator."""
+        return None
+
+    def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """What the file's reference gives, in the declared dtypes.
+
+        Raises :class:`TvmtuneError` if it raises, or if its results have other shapes.
+        """
+        check_inputs(inputs, self.inputs)
+        function = self.declared.references[0]
+        with blamed_on(self.path, f"the reference of '{self.name}'"):
+            found = call_with(function, [inputs[s.name] for s in self.inputs], self.arguments)
+        arrays = [np.asarray(a) for a in (found if isinstance(found, (tuple, list)) else [found])]
+        shapes = [a.shape for a in arrays]
+        if shapes != [spec.shape for spec in self.outputs]:
+            raise TvmtuneError(
+                f"the reference of '{self.name}' in {self.path} gives the shapes "
+                f"{', '.join(map(str, shapes))}, but the operator gives "
+                f"{', '.join(str(spec.shape) for spec in self.outputs)}"
+            )
+        return [
+            a.astype(numpy_dtype(spec.dtype)) for a, spec in zip(arrays, self.outputs, strict=True)
+        ]
+
+    def template(self, keys: Sequence[str]) -> Callable[[Any], None] | None:
+        """The file's template for a target with these names, as a function of a schedule."""
+        found = self.declared.template_for(keys)
+        if found is None:
+            return None
+        key, function = found
+
+        def apply(schedule: Any) -> None:
+            with blamed_on(self.path, f"the template of '{self.name}' for '{key}'"):
+                call_with(function, [schedule], self.arguments)
+
+        return apply
+
+
+@contextmanager
+def blamed_on(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into one message with the line of the user's file."""
+    try:
+        yield
+    except (TvmtuneError, KeyboardInterrupt):
+        raise
+    except (Exception, SystemExit) as error:
+        raise TvmtuneError(f"{what} fails at {_place(error, path)}: {_said(error)}") from error
+
+
+def _declared(path: Path) -> Operator:
+    """Run the file and return the one operator that it declares."""
+    try:
+        code = compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{path}, line {line}" if line else str(path)
+        raise TvmtuneError(f"{where}: {_said(error)}") from error
+    except OSError as error:
+        raise TvmtuneError(f"cannot read {path}: {error.strerror or error}") from error
+    # In sys.modules, because TVMScript looks the module of a class up; and without bytecode beside
+    # the user's file.
+    module = types.ModuleType(f"tvmtune_kernel_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    folder = str(path.absolute().parent)
+    sys.path.insert(0, folder)
+    try:
+        with blamed_on(path, "the kernel file"):
+            exec(code, module.__dict__)
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+    found = {id(v): v for v in vars(module).values() if isinstance(v, Operator)}
+    if len(found) != 1:
+        names = ", ".join(f"'{o.name}'" for o in found.values())
+        raise TvmtuneError(
+            f"{path} declares {f'several operators ({names})' if found else 'no operator'}: decorate "
+            "one function with @tvmtune.operator"
+        )
+    return next(iter(found.values()))
+
+
+def _prim_func(declared: Any) -> Any:
+    """The PrimFunc of what the user's function returned."""
+    import tvm
+    from tvm import te, tirx
+
+    if isinstance(declared, tvm.IRModule):
+        functions = list(declared.functions.values())
+        if len(functions) != 1:
+            raise ValueError(f"the module has {len(functions)} functions instead of one")
+        declared = functions[0]
+    if isinstance(declared, (list, tuple)) and all(isinstance(t, te.Tensor) for t in declared):
+        declared = te.create_prim_func(list(declared))
+    if not isinstance(declared, tirx.PrimFunc):
+        raise TypeError(
+            "it returns neither TE tensors (inputs, then outputs) nor a PrimFunc but "
+            f"{type(declared).__name__}"
+        )
+    # Its own name would enter its identity, and collide with others.
+    return declared.without_attr("global_symbol").with_attr("tirx.noalias", True)
+
+
+def _specs(
+    func: Any, path: Path, name: str
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs and outputs: those parameters that no block writes, and then those that one does."""
+    from tvm import tirx
+
+    written = _written(func)
+    specs: list[TensorSpec] = []
+    for buffer in func.params:
+        if not isinstance(getattr(buffer, "ty", None), tirx.BufferType):
+            raise TvmtuneError(f"parameter '{buffer}' of operator '{name}' of {path} is no buffer")
+        symbolic = [e for e in buffer.shape if not isinstance(e, (int, tirx.IntImm))]
+        if symbolic:
+            raise TvmtuneError(
+                f"operator '{name}' of {path} has the symbolic extent '{symbolic[0]}': only static "
+                "shapes are supported; make it an argument of the function"
+            )
+        shape = tuple(int(e) for e in buffer.shape)
+        specs.append(TensorSpec(str(buffer.name), shape, str(buffer.dtype)))
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise TvmtuneError(f"operator '{name}' of {path} has two buffers of one name: {names}")
+    is_output = [any(buffer.same_as(w) for w in written) for buffer in func.params]
+    first = is_output.index(True) if True in is_output else len(is_output)
+    if first == len(is_output) or not all(is_output[first:]):
+        given = ", ".join(
+            f"{n} (output)" if out else n for n, out in zip(names, is_output, strict=True)
+        )
+        raise TvmtuneError(
+            f"operator '{name}' of {path} has the buffers {given}: inputs have to come before "
+            "outputs, and there has to be an output"
+        )
+    return tuple(specs[:first]), tuple(specs[first:])
+
+
+def _written(func: Any) -> list[Any]:
+    """Buffers that some block of the function writes."""
+    from tvm import s_tir
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+
+    def visit(block: Any) -> None:
+        found.extend(region.source for region in block.writes)
+
+    structural_walk(func.body, (s_tir.SBlock, visit))
+    return found
+
+
+def _structure(func: Any) -> str:
+    import tvm_ffi
+
+    return str(tvm_ffi.structural_hash(func))
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """``FILE, line N``: the innermost frame in the user's file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if f.filename == str(path)]
+    return f"{path}, line {lines[-1]}" if lines else str(path)
+
+
+def _said(error: BaseException) -> str:
+    """Type and message in one line; of TVM's long ones the last paragraph says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[-1] if lines else ""
+    return f"{type(error).__name__}: {text}"[:400].rstrip(": ")

@@ -1,0 +1,80 @@
+"""--dtype float16: a float32 network in half precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from models import tiny_cnn, tiny_encoder
+from tvmtune import networks
+from tvmtune.accuracy import relative_error
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.float16 import Float16Network
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.onnx_network import OnnxNetwork
+
+SMALL = {"data": (1, 3, 32, 32)}
+
+
+def test_inputs_outputs_and_weights_are_half():
+    network = networks.load("mobilenet", shapes=SMALL, dtype="float16")
+    assert {spec.dtype for spec in (*network.inputs, *network.outputs)} == {"float16"}
+    content = network.to_onnx()
+    assert content is not None
+    weights = onnx.load_model_from_string(content).graph.initializer
+    assert {w.data_type for w in weights} == {TensorProto.FLOAT16}
+
+
+def test_the_reference_is_the_float32_network_but_for_rounding():
+    full = OnnxNetwork(tiny_cnn(), name="tiny")
+    half = Float16Network(OnnxNetwork(tiny_cnn(), name="tiny"))
+    inputs = random_inputs(half.inputs)
+    (got,) = half.reference(inputs)
+    (want,) = full.reference({"data": inputs["data"].astype(np.float32)})
+    assert got.dtype == np.float16
+    assert 0 < relative_error(got, want) < 5e-3
+
+
+def test_it_has_an_identity_of_its_own_and_can_be_loaded_again():
+    full, half = (networks.load("mobilenet", shapes=SMALL, dtype=t) for t in networks.DTYPES)
+    assert full.structure_hash != half.structure_hash
+    again = networks.reload(half.source)
+    assert (again.structure_hash, again.weights_hash) == (half.structure_hash, half.weights_hash)
+
+
+def test_a_weight_beyond_the_range_is_named():
+    model = tiny_cnn()
+    bias = next(w for w in model.graph.initializer if w.name == "classifier.bias")
+    large = numpy_helper.to_array(bias).copy()
+    large[3] = 7e4
+    bias.CopyFrom(numpy_helper.from_array(large, bias.name))
+    with pytest.raises(TvmtuneError, match="'classifier.bias' of tiny reaches 70000, .* 65504"):
+        Float16Network(OnnxNetwork(model, name="tiny"))
+
+
+def test_integers_stay_what_they_are():
+    half = Float16Network(OnnxNetwork(tiny_encoder(), name="encoder"))
+    full = OnnxNetwork(tiny_encoder(), name="encoder")
+    kinds = [(a.dtype, b.dtype) for a, b in zip(full.inputs, half.inputs, strict=True)]
+    assert ("int64", "int64") in kinds
+    assert all(b == ("float16" if a == "float32" else a) for a, b in kinds)
+
+
+@pytest.mark.parametrize("dtype", ["float8", "half", "int8"])
+def test_other_dtypes_are_refused(dtype):
+    with pytest.raises(UsageError, match=f"dtype '{dtype}' is not known"):
+        networks.load("mobilenet", dtype=dtype)
+
+
+def test_an_operator_has_the_dtype_that_its_file_declares(tmp_path):
+    path = tmp_path / "op.py"
+    path.write_text(
+        "import tvmtune\nfrom tvm import te\n@tvmtune.operator\ndef copy():\n"
+        "    x = te.placeholder((4,), name='x')\n"
+        "    return [x, te.compute((4,), lambda i: x[i], name='y')]\n"
+        "@copy.reference\ndef same(x): return x\n"
+    )
+    with pytest.raises(UsageError, match="is for the zoo and ONNX files"):
+        networks.load(str(path), dtype="float16")

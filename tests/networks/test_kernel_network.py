@@ -1,0 +1,195 @@
+"""Kernel files: one operator, its reference and its templates, from the user's own Python."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tvmtune import networks
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.types import Network, TensorSpec
+
+RGB2YUV = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
+
+SCALE = """\
+import numpy as np
+from tvm import te
+import tvmtune
+
+@tvmtune.operator
+def scale(n: int = 64, by: float = 2.0, twice: bool = False, name: str = "y"):
+    x = te.placeholder((n,), name="x")
+    factor = by * (2 if twice else 1)
+    return [x, te.compute((n,), lambda i: x[i] * factor, name=name)]
+
+@scale.reference
+def in_numpy(x, by, twice):
+    return x * np.float32(by) * (2 if twice else 1)
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "my_op.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def load(path: str, **arguments: object) -> Network:
+    return networks.load(path, arguments=arguments)
+
+
+def test_the_example_has_the_shape_that_its_arguments_give_it():
+    network = load(str(RGB2YUV), w=32, h=8)
+    assert network.name == "rgb2yuv"
+    assert network.inputs == (TensorSpec("rgb", (8, 32, 3), "float32"),)
+    assert network.outputs == (TensorSpec("yuv", (8, 32, 3), "float32"),)
+
+
+def test_without_arguments_the_defaults_count():
+    assert load(str(RGB2YUV)).inputs[0].shape == (1080, 1920, 3)
+
+
+def test_the_reference_is_that_of_the_file(write):
+    network = load(write(SCALE), by=3)
+    x = random_inputs(network.inputs)["x"]
+    np.testing.assert_allclose(network.reference({"x": x})[0], 3 * x, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "factor"), [({"by": 4}, 4), ({"twice": "true"}, 4), ({"twice": 0}, 2)]
+)
+def test_arguments_take_the_types_of_their_defaults(write, given, factor):
+    network = load(write(SCALE), **given)
+    x = random_inputs(network.inputs)["x"]
+    np.testing.assert_allclose(network.reference({"x": x})[0], factor * x, rtol=1e-6)
+
+
+def test_arguments_change_the_structure_and_its_source_brings_it_back(write):
+    path = write(SCALE)
+    one, other = load(path), load(path, n=128)
+    assert one.structure_hash != other.structure_hash
+    assert load(path, by=5).structure_hash not in (one.structure_hash, other.structure_hash)
+    again = networks.reload(other.source)
+    assert (again.structure_hash, again.inputs) == (other.structure_hash, other.inputs)
+
+
+def test_tvmscript_with_several_outputs_declares_an_operator_too(write):
+    network = load(
+        write(
+            """\
+import tvmtune
+from tvm.script import tirx as T
+
+@tvmtune.operator
+def sums():
+    @T.prim_func(s_tir=True)
+    def main(
+        a: T.Buffer((8,), "float32"),
+        b: T.Buffer((8,), "float32"),
+        c: T.Buffer((8,), "float32"),
+        d: T.Buffer((8,), "int32"),
+    ):
+        for i in range(8):
+            with T.sblock("c"):
+                v = T.axis.spatial(8, i)
+                c[v] = a[v] + b[v]
+        for i in range(8):
+            with T.sblock("d"):
+                v = T.axis.spatial(8, i)
+                d[v] = T.Cast("int32", a[v])
+    return main
+
+@sums.reference
+def in_numpy(a, b):
+    return a + b, a.astype("int32")
+"""
+        )
+    )
+    assert [s.name for s in network.inputs] == ["a", "b"]
+    assert [str(s) for s in network.outputs] == ["c: 8 float32", "d: 8 int32"]
+
+
+def test_a_file_may_import_what_lies_beside_it_and_leaves_no_bytecode(write, tmp_path):
+    write("FACTOR = 2.0\n", "factors_beside.py")
+    path = write("from factors_beside import FACTOR\n" + SCALE)
+    before = list(sys.path)
+    try:
+        load(path)
+    finally:
+        sys.modules.pop("factors_beside", None)
+    assert sys.path == before
+    assert [p.name for p in tmp_path.rglob("my_op*.pyc")] == []
+
+
+def broken(old: str, new: str) -> str:
+    assert old in SCALE
+    return SCALE.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("import no_such_module_at_all\n", r"my_op.py, line 1: ModuleNotFoundError"),
+        ("x = (\n", r"my_op.py, line 1: SyntaxError"),
+        ("print('hello')\n", "declares no operator"),
+        (SCALE + SCALE.replace("scale", "other"), "several operators .'scale', 'other'"),
+        (broken("@scale.reference\n", ""), "has no reference"),
+        (broken("return [x, te", "return 3 # ["), "fails at .*line 5|neither TE tensors"),
+        (broken("factor = by", "factor = 1 / 0 * by"), "my_op.py, line 8: ZeroDivisionError"),
+        (broken("te.placeholder((n,)", 'te.placeholder((te.var("m"),)'), "symbolic extent 'm'"),
+        (broken("return [x, te", "return [te").replace("name=name)]", "name=name), x]"), "inputs"),
+        (broken("@scale.reference", '@scale.template("cpu")\n@scale.template("cpu")'), "two templ"),
+        ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
+    ],
+)
+def test_a_file_that_is_wrong_is_told_what_and_where(write, text, cause):
+    with pytest.raises(TvmtuneError, match=cause) as raised:
+        load(write(text))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({"m": 3}, "no such argument. Known: by, n, name, twice"),
+        ({"n": "many"}, "--arg n=many: a value of the type int is wanted"),
+        ({"n": 1.5}, "--arg n=1.5"),
+        ({"twice": "perhaps"}, "--arg twice=perhaps: a value of the type bool"),
+    ],
+)
+def test_a_wrong_argument_is_refused(write, given, cause):
+    with pytest.raises(UsageError, match=cause):
+        load(write(SCALE), **given)
+
+
+def test_an_argument_without_default_is_asked_for(write):
+    with pytest.raises(UsageError, match="needs --arg n=..."):
+        load(write(broken("n: int = 64", "n")))
+
+
+def test_what_shapes_a_network_does_not_shape_an_operator(write):
+    path = write(SCALE)
+    with pytest.raises(UsageError, match="give --arg NAME=VALUE instead of --batch"):
+        networks.load(path, batch=2)
+    with pytest.raises(UsageError, match="instead of --shape"):
+        networks.load(path, shapes={"x": (3,)})
+    with pytest.raises(UsageError, match="only kernel files"):
+        networks.load("mobilenet", arguments={"w": 3})
+
+
+def test_a_reference_that_gives_other_shapes_or_raises_is_named(write):
+    network = load(write(broken("return x * np", "return x[1:] * np")))
+    x = random_inputs(network.inputs)
+    with pytest.raises(TvmtuneError, match=r"gives the shapes \(63,\), but the operator .*\(64,\)"):
+        network.reference(x)
+    network = load(write(broken("return x * np", "return x.nonsense * np")))
+    with pytest.raises(TvmtuneError, match="reference of 'scale' fails at .*line 13: Attribute"):
+        network.reference(x)

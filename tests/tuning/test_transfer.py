@@ -1,0 +1,106 @@
+"""--transfer-from: records of the same workloads are taken over, and every trial teaches the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tvmtune import api
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.records.log import read_log
+from tvmtune.tuning import transfer
+from tvmtune.tuning.session import Budget
+from tvmtune.types import Timing
+
+RGB2YUV = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
+QUICK = Timing(repeat=2)
+
+
+def plan(width: int = 64) -> api.Plan:
+    return api.plan(api.load(str(RGB2YUV), arguments={"w": width, "h": 16}))
+
+
+@pytest.fixture(scope="module")
+def donor(tmp_path_factory) -> Path:
+    """Twenty trials of one operator."""
+    log = tmp_path_factory.mktemp("donor") / "donor.json"
+    api.tune(plan(), log, budget=Budget(trials=20), timing=QUICK, tuner="random")
+    return log
+
+
+def test_records_of_the_same_workload_are_taken_over_without_a_trial(donor, tmp_path):
+    session = api.tune(
+        plan(), tmp_path / "log.json", budget=Budget(trials=3), timing=QUICK, transfer=[donor]
+    )
+    given = {t.candidate: t for t in read_log(donor).trials if t.ok}
+    found = read_log(tmp_path / "log.json").trials
+    taken = [t for t in found if t.tuner == transfer.TUNER]
+    assert session.taken == len(taken) == min(transfer.TAKEN + 1, len(given))
+    assert all(t.seconds == given[t.candidate].seconds for t in taken)
+    fresh = [t for t in found if t.tuner != transfer.TUNER]
+    assert session.new == len(fresh) == 3
+    assert not {t.candidate for t in fresh} & {t.candidate for t in taken}
+
+
+def test_what_was_taken_over_is_there_once_and_does_not_count_as_a_trial(donor, tmp_path):
+    log = tmp_path / "log.json"
+    for trials in (2, 4):
+        session = api.tune(
+            plan(), log, budget=Budget(trials=trials), timing=QUICK, transfer=[donor]
+        )
+        assert session.total == trials
+    candidates = [t.candidate for t in read_log(log).trials]
+    assert len(candidates) == len(set(candidates)) == session.taken + 4
+
+
+def test_a_leader_of_another_log_is_checked_before_it_is_trusted(donor, tmp_path):
+    session = api.tune(
+        plan(), tmp_path / "log.json", budget=Budget(trials=1), timing=QUICK, transfer=[donor]
+    )
+    leader = session.states[0].leader
+    assert leader is not None
+    assert leader.verified
+
+
+def test_another_operator_learns_from_the_trials_but_takes_no_record(donor, tmp_path):
+    session = api.tune(
+        plan(32), tmp_path / "log.json", budget=Budget(trials=2), timing=QUICK, transfer=[donor]
+    )
+    assert session.taken == 0
+    assert session.taught == len([t for t in read_log(donor).trials if t.ok])
+
+
+def test_times_of_another_device_teach_but_are_never_taken_over(donor, tmp_path):
+    other = tmp_path / "other.json"
+    lines = donor.read_text().splitlines()
+    header = json.loads(lines[0])
+    mine = header["device"]["identity"]
+    header["device"]["model"] = "another CPU"
+    header["device"]["identity"] = "f" * 16
+    rest = [line.replace(mine, "f" * 16) for line in lines[1:]]
+    other.write_text("\n".join([json.dumps(header), *rest]) + "\n")
+    session = api.tune(
+        plan(), tmp_path / "log.json", budget=Budget(trials=2), timing=QUICK, transfer=[other]
+    )
+    assert session.taken == 0
+    assert session.taught > 0
+
+
+def test_a_log_of_another_tvm_is_refused(donor, tmp_path):
+    old = tmp_path / "old.json"
+    first, *rest = donor.read_text().splitlines()
+    header = json.loads(first)
+    header["versions"]["apache-tvm"] = "0.26.0"
+    old.write_text("\n".join([json.dumps(header), *rest]) + "\n")
+    with pytest.raises(TvmtuneError, match=r"old.json: .*apache-tvm 0\.26\.0, and this is 0\.27"):
+        api.tune(plan(), tmp_path / "log.json", transfer=[old])
+    assert not (tmp_path / "log.json").exists()
+
+
+def test_the_sessions_own_log_is_no_other(donor):
+    before = donor.read_bytes()
+    with pytest.raises(UsageError, match="is the log of this very run"):
+        api.tune(plan(), donor, transfer=[donor])
+    assert donor.read_bytes() == before
