@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tests.models import tiny_cnn, tiny_encoder
 
+from models import tiny_cnn, tiny_encoder
 from tvmtune import api
 from tvmtune.deploy.library import Library
 from tvmtune.deploy.verify import run_check

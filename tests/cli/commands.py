@@ -26,8 +26,7 @@ def tvmtune(
         env=os.environ | (env or {}),
         capture_output=True,
         text=True,
-        timeout=300,
-        **more,
+        **{"timeout": 300, **more},
     )
 
 

@@ -9,10 +9,10 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.cli.commands import complaint, tvmtune
-from tests.deploy.building import make_library, spoiled
-from tests.models import tiny_cnn
 
+from cli.commands import complaint, tvmtune
+from deploy.building import make_library, spoiled
+from models import tiny_cnn
 from tvmtune.cli import bench
 from tvmtune.deploy import metadata
 from tvmtune.errors import TvmtuneError, UsageError

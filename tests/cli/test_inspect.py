@@ -10,9 +10,9 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from tests.deploy.building import make_library
-from tests.models import tiny_cnn
 
+from deploy.building import make_library
+from models import tiny_cnn
 from tvmtune.cli import inspect
 from tvmtune.deploy import metadata
 from tvmtune.errors import TvmtuneError, UsageError

@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.deploy.building import make_library
-from tests.models import tiny_encoder
 
+from deploy.building import make_library
+from models import tiny_encoder
 from tvmtune import networks
 from tvmtune.cli import run as run_module
 from tvmtune.errors import UsageError

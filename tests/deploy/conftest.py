@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.deploy.building import make_library, spoiled
-from tests.models import tiny_cnn
 
+from deploy.building import make_library, spoiled
+from models import tiny_cnn
 from tvmtune.deploy import metadata
 from tvmtune.deploy.library import Library
 from tvmtune.threads import allowed_cpus

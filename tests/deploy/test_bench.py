@@ -8,9 +8,9 @@ import time
 
 import onnx
 import pytest
-from tests.deploy.building import spoiled
-from tests.models import tiny_cnn
 
+from deploy.building import spoiled
+from models import tiny_cnn
 from tvmtune import networks
 from tvmtune.deploy import bench as bench_module
 from tvmtune.deploy import metadata, peers, timing

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.deploy.building import make_library
-from tests.deploy.test_bench import RUN_KEYS
-from tests.models import tiny_cnn
 
+from deploy.building import make_library
+from deploy.test_bench import RUN_KEYS
+from models import tiny_cnn
 from tvmtune import networks
 from tvmtune.deploy import metadata
 from tvmtune.threads import allowed_cpus

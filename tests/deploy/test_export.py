@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.deploy.building import host_device, lower
 
+from deploy.building import host_device, lower
 from tvmtune import networks
 from tvmtune.deploy.atomic import replacing, write_text
 from tvmtune.deploy.export import build, export_lib

@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from tests.deploy.building import make_library
-from tests.models import tiny_encoder
 
+from deploy.building import make_library
+from models import tiny_encoder
 from tvmtune import networks
 from tvmtune.deploy import verify
 from tvmtune.deploy.library import Library
@@ -167,8 +167,7 @@ def test_a_name_without_a_suffix_and_a_bare_name_load(made, tmp_path, monkeypatc
 
 
 def test_code_that_the_loader_refuses_is_no_traceback(tmp_path, made):
-    from tests.deploy.test_metadata import foreign_library
-
+    from deploy.test_metadata import foreign_library
     from tvmtune.deploy import metadata
 
     path = tmp_path / "lib.so"

@@ -76,7 +76,7 @@ def test_an_unknown_latency_leaves_the_estimate_open(made):
     from tvmtune import networks
 
     network = networks.load(str(made.with_name("model.onnx")))
-    from tests.deploy.building import host_device
+    from deploy.building import host_device
 
     row = {"name": "a", "weight": 1, "implementation": "direct", "record": "default", "flop": 1.0}
     found = metadata.describe(

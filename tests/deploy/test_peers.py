@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from tests.models import tiny_cnn, tiny_encoder
 
+from models import tiny_cnn, tiny_encoder
 from tvmtune import networks
 from tvmtune.deploy import peers
 from tvmtune.deploy.bench import rest
@@ -177,7 +177,7 @@ def test_a_network_without_an_onnx_form_is_refused_in_one_line(name, monkeypatch
 @pytest.mark.parametrize("batch", [1, 3])
 def test_openvino_reads_a_tflite_file_which_has_no_onnx_form(batch, tmp_path):
     pytest.importorskip("ai_edge_litert")
-    from tests.networks import tflite_models
+    from networks import tflite_models
 
     one = usable("openvino")
     path = tmp_path / "tiny.tflite"

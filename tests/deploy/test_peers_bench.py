@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.cli.commands import tvmtune
-from tests.processes import MARK, after_a_while
 
+from cli.commands import tvmtune
+from processes import MARK, after_a_while
 from tvmtune.deploy import peers
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from tests.models import one_node, tiny_cnn
 
+from models import one_node, tiny_cnn
 from tvmtune.deploy import peers
 from tvmtune.deploy.peers import ncnn_runtime, pnnx_convert
 from tvmtune.errors import TvmtuneError

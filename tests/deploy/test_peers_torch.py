@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 from onnx import TensorProto, helper
-from tests.models import tiny_cnn, tiny_encoder
 
+from models import tiny_cnn, tiny_encoder
 from tvmtune import networks
 from tvmtune.accuracy import relative_error
 from tvmtune.deploy import peers

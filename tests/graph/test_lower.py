@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import pytest
 import tvm
-from tests.graph.kernels import error, one_conv, run_network
-from tests.models import tiny_cnn, tiny_encoder
 from tvm import relax
 
+from graph.kernels import error, one_conv, run_network
+from models import tiny_cnn, tiny_encoder
 from tvmtune import api
 from tvmtune.deploy.compile import compile_library
 from tvmtune.deploy.export import build

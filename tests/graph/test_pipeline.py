@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.graph.kernels import error, one_conv, prepared, run_network, this_machine
-from tests.models import tiny_cnn, tiny_encoder
 
+from graph.kernels import error, one_conv, prepared, run_network, this_machine
+from models import tiny_cnn, tiny_encoder
 from tvmtune.errors import UsageError
 from tvmtune.graph import pipeline
 from tvmtune.graph.sites import as_workload, call_sites

@@ -6,11 +6,11 @@ import json
 
 import pytest
 import tvm
-from tests.graph.kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
-from tests.models import tiny_cnn, tiny_encoder
 from tvm import te, topi
 from tvm_ffi import structural_equal
 
+from graph.kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
+from models import tiny_cnn, tiny_encoder
 from tvmtune.graph import traces
 from tvmtune.graph.spaces import apply_anchor, tune_context
 from tvmtune.graph.tasks import extract_tasks

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.graph.kernels import one_conv, prepared
-from tests.models import tiny_cnn, tiny_encoder
 
+from graph.kernels import one_conv, prepared
+from models import tiny_cnn, tiny_encoder
 from tvmtune import networks
 from tvmtune.graph import pipeline
 from tvmtune.graph.sites import call_sites
@@ -95,8 +95,8 @@ def test_keys_depend_on_the_structure_and_not_on_the_weights():
 @pytest.mark.slow
 def test_another_process_finds_the_same_keys():
     code = (
-        "import json; from tests.graph.test_tasks import keys, tasks_of; "
-        "from tests.models import tiny_cnn; print(json.dumps(keys(tasks_of(tiny_cnn()))))"
+        "import json; from graph.test_tasks import keys, tasks_of; "
+        "from models import tiny_cnn; print(json.dumps(keys(tasks_of(tiny_cnn()))))"
     )
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "12345"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tests.graph.kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
 from tvm import relax, te
 
+from graph.kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
 from tvmtune.graph import winograd
 from tvmtune.graph.tasks import extract_tasks
 from tvmtune_cpu.target import space

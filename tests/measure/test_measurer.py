@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import tvm
-from tests.graph.kernels import this_machine
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
+from graph.kernels import this_machine
 from measure import faulty
 from tvmtune import host
 from tvmtune.graph import traces

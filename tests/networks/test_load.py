@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from tests.models import one_node, tiny_cnn
 
+from models import one_node, tiny_cnn
 from tvmtune import networks
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.zoo import canonical

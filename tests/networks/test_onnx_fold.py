@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from tests.models import OPSETS, tiny_cnn
 
+from models import OPSETS, tiny_cnn
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx_fold import fold
 from tvmtune.networks.onnx_network import OnnxNetwork

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from tests.models import one_node, tiny_cnn, tiny_encoder
 
+from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx_network import OnnxNetwork

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.models import one_node, tiny_cnn, tiny_encoder
 
+from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune.errors import UsageError
 from tvmtune.networks.onnx_network import OnnxNetwork
 from tvmtune.networks.shapes import resolve

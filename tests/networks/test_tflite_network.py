@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.networks.in_tvm import assert_equal, assert_tvm_agrees
 
+from networks.in_tvm import assert_equal, assert_tvm_agrees
 from tvmtune import networks
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
@@ -18,13 +18,13 @@ from tvmtune.networks.tflite_network import TfliteNetwork
 pytest.importorskip("tflite")
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 
-from tests.networks.tflite_models import (  # noqa: E402
+from networks.tflite_models import (  # noqa: E402
     RELU,
     SAME,
     VALID,
     TfliteBuilder,
     one_operator,
-    schema,
+    quantised,
     tiny_cnn,
     weights,
 )
@@ -223,19 +223,6 @@ def test_weights_of_float16_become_weights_of_float32():
     dense = g.add("FULLY_CONNECTED", [x, g.add("DEQUANTIZE", [half], (5, 4)), -1], (2, 5))
     made = assert_right(g.content(dense))
     assert "float16" not in made.to_relax().script(show_meta=False)
-
-
-def quantised(dtype: str, *, weight: bool) -> bytes:
-    """A model with a scale at its input, or at a constant alone."""
-    g = TfliteBuilder()
-    x = g.input("x", (2, 4))
-    constant = g.constant(np.ones((5, 4)), dtype if weight else "float32")
-    tensor = g.graph.tensors[constant if weight else x]
-    tensor.type = getattr(schema.TensorType, dtype.upper())
-    tensor.quantization = schema.QuantizationParametersT()
-    tensor.quantization.scale = np.array([0.5], np.float32)
-    tensor.quantization.zeroPoint = np.array([0], np.int64)
-    return g.content(g.add("FULLY_CONNECTED", [x, constant, -1], (2, 5)))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

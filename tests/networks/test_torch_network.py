@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 
+from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 from tvmtune import networks
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
@@ -19,7 +19,10 @@ from tvmtune.networks.torch_network import TorchNetwork
 
 torch = pytest.importorskip("torch")
 
-from tests.networks.torch_models import (  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from networks.torch_models import (  # noqa: E402
     Accumulator,
     Function,
     Nested,
@@ -29,8 +32,6 @@ from tests.networks.torch_models import (  # noqa: E402
     image,
     tokens,
 )
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
 
 
 def export(module: nn.Module, *args: Any, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from tvmtune.types import Network
 
 torch = pytest.importorskip("torch")
 
-from tests.networks.torch_zoo import TORCH_ZOO, with_weights  # noqa: E402
+from networks.torch_zoo import TORCH_ZOO, with_weights  # noqa: E402
 
 SMALL = {
     "densenet-121": (2, 3, 64, 96),

@@ -181,3 +181,16 @@ def one_operator(operator: str, shape: Sequence[int] = (1, 4), **options: Any) -
     g = TfliteBuilder()
     x = g.input("x", shape)
     return g.content(g.add(operator, [x], shape, name="y", **options))
+
+
+def quantised(dtype: str, *, weight: bool) -> bytes:
+    """A model with a scale at its input, or at a constant alone."""
+    g = TfliteBuilder()
+    x = g.input("x", (2, 4))
+    constant = g.constant(np.ones((5, 4)), dtype if weight else "float32")
+    tensor = g.graph.tensors[constant if weight else x]
+    tensor.type = getattr(schema.TensorType, dtype.upper())
+    tensor.quantization = schema.QuantizationParametersT()
+    tensor.quantization.scale = np.array([0.5], np.float32)
+    tensor.quantization.zeroPoint = np.array([0], np.int64)
+    return g.content(g.add("FULLY_CONNECTED", [x, constant, -1], (2, 5)))

@@ -1,0 +1,42 @@
+"""One network of each family of the zoo: tuned, compiled, checked. The soak script does the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from cli.commands import tvmtune
+from tvmtune.networks import names
+from tvmtune.networks.zoo import ZOO
+
+TRIALS = 64
+SAMPLE = {
+    "densenet": "densenet-121",
+    "inception": "inception_v3",
+    "mobilenet": "mobilenet",
+    "mobilenet_v2": "mobilenet-v2",
+    "resnet": "resnet-18",
+    "resnet3d": "resnet3d-18",
+    "squeezenet": "squeezenet_v1.1",
+    "vgg": "vgg-11",
+}
+
+
+def test_there_is_a_sample_of_each_family():
+    assert set(SAMPLE) == {ZOO[name].family for name in names()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", SAMPLE.values())
+def test_a_network_of_each_family_is_tuned_compiled_and_right(network, tmp_path):
+    done = tvmtune("tasks", network, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    tasks = json.loads(done.stdout)["tasks"]
+    assert all(t["weight"] >= 1 and t["args"] for t in tasks)
+    done = tvmtune("tune", network, "--trials", TRIALS, "-o", "lib.so", cwd=tmp_path, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^the output is right \(.* = [\d.e-]+, at most 1e-04", done.stdout, re.M)
+    assert f"{TRIALS} trials in" in done.stderr
+    assert re.search(rf"^lib.so: .* {len(tasks)} tasks: ", done.stdout, re.MULTILINE)
