@@ -111,8 +111,9 @@ def tune(
 ) -> Session:
     """Tune until the budget is spent; an existing log of the same network and device is continued.
 
-    ``transfer`` names other logs, of any network and device, to learn from. Raises :class:`TvmtuneError` for a log of another network, device or version, or one that another
-    process writes to.
+    ``transfer`` names other logs, of any network and device, to learn from. Raises
+    :class:`TvmtuneError` for a log of another network, device or version, or one that another process
+    writes to.
     """
     from tvmtune.measure.measurer import Measurer
     from tvmtune.tuning.session import Budget, Session

@@ -170,10 +170,10 @@ def test_a_network_of_nothing_but_constants_has_nothing_to_compile(ask, tmp_path
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "is damaged or no ONNX model"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "is damaged or no ONNX file"),
         (b"PK\x03\x04" + bytes(64), "zip archive"),
-        (b"layers: 18\n", "is no ONNX model but text"),
-        (tiny_cnn().SerializeToString()[:3000], "is damaged or no ONNX model"),
+        (b"layers: 18\n", "is no ONNX file but text"),
+        (tiny_cnn().SerializeToString()[:3000], "is damaged or no ONNX file"),
     ],
     ids=["empty", "a picture", "a zip archive", "text", "truncated"],
 )

@@ -141,11 +141,6 @@ NEIGHBOURS = {
     "layer-norm": lambda g, x: g.LayerNormalization(x, g.weight(10), g.weight(10)),
     "prelu": lambda g, x: g.PRelu(x, g.weight(8, 1, 1)),
     "softmax": lambda g, x: g.Softmax(x, axis=1),
-    "concat": lambda g, x: g.Concat(
-        g.Slice(x, *map(g.const, ([0], [4], [1]))),
-        x[:0] or g.Slice(g.Relu(x), *map(g.const, ([4], [8], [1]))),
-        axis=1,
-    ),
     "split": halves,
     "slice": lambda g, x: g.Slice(x, *map(g.const, ([-1, 1], [-20, 8], [3, 2], [-2, 2]))),
     "pad": lambda g, x: g.Pad(x, g.const([0, 0, 1, 2, 0, 0, 0, 1]), mode="reflect"),
@@ -176,12 +171,8 @@ NEIGHBOURS = {
         x, g.weight(8, 8, 3, 3), strides=[2, 2], output_shape=[18, 20]
     ),
     "grouped": lambda g, x: g.Conv(x, g.weight(8, 4, 3, 3), group=2, strides=[2, 1]),
-    "depthwise": lambda g, x: (
-        g.Conv(x, g.weight(16, 1, 3, 3), group=8, dilations=[2, 1])
-        and g.Conv(x, g.weight(8, 1, 5, 5), group=8, auto_pad="SAME_UPPER", strides=[2, 2])
-    ),
+    "depthwise": lambda g, x: g.Conv(x, g.weight(8, 1, 5, 5), group=8, auto_pad="SAME_LOWER"),
 }
-del NEIGHBOURS["concat"]
 QUICK = ("bias", "group-norm", "transposed", "max-of")
 
 

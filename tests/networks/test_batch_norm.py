@@ -57,6 +57,16 @@ def test_parameters_that_nobody_uses_any_more_are_dropped_and_the_model_itself_i
     assert operators(model) == ["Conv", "BatchNormalization"]
 
 
-@pytest.mark.parametrize("case", [{"shared": True}, {"training": 1}, {"variable_scale": True}])
+def test_one_that_cannot_be_merged_becomes_a_product_and_a_sum():
+    model = conv_and_norm(shared=True)
+    folded = fold_batch_norms(model)
+    assert operators(folded) == ["Conv", "Mul", "Add"]
+    x = {"x": np.random.RandomState(1).randn(1, 3, 8, 8).astype("f4")}
+    before, after = (ReferenceEvaluator(m).run(None, x) for m in (model, folded))
+    for one, other in zip(before, after, strict=True):
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+
+
+@pytest.mark.parametrize("case", [{"training": 1}, {"variable_scale": True}])
 def test_it_stays_where_it_cannot_be_folded(case):
     assert operators(fold_batch_norms(conv_and_norm(**case))) == ["Conv", "BatchNormalization"]

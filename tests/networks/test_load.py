@@ -125,7 +125,7 @@ def test_an_unreadable_file_is_refused(file: Path):
 def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, kept: float):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * kept)])
-    assert f"{file} is damaged or no ONNX model" in message(TvmtuneError, file)
+    assert f"{file} is damaged or no ONNX file" in message(TvmtuneError, file)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.deploy import image
 from tvmtune.deploy.atomic import replacing
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph.sites import without_kernel
@@ -24,22 +25,36 @@ if TYPE_CHECKING:
 def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
     """Compile the lowered network and link it into the library at ``path``.
 
-    ``lowered`` holds scheduled PrimFuncs and the Relax function ``main`` that calls them. A library
-    that is there already is replaced when the new one is complete. Raises TvmtuneError if there is
-    no linker, the module cannot be compiled, or the file cannot be written.
+    ``lowered`` holds scheduled PrimFuncs and the Relax function ``main`` that calls them; where
+    there are more than 256 MB of weights, it loses them to the library. A library that is there
+    already is replaced when the new one is complete. Raises TvmtuneError if there is no linker, the
+    module cannot be compiled, or the file cannot be written.
     """
     from tvmtune import system
 
     linker = system.find_linker()
     with replacing(path) as temporary:
-        executable = build(lowered, device)
+        splits = image.can_imitate(device.target)
+        module, weights = image.take_weights(lowered) if splits else (lowered, [])
+        executable = build(module, device)
+
+        def pack(library: Any, system_library: bool, prefix: str, workspace: str) -> str:
+            packed = Path(workspace) / "devc.o"
+            image.write_object(library, weights, Path(workspace) / "lib0.o", packed)
+            return str(packed)
+
         with _objects_in_memory() as (folder, inherited):
 
             def link(output: str, objects: Sequence[str], **_: Any) -> None:
                 _link([*linker, "-shared", "-o", output, *objects], inherited, path)
 
             try:
-                executable.export_library(str(temporary), fcompile=link, workspace_dir=str(folder))
+                executable.mod.export_library(
+                    str(temporary),
+                    fcompile=link,
+                    fpack_imports=pack if splits else None,
+                    workspace_dir=str(folder),
+                )
             except TvmtuneError:
                 raise
             except Exception as exc:

@@ -155,9 +155,7 @@ def compare(
     return CheckResult(not reasons, worst, loosest, results, tuple(reasons))
 
 
-def run_check(
-    library: Runnable, check: JSON, *, tolerance: float | None = None
-) -> CheckResult:
+def run_check(library: Runnable, check: JSON, *, tolerance: float | None = None) -> CheckResult:
     """Run the library on the inputs of the check and on different ones, and compare."""
     seed = check["seed"]
     outputs = library.run(random_inputs(library.inputs, seed))

@@ -25,8 +25,9 @@ class Algorithm:
     operator: str
     applies: Callable[[Any], bool]
     """Whether it can compute this call."""
-    replace: Callable[[Any, Any], Any]
-    """``(block_builder, call) -> expression`` for a call that it applies to."""
+    replace: Callable[[Any, Any, bool], Any]
+    """``(block_builder, call, values) -> expression`` for a call that it applies to; without
+    ``values`` what it computes of the weights is left blank."""
     exact: bool = True
     """False if it rounds differently from the direct algorithm."""
 
@@ -40,14 +41,20 @@ class Choice:
     """Legalisers that use ``algorithms`` where they apply.
 
     ``only`` limits an algorithm (by name) to some of its applicable calls, counted from 0 in program
-    order; an algorithm that is not in it is used for none.
+    order; an algorithm that is not in it is used for none. ``values`` False is for those who want to
+    see the kernels and not run them.
     """
 
     def __init__(
-        self, algorithms: Sequence[Algorithm], only: dict[str, set[int]] | None = None
+        self,
+        algorithms: Sequence[Algorithm],
+        only: dict[str, set[int]] | None = None,
+        *,
+        values: bool = True,
     ) -> None:
         self.algorithms = algorithms
         self.only = only
+        self.values = values
         self.applicable = {a.name: 0 for a in algorithms}
         """How many calls each algorithm could compute, after a legalisation."""
 
@@ -69,6 +76,8 @@ class Choice:
                     self.applicable[algorithm.name] += 1
                     if self.only is None or ordinal in self.only.get(algorithm.name, ()):
                         chosen = chosen or algorithm
-            return direct(builder, call) if chosen is None else chosen.replace(builder, call)
+            if chosen is None:
+                return direct(builder, call)
+            return chosen.replace(builder, call, self.values)
 
         return legalize

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import traces
 from tvmtune.graph.algorithms import ALGORITHMS, Choice
-from tvmtune.graph.pipeline import legalize, pack_weights
+from tvmtune.graph.pipeline import graph_of, legalize, pack_weights, release
 from tvmtune.graph.sites import Site, as_workload, call_sites
 from tvmtune.graph.spaces import RuleSpace, apply_anchor
 from tvmtune.graph.tasks import DIRECT, SpaceFor, algorithm_sites
@@ -43,11 +43,12 @@ def lower(
 
     make = space_for or (lambda mod: RuleSpace(device.target))
     target = tvm.target.Target(device.target)
-    direct = call_sites(legalize(prepared.graph, device))
+    graph = graph_of(prepared)
+    direct = call_sites(legalize(graph, device))
     keys = {s.index: workload_key(as_workload(s.func)) for s in direct}
     only = _algorithm_sites(prepared, device, direct, keys, chosen)
     used = [a for a in ALGORITHMS if only.get(a.name)]
-    mod = legalize(prepared.graph, device, Choice(used, only).legalizers() if used else None)
+    mod = legalize(graph, device, Choice(used, only).legalizers() if used else None)
     scheduled: dict[str, Any] = {}
     records: dict[str, str] = {}
     for site in call_sites(mod):
@@ -63,7 +64,10 @@ def lower(
     names = {str(g.name_hint): g for g in mod.get_global_vars()}
     for name, func in scheduled.items():
         mod.update_func(names[name], func)
-    return pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
+    packed = pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
+    del graph, mod
+    release(prepared)
+    return packed
 
 
 def _algorithm_sites(

@@ -6,10 +6,15 @@ that tuning makes; :func:`legalize` takes that choice and goes on to fused PrimF
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
+from tvmtune.graph import constants
+from tvmtune.graph.precision import sum_in_float32
+from tvmtune.graph.scans import SCANS
 from tvmtune.types import Device, Network, Prepared
 
 if TYPE_CHECKING:
@@ -18,10 +23,23 @@ if TYPE_CHECKING:
 Legalizer = Callable[[Any, Any], Any]
 """``(block_builder, call) -> expression``, as ``relax.transform.LegalizeOps`` takes it."""
 
-LAYOUTS = {
-    "NCHW": {},
-    "NHWC": {"relax.nn.conv2d": ["NHWC", "HWIO"]},
+LAYOUTS: dict[str, dict[str, list[str]]] = {
+    "NCHW": {
+        "relax.nn.conv1d": ["NCW", "OIW"],
+        "relax.nn.conv2d": ["NCHW", "OIHW"],
+        "relax.nn.conv3d": ["NCDHW", "OIDHW"],
+    },
+    "NHWC": {
+        "relax.nn.conv1d": ["NWC", "WIO"],
+        "relax.nn.conv2d": ["NHWC", "HWIO"],
+        "relax.nn.conv3d": ["NDHWC", "DHWIO"],
+        # TVM has kernels for these in one layout only; without mention they follow their input.
+        "relax.nn.conv1d_transpose": ["NCW", "IOW"],
+        "relax.nn.conv2d_transpose": ["NCHW", "IOHW"],
+        "relax.nn.conv3d_transpose": ["NCDHW", "IODHW"],
+    },
 }
+"""Layouts of data and weights that convolutions are converted to."""
 
 
 def prepare(network: Network, device: Device, layout: str | None = None) -> Prepared:
@@ -35,20 +53,58 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     chosen = (layout or "NHWC").upper()
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
-    passes = [
-        relax.transform.DecomposeOpsForInference(),
-        relax.transform.FoldConstant(),
-        relax.transform.CanonicalizeBindings(),
-    ]
-    if LAYOUTS[chosen]:
-        passes += [
-            relax.transform.ConvertLayout(LAYOUTS[chosen]),
-            relax.transform.Normalize(),
+    graph = constants.move(sum_in_float32(network.to_relax()))
+    graph = _run(
+        graph,
+        device,
+        [
+            relax.transform.DecomposeOpsForInference(),
             relax.transform.FoldConstant(),
-        ]
-    passes.append(relax.transform.DeadCodeElimination())
-    graph = _run(network.to_relax(), device, passes)
+            relax.transform.CanonicalizeBindings(),
+        ],
+    )
+    if LAYOUTS[chosen] and constants.has_convolutions(graph):
+        graph = _convert(graph, device, LAYOUTS[chosen], network.name)
+    graph = _run(graph, device, [relax.transform.DeadCodeElimination()])
     return Prepared(network=network, device=device, layout=chosen, graph=graph)
+
+
+def graph_of(prepared: Prepared) -> tvm.IRModule:
+    """The prepared graph, made once more if it was released."""
+    if prepared.graph is None:
+        prepared.graph = prepare(prepared.network, prepared.device, prepared.layout).graph
+    return prepared.graph
+
+
+def release(prepared: Prepared) -> None:
+    """Let go of the graph of a network that does not keep its weights in memory either.
+
+    Between lowering and the end of a compilation they would otherwise be there twice.
+    """
+    if getattr(prepared.network, "releases_weights", False):
+        prepared.graph = None
+        gc.collect()  # TVM's passes in Python leave cycles behind
+
+
+def _convert(
+    graph: tvm.IRModule, device: Device, layouts: dict[str, list[str]], name: str
+) -> tvm.IRModule:
+    from tvm import relax
+
+    try:
+        converted = _run(
+            constants.widen(graph),
+            device,
+            [relax.transform.ConvertLayout(layouts), relax.transform.Normalize()],
+        )
+    except Exception as error:  # an operator that the pass does not know how to treat
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        warnings.warn(
+            f"{name} keeps its own layout, because TVM cannot convert it: {reason}", stacklevel=3
+        )
+        return graph
+    passes = [relax.transform.CanonicalizeBindings(), relax.transform.FoldConstant()]
+    return _run(constants.move(converted), device, passes)
 
 
 def legalize(
@@ -60,11 +116,11 @@ def legalize(
     """
     from tvm import relax
 
-    return _run(
+    fused = _run(
         graph,
         device,
         [
-            relax.transform.LegalizeOps(dict(custom or {})),
+            relax.transform.LegalizeOps(SCANS | dict(custom or {})),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
@@ -73,21 +129,71 @@ def legalize(
             relax.transform.AttachAttrLayoutFreeBuffers(),
         ],
     )
+    return _keep_layouts_of_parameters(fused)
+
+
+def _keep_layouts_of_parameters(mod: tvm.IRModule) -> tvm.IRModule:
+    """Unmark kernels in which no reduction reads a constant: there is nothing to gain, and the
+    re-ordering fails on constants that are read through a reshape, as in group normalisation."""
+    from tvm import tirx
+
+    for variable, function in mod.functions_items():
+        free = isinstance(function, tirx.PrimFunc) and function.attrs.get("layout_free_buffers")
+        if free and not _reduces_constants(function):
+            mod.update_func(variable, function.with_attr("layout_free_buffers", []))
+    return mod
+
+
+def _reduces_constants(function: Any) -> bool:
+    import tvm_ffi
+    from tvm.s_tir import SBlock
+
+    free = [function.params[int(position)] for position in function.attrs["layout_free_buffers"]]
+    found = False
+
+    def visit(block: Any) -> None:
+        nonlocal found
+        if any(int(axis.iter_type) == 2 for axis in block.iter_vars):  # a reduction
+            found = found or any(r.source.same_as(f) for r in block.reads for f in free)
+
+    tvm_ffi.structural_walk(function.body, (SBlock, visit))
+    return found
 
 
 def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     """Carry out the weight re-ordering that the schedules ask for, now, at compile time."""
-    from tvm import relax
+    import tvm
+    from tvm import relax, tirx
 
-    return _run(
-        mod,
-        device,
-        [
-            relax.transform.SplitLayoutRewritePreproc(),
-            relax.transform.FoldConstant(),
-            relax.transform.DeadCodeElimination(),
-        ],
-    )
+    functions = dict(mod.functions_items())
+    # The pass asserts a form of kernels that those with loops of their own making do not have.
+    others = {
+        variable: function
+        for variable, function in functions.items()
+        if isinstance(function, tirx.PrimFunc) and not _reorders(function)
+    }
+    asking = {v: f for v, f in functions.items() if v not in others}
+    mod = tvm.IRModule(asking, attrs=mod.attrs)
+    mod = _run(mod, device, [relax.transform.SplitLayoutRewritePreproc()])
+    for variable, function in others.items():
+        mod.update_func(variable, function)
+    passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
+    return _run(mod, device, passes)
+
+
+def _reorders(function: Any) -> bool:
+    """Whether one of its blocks re-orders a weight."""
+    import tvm_ffi
+    from tvm.s_tir import SBlock
+
+    found = False
+
+    def visit(block: Any) -> None:
+        nonlocal found
+        found = found or "meta_schedule.layout_rewrite_preproc" in block.annotations
+
+    tvm_ffi.structural_walk(function.body, (SBlock, visit))
+    return found
 
 
 def _run(mod: tvm.IRModule, device: Device, passes: list[Any]) -> tvm.IRModule:

@@ -32,19 +32,35 @@ class RuleSpace:
         return SpaceGenerator.create("post-order-apply")
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
-        """The tiles that a good kernel of this shape usually has, with the rules doing the rest."""
-        best: tuple[float, Schedule] | None = None
+        """The tiles that a good kernel of this shape usually has, with the rules doing the rest.
+
+        A kernel that the rules can do nothing with is left as it was written.
+        """
         context = tune_context(mod, target, self.generator(), seed=1)
+        try:
+            designs = list(context.generate_design_space())
+        except Exception:  # a kernel with loops of its own making, such as a scatter
+            return _as_written(mod)
         postprocs = list(context.space_generator.postprocs)
-        for design in context.generate_design_space():
-            for score, trace in preferred_traces(design, self.vector):
-                sch = replay(mod, trace, postprocs)
-                if sch is not None and (best is None or score > best[0]):
-                    best = (score, sch)
-                    break
-        if best is None:
-            raise ValueError("no schedule of the space could be applied")
-        return best[1]
+        # The re-ordering of weights cannot follow every way in which a constant may be read.
+        safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
+        for usable in (postprocs, safe):
+            best: tuple[float, Schedule] | None = None
+            for design in designs:
+                for score, trace in preferred_traces(design, self.vector):
+                    sch = replay(mod, trace, usable)
+                    if sch is not None and (best is None or score > best[0]):
+                        best = (score, sch)
+                        break
+            if best is not None:
+                return best[1]
+        return _as_written(mod)
+
+
+def _as_written(mod: tvm.IRModule) -> Schedule:
+    from tvm.s_tir import Schedule
+
+    return Schedule(mod, error_render_level="none")
 
 
 def tune_context(

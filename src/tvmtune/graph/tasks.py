@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
@@ -10,14 +10,17 @@ from tvmtune.graph.algorithms import ALGORITHMS, Algorithm, Choice
 from tvmtune.graph.pipeline import legalize
 from tvmtune.graph.sites import Site, as_workload, call_sites, without_kernel
 from tvmtune.graph.spaces import RuleSpace
+from tvmtune.graph.template_space import TemplateSpace
 from tvmtune.records.identity import anchor_key, workload_key
-from tvmtune.types import Device, Implementation, Prepared, Space, Task, TensorSpec
+from tvmtune.types import Device, Implementation, Prepared, Space, Task, Templated, TensorSpec
 
 if TYPE_CHECKING:
     import tvm
 
 SpaceFor = Callable[[Any], Space]
 DIRECT = "direct"
+TEMPLATE = "template"
+"""The direct workload in the space that the network's author made for it."""
 
 
 def extract_tasks(
@@ -62,6 +65,7 @@ def extract_tasks(
             implementations=[Implementation(DIRECT, key, mod, make(mod))],
             sites=(site.index,),
         )
+    _add_templates(tasks.values(), prepared, device)
     for algorithm in ALGORITHMS:
         sites = algorithm_sites(prepared, device, algorithm)
         if len(sites) != len(direct):
@@ -76,9 +80,25 @@ def extract_tasks(
     return list(tasks.values())
 
 
+def _add_templates(tasks: Iterable[Task], prepared: Prepared, device: Device) -> None:
+    import tvm
+
+    if not isinstance(prepared.network, Templated):
+        return
+    target = tvm.target.Target(device.target)
+    template = prepared.network.template([str(target.kind.name), *map(str, target.keys)])
+    if template is None:
+        return
+    for task in tasks:
+        mod = task.implementations[0].mod
+        space = TemplateSpace(template, mod, target)
+        task.implementations.append(Implementation(TEMPLATE, task.key, mod, space))
+
+
 def algorithm_sites(prepared: Prepared, device: Device, algorithm: Algorithm) -> list[Site]:
     """The kernels of the network if the algorithm computes all that it can."""
-    return call_sites(legalize(prepared.graph, device, Choice([algorithm]).legalizers()))
+    choice = Choice([algorithm], values=False)
+    return call_sites(legalize(prepared.graph, device, choice.legalizers()))
 
 
 def _flop(mod: tvm.IRModule) -> float:

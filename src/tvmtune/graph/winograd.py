@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tvmtune.graph import constants
+from tvmtune.networks.onnx_weights import empty
+
 TILE = 4
 ALPHA = TILE + 3 - 1
 
@@ -62,11 +65,16 @@ def applies(call: Any) -> bool:
     )
 
 
-def replace(builder: Any, call: Any) -> Any:
-    """The Winograd program for a ``relax.nn.conv2d`` that :func:`applies` accepted."""
-    from tvm import relax
+def replace(builder: Any, call: Any, values: bool = True) -> Any:
+    """The Winograd program for a ``relax.nn.conv2d`` that :func:`applies` accepted.
 
-    weight = relax.const(transform_weight(call.args[1].value.numpy()), "float32")
+    Without ``values`` the transformed weights, four times as large, are memory that nobody touches.
+    """
+    if values:
+        weight = constants.share(transform_weight(call.args[1].value.numpy()))
+    else:
+        _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
+        weight = constants.share(empty((ALPHA, ALPHA, ci, co), "float32"))
     padding = [int(p) for p in call.attrs.padding]  # top, left, bottom, right
 
     def program(data: Any, transformed: Any) -> Any:

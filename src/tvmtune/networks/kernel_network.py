@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.networks.inputs import check_inputs, numpy_dtype
 from tvmtune.networks.declaration import Operator, call_with
+from tvmtune.networks.inputs import check_inputs, numpy_dtype
 from tvmtune.types import TensorSpec, digest
 
 if TYPE_CHECKING:

@@ -35,23 +35,32 @@ class Format:
     export: str
     """How such a file is made, as an imperative."""
 
-    def read(self, path: Path) -> bytes:
-        """The content of the file.
+    def start(self, path: Path) -> bytes:
+        """The first 512 bytes of the file.
 
         Raises :class:`UsageError` if there is no such file, :class:`TvmtuneError` if it is empty or
         cannot be read.
         """
         if path.is_dir():
-            raise UsageError(f"{path} is a directory; give the path of a {self.name} file")
+            raise UsageError(f"{path} is a directory; give the path of a file ({self.suffix})")
         if not path.exists():
             raise UsageError(f"{path} does not exist; {self._neighbours(path)}")
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                start = file.read(512)
         except OSError as error:
             raise TvmtuneError(f"cannot read {path}: {error.strerror or error}") from error
-        if not content:
+        if not start:
             raise TvmtuneError(f"{path} is empty; export or download the model again")
-        return content
+        return start
+
+    def read(self, path: Path) -> bytes:
+        """The content of the file; raises as :meth:`start` does."""
+        self.start(path)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise TvmtuneError(f"cannot read {path}: {error.strerror or error}") from error
 
     def mistaken(self, path: Path, content: bytes) -> TvmtuneError:
         """What to raise for a file that is not of this format, by the look of its first bytes."""
@@ -72,7 +81,7 @@ class Format:
             present = {entry.stem: str(entry) for entry in path.parent.glob(f"*{self.suffix}")}
             if close := difflib.get_close_matches(path.stem, present, n=3, cutoff=0.6):
                 return f"did you mean {', '.join(present[stem] for stem in close)}?"
-        return f"give the path of a {self.name} file"
+        return f"give the path of a file ({self.suffix})"
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

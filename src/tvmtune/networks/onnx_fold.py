@@ -15,10 +15,12 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference
 
+from tvmtune.networks.onnx_weights import LARGEST
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_LARGEST = 4096
+_LARGEST = LARGEST
 """Elements up to which a tensor takes part: this is for shapes, axes and masks, not for weights."""
 
 _NEVER = {
@@ -55,6 +57,39 @@ def fold(model: onnx.ModelProto) -> onnx.ModelProto:
         result = folded
 
 
+def decide_branches(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` with the branch that is taken in the place of each If of known condition.
+
+    Exporters leave such nodes where the program asked for a shape. The model itself is not changed.
+    """
+    while True:
+        conditions = {
+            tensor.name: bool(numpy_helper.to_array(tensor).reshape(-1)[0])
+            for tensor in model.graph.initializer
+            if tensor.data_type == TensorProto.BOOL and math.prod(tensor.dims) == 1
+        }
+        if not any(_decided(node, conditions) for node in model.graph.node):
+            return model
+        result = onnx.ModelProto()
+        result.CopyFrom(model)
+        del result.graph.node[:]
+        for node in model.graph.node:
+            if not _decided(node, conditions):
+                result.graph.node.append(node)
+                continue
+            name = "then_branch" if conditions[node.input[0]] else "else_branch"
+            branch = next(a.g for a in node.attribute if a.name == name)
+            result.graph.initializer.extend(branch.initializer)
+            result.graph.node.extend(branch.node)
+            for inner, outer in zip(branch.output, node.output, strict=True):
+                result.graph.node.append(helper.make_node("Identity", [inner.name], [outer]))
+        model = fold(result)  # what was inside may be constant, too
+
+
+def _decided(node: onnx.NodeProto, conditions: Mapping[str, bool]) -> bool:
+    return node.op_type == "If" and node.input[0] in conditions
+
+
 def skeleton(model: onnx.ModelProto, *, largest: int = _LARGEST) -> onnx.ModelProto:
     """The model with its weights of more elements as inputs: what checks and inference need.
 
@@ -82,7 +117,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     """Results of nodes that can be told without the inputs, by name."""
     if not any(node.op_type in ("Constant", "Shape", "Size") for node in model.graph.node):
         return {}
-    shapes = _shapes(model)
+    shapes = static_shapes(model)
     known = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in model.graph.initializer
@@ -112,7 +147,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return folded
 
 
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+def static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     """Static shapes of all values for which inference finds one."""
     light = skeleton(model)
     with contextlib.suppress(Exception):  # a model that runs although inference refuses it

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+import numpy as np
+from onnx import AttributeProto, TensorProto, helper
 
+from tvmtune.networks import onnx_weights
 from tvmtune.types import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy as np
     import onnx
+
+    from tvmtune.networks.onnx_weights import Weights
 
 _SMALL = 64
 """Up to so many integers are taken for axes, shapes or indices, which shape the program."""
@@ -31,14 +34,15 @@ _PARAMETERS = {
 """Operator and position of floating-point inputs that are parameters rather than weights."""
 
 
-def hashes(model: onnx.ModelProto) -> tuple[str, str]:
+def hashes(model: onnx.ModelProto, weights: Weights | None = None) -> tuple[str, str]:
     """Structure hash and weights hash of ``model``, 16 hex digits each.
 
     The structure is the nodes in the file's order, their attributes, the edges between them, shapes
     and dtypes of inputs and weights, and the values of small constants that act as axes, shapes or
     bounds. Names do not count. The weights hash covers all the other values, in the order of use.
+    ``weights`` holds the values that the model only declares.
     """
-    walker = _Walker()
+    walker = _Walker(weights)
     opsets = sorted((o.domain or "ai.onnx", o.version) for o in model.opset_import)
     structure = {"opsets": opsets, "graph": walker.graph(model.graph, {}, {})}
     return digest(structure), walker.weights.hexdigest()[:16]
@@ -47,8 +51,9 @@ def hashes(model: onnx.ModelProto) -> tuple[str, str]:
 class _Walker:
     """Describes graphs with numbers in the place of names, and hashes the weights that it meets."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Weights | None = None) -> None:
         self.weights = hashlib.sha256()
+        self._values = values
         self._count = 0
 
     def graph(
@@ -123,7 +128,7 @@ class _Walker:
         return [attribute.name, value]
 
     def _tensor(self, tensor: onnx.TensorProto, *, parameter: bool = False) -> list[Any]:
-        array = numpy_helper.to_array(tensor)
+        array = onnx_weights.value(tensor, self._values)
         described: list[Any] = [tensor.data_type, list(tensor.dims)]
         if array.size <= _SMALL and (parameter or tensor.data_type in _INTEGERS):
             return [*described, array.tolist()]
@@ -139,7 +144,7 @@ def _name(attribute: onnx.AttributeProto) -> str:
 def _content(array: np.ndarray) -> bytes | memoryview:
     if array.dtype == object:  # strings
         return repr(array.tolist()).encode()
-    return array.tobytes()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _plain(value: Any) -> Any:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import TYPE_CHECKING
 
 import onnx
 from onnx import helper, shape_inference
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.networks import onnx_file
+from tvmtune.networks import onnx_file, onnx_weights
 from tvmtune.networks.inputs import check_inputs, random_inputs
-from tvmtune.networks.onnx_file import one_line
+from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx_fold import skeleton
 from tvmtune.networks.onnx_hash import hashes
 from tvmtune.networks.relax_import import check_domains, check_operators, to_relax
@@ -19,12 +20,13 @@ from tvmtune.networks.shapes import resolve
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
     import tvm
 
+    from tvmtune.networks.onnx_weights import Weights
     from tvmtune.networks.shapes import Dim
     from tvmtune.types import JSON
 
@@ -38,17 +40,32 @@ def read(
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> OnnxNetwork:
     """The network in an ONNX file, as :func:`tvmtune.networks.load` wants it."""
-    model = onnx_file.read(path)
+
+    def again() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+        return onnx_file.read(path)
+
+    model, weights = again()
     return OnnxNetwork(
-        model, name=path.stem, source=source, batch=batch, shapes=shapes, label=label
+        model,
+        weights=weights,
+        name=path.stem,
+        source=source,
+        batch=batch,
+        shapes=shapes,
+        label=label,
+        again=again,
     )
+
+
+_KEPT = 1 << 28
+"""Bytes of weights up to which a network keeps them although it could read them again."""
 
 
 class OnnxNetwork:
     """Implements :class:`tvmtune.types.Network`; see there for the attributes.
 
-    It keeps the model with its weights in memory, once. ``to_onnx`` and ``reference`` make copies
-    that live as long as the caller or the call needs them.
+    It keeps its weights in memory once, or not at all where they are large and can be had again: they
+    are then read anew for each ``to_relax``, ``to_onnx`` and ``reference``.
     """
 
     name: str
@@ -57,6 +74,8 @@ class OnnxNetwork:
     source: JSON
     structure_hash: str
     weights_hash: str
+    releases_weights: bool
+    """Whether it lets go of them after use; others should then do so as well."""
 
     def __init__(
         self,
@@ -67,38 +86,44 @@ class OnnxNetwork:
         batch: int = 1,
         shapes: Mapping[str, Sequence[int]] | None = None,
         label: str | None = None,
+        weights: Weights | None = None,
+        again: Callable[[], tuple[onnx.ModelProto, Weights]] | None = None,
     ) -> None:
         """Bind open dimensions of ``model``, which is taken over and changed, and check it.
 
-        ``label`` names the network in messages. Raises :class:`UsageError` if dimensions stay open
-        or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the model is unsound.
+        ``label`` names the network in messages; ``weights`` holds the values that the model only
+        declares; ``again`` gives both once more. Raises :class:`UsageError` if dimensions stay open or
+        ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the model is unsound.
         """
         self.name = name
         self.source = source or {}
         self._label = label or name
-        if model.functions:
-            model = _inline_functions(model, self._label)
-        self._model = model
-        check_operators(model, self._label)
-        _check_tensors(model.graph, self._label)
-        _check(model, self._label)
+        self._again = again
+        self.releases_weights = False
+        self._weights: dict[str, np.ndarray] | None
+        self._model, self._weights = _open(model, weights, self._label)
+        del model, weights  # and with it its copy of the weights
+        check_operators(self._model, self._label)
+        _check_tensors(self._model.graph, self._label)
+        _check(self._model, self._label)
         self._bind(batch, shapes)
-        self.inputs = tuple(_spec(info, self._label) for info in _true_inputs(model.graph))
+        graph = self._model.graph
+        self.inputs = tuple(_spec(info, self._label) for info in _true_inputs(graph))
         self._infer_output_shapes(chosen=batch != 1 or bool(shapes))
-        self.outputs = tuple(_spec(info, self._label) for info in model.graph.output)
-        try:
-            self.structure_hash, self.weights_hash = hashes(model)
-        except ValueError as error:  # a weight with fewer bytes than its shape needs
-            raise _invalid(self._label, error) from error
+        self.outputs = tuple(_spec(info, self._label) for info in graph.output)
+        self.structure_hash, self.weights_hash = hashes(self._model, self._weights)
 
     def to_relax(self) -> tvm.IRModule:
         """Import into Relax. Parameters of ``main`` correspond to ``inputs`` by position."""
-        return to_relax(self._model, self.inputs, self._label)
+        with self._loaded() as weights:
+            return to_relax(self._model, self.inputs, self._label, weights)
 
     def to_onnx(self) -> bytes | None:
         """The serialised model; None above the 2 GiB that the format allows."""
+        with self._loaded() as weights:
+            whole = onnx_weights.attach(self._model, weights)
         try:
-            return self._model.SerializeToString()
+            return whole.SerializeToString()
         except Exception:  # protobuf's own class, which differs between its implementations
             return None
 
@@ -109,6 +134,23 @@ class OnnxNetwork:
         """
         check_inputs(inputs, self.inputs)
         return self._run(inputs)
+
+    @contextlib.contextmanager
+    def _loaded(self) -> Iterator[Weights]:
+        """The weights, which are let go again afterwards if there is a way to get them back."""
+        weights = self._weights
+        if weights is None:
+            assert self._again is not None
+            gc.collect()  # ONNX Runtime's sessions, which hold the weights of the last time
+            model, weights = _open(*self._again(), self._label)
+            if hashes(model, weights)[1] != self.weights_hash:
+                raise TvmtuneError(
+                    f"{self._label} has changed since this run began; start the run again"
+                )
+        size = sum(int(array.nbytes) for array in weights.values())
+        self.releases_weights = self._again is not None and size > _KEPT
+        self._weights = None if self.releases_weights else weights
+        yield weights
 
     def _bind(self, batch: int, shapes: Mapping[str, Sequence[int]] | None) -> None:
         infos = {info.name: info for info in _true_inputs(self._model.graph)}
@@ -168,34 +210,60 @@ class OnnxNetwork:
     def _run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         feed = {spec.name: inputs[spec.name] for spec in self.inputs}
         causes = []
-        for run in (_onnxruntime, _evaluator):
-            try:
-                return run(self._model, feed)
-            except ImportError:
-                continue
-            except Exception as error:  # each library has its own classes
-                causes.append(one_line(error))
+        with self._loaded() as weights:
+            for run in (_onnxruntime, _evaluator):
+                try:
+                    return run(self._model, weights, feed)
+                except ImportError:
+                    continue
+                except Exception as error:  # each library has its own classes
+                    causes.append(one_line(error))
         raise TvmtuneError(
             f"no reference can run {self._label}: {'; '.join(causes)}; "
             "check that ONNX Runtime runs the file by itself"
         )
 
 
-def _onnxruntime(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+def _open(
+    model: onnx.ModelProto, weights: Weights | None, label: str
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The model without functions of its own and without large weights, and these weights."""
+    if model.functions:
+        model = _inline_functions(model, label)
+    try:
+        return onnx_weights.detach(model, weights)
+    except ValueError as error:  # a weight with fewer bytes than its shape needs
+        raise _invalid(label, error) from error
+
+
+def _onnxruntime(
+    model: onnx.ModelProto, weights: Weights, feed: dict[str, np.ndarray]
+) -> list[np.ndarray]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what fails is raised, too
+    # It uses our weights in place. To pack them for speed would copy all of them, for one run.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    shared = {name: array for name, array in weights.items() if array.dtype.kind in "biuf"}
+    if len(shared) < len(weights):  # types that NumPy has from elsewhere, such as bfloat16
+        rest = {name: array for name, array in weights.items() if name not in shared}
+        model = onnx_weights.attach(model, rest)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in shared.values()]
+    if values:
+        options.add_external_initializers(list(shared), values)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return session.run(None, feed)
 
 
-def _evaluator(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+def _evaluator(
+    model: onnx.ModelProto, weights: Weights, feed: dict[str, np.ndarray]
+) -> list[np.ndarray]:
     from onnx.reference import ReferenceEvaluator
 
-    return list(ReferenceEvaluator(model).run(None, feed))
+    return list(ReferenceEvaluator(onnx_weights.attach(model, weights)).run(None, feed))
 
 
 def _inline_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:

@@ -1,7 +1,8 @@
 """ONNX to Relax through TVM's importer, with the node named that it cannot take.
 
 The importer looks converters up by operator alone, whatever the domain, and reports operators
-without their nodes. Both are mended here before it is asked.
+without their nodes. Both are mended here. Where its converter of an operator is wrong, ours takes its
+place (:mod:`tvmtune.networks.onnx_converters`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import onnx
 from onnx import AttributeProto, defs
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx_batch_norm import fold_batch_norms
-from tvmtune.networks.onnx_file import one_line
-from tvmtune.networks.onnx_fold import fold
+from tvmtune.networks.onnx_fold import decide_branches, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     import tvm
 
+    from tvmtune.networks.onnx_weights import Weights
     from tvmtune.types import TensorSpec
 
 _STANDARD = ("", "ai.onnx")
@@ -43,22 +45,45 @@ _MICROSOFT = {
 }
 """ONNX Runtime's own operators that the importer has converters for."""
 
+_RECURRENT = "export its cells step by step as MatMul, Add, Sigmoid and Tanh, for a fixed length"
+_QUANTISED = "give the network in float32, or with QuantizeLinear and DequantizeLinear pairs"
+
+_REMEDIES = {
+    "GRU": _RECURRENT,
+    "LSTM": _RECURRENT,
+    "RNN": _RECURRENT,
+    "Loop": "export the network with the loop unrolled",
+    "Scan": "export the network with the loop unrolled",
+    "If": "its condition depends on the data: export the network with the branch decided",
+    "ConvInteger": _QUANTISED,
+    "QLinearConv": _QUANTISED,
+    "QLinearMatMul": _QUANTISED,
+}
+"""What helps with operators that have no converter."""
+
 _OTHER_MEANING = {"Attention"}
 """Operators of the standard whose converter means an operator of the same name in ONNX Runtime."""
 
 
-def to_relax(model: onnx.ModelProto, inputs: Sequence[TensorSpec], label: str) -> tvm.IRModule:
+def to_relax(
+    model: onnx.ModelProto, inputs: Sequence[TensorSpec], label: str, weights: Weights | None = None
+) -> tvm.IRModule:
     """Import ``model``: weights as constants, and one function ``main`` with ``inputs`` in order.
+
+    ``weights`` holds those that the model only declares; the result uses them in place.
 
     Operators that the standard defines in terms of others are expanded where the importer lacks
     them, what static shapes make constant is folded, and so is batch normalisation. Raises
     :class:`TvmtuneError` with the node where an operator is still missing or its conversion fails.
     """
-    from tvm.relax.frontend.onnx import from_onnx
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    convertible = set(_get_convert_map()) | {"Constant", "If"}
-    model = fold_batch_norms(fold(_expand(model, convertible)))
+    from tvmtune.networks.onnx_converters import CONVERTERS
+    from tvmtune.networks.onnx_importer import Importer
+
+    convertible = set(_get_convert_map()) | set(CONVERTERS) | {"Constant"}
+    arrays = dict(weights or {})
+    model = fold_batch_norms(decide_branches(fold(_expand(fold(model), convertible))), arrays)
     versions = {o.domain: o.version for o in model.opset_import}
     for node in _nodes(model.graph):
         if not _supported(node, convertible):
@@ -76,7 +101,8 @@ def to_relax(model: onnx.ModelProto, inputs: Sequence[TensorSpec], label: str) -
         # It prints what it fails on, and warns of renamed inputs, which are known by position here.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            module = from_onnx(model, keep_params_in_input=False)
+            version = next((versions[d] for d in _STANDARD if d in versions), 1)
+            module = Importer(arrays).from_onnx(model.graph, version)
     except Exception as error:
         culprit = _node_in(error.__traceback__)
         where = f"{describe(culprit, versions)} of {label}" if culprit is not None else label
@@ -128,6 +154,8 @@ def _supported(node: onnx.NodeProto, convertible: set[str]) -> bool:
 
 
 def _remedy(node: onnx.NodeProto) -> str:
+    if node.domain in _STANDARD and node.op_type in _REMEDIES:
+        return _REMEDIES[node.op_type]
     if node.domain == "com.microsoft":
         return "give the network as it was before ONNX Runtime's optimiser fused its operators"
     return "replace it by other operators of the ONNX standard and export the network again"

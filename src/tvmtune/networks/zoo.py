@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import onnx
+
     from tvmtune.networks.shapes import Dim
     from tvmtune.types import JSON, Network
 
@@ -86,12 +88,16 @@ def load(
     declared: dict[str, list[Dim]] = {INPUT: ["N", channels, *"DHW"[-len(extents) :]]}
     wanted = shapes or {INPUT: (batch, *entry.sample)}
     static, _ = resolve(declared, batch=batch, shapes=wanted, label=name)
-    family = import_module(f"tvmtune.networks.{entry.family}")
-    model = family.build(static[INPUT], **entry.arguments)
+    build = import_module(f"tvmtune.networks.{entry.family}").build
+
+    def made() -> onnx.ModelProto:
+        model: onnx.ModelProto = build(static[INPUT], **entry.arguments)
+        return model
+
     source: JSON = {"zoo": name, "batch": batch}
     if shapes:
         source["shapes"] = {key: list(dims) for key, dims in shapes.items()}
-    return OnnxNetwork(model, name=name, source=source)
+    return OnnxNetwork(made(), name=name, source=source, again=lambda: (made(), {}))
 
 
 def _plain(name: str) -> str:

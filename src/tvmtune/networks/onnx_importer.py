@@ -1,0 +1,63 @@
+"""TVM's importer of ONNX graphs, with its hooks used for what it lacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
+
+from tvmtune.networks import onnx_weights
+from tvmtune.networks.onnx_converters import CONVERTERS, Request
+
+if TYPE_CHECKING:
+    import onnx
+
+    from tvmtune.networks.onnx_weights import Weights
+
+
+class Importer(ONNXGraphImporter):
+    """Imports a graph whose large weights are kept outside of it."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(None, "float32", keep_params_in_input=False)
+        self._weights = weights
+
+    def _parse_array(self, tensor_proto: onnx.TensorProto) -> Any:
+        array = onnx_weights.value(tensor_proto, self._weights)
+        if onnx_weights.is_declared(tensor_proto) and array.dtype.kind in "iuf":
+            return tvm.runtime.from_dlpack(array)  # the very memory, not a copy
+        return tvm.runtime.tensor(np.array(array))
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Has been done, with the nodes' names and our converters in mind."""
+
+    def _convert_operator(
+        self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
+    ) -> Any:
+        def standard(*arguments: Any, operator: str = op_name) -> Any:
+            """What TVM's own converter makes of other inputs."""
+            values = onnx_input(arguments)
+            return super(Importer, self)._convert_operator(operator, values, attrs, opset)
+
+        ours = CONVERTERS.get(op_name)
+        if ours is None:
+            result = standard(*inputs)
+        else:
+            result = ours(Request(self.bb, list(inputs), attrs, opset, standard))
+            if isinstance(result, relax.Expr):
+                result = self.bb.normalize(result)
+        _check_static(result)
+        return result
+
+
+def _check_static(result: Any) -> None:
+    """Raise ValueError if the shape of a result is not known before the network runs."""
+    fields = result.ty.fields if isinstance(result.ty, relax.TupleType) else [result.ty]
+    for kind in fields:
+        if isinstance(kind, relax.TensorType) and (
+            kind.shape is None or not all(isinstance(d, tvm.tirx.IntImm) for d in kind.shape)
+        ):
+            raise ValueError("the shape of its result depends on the data")
