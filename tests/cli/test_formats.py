@@ -46,6 +46,7 @@ def test_a_network_of_another_framework_is_tuned_and_held_against_it(tmp_path, r
     assert tvmtune("bench", "net.so", "--check", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_program_of_pytorch_keeps_its_inputs_and_outputs(tmp_path, pt2):
     done = tvmtune("compile", pt2, "-o", "net.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -66,6 +67,7 @@ def refused(capsys, *words: str) -> str:
     return complaint(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_open_dimensions_of_a_program_have_to_be_bound(tmp_path, monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

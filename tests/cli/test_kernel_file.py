@@ -15,6 +15,7 @@ RGB2YUV = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
 SMALL = ("--arg", "w=96", "--arg", "h=32")
 
 
+@pytest.mark.slow
 def test_compile_exports_the_one_operator_and_run_computes_it(tmp_path):
     done = tvmtune("compile", RGB2YUV, *SMALL, "-o", "op.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -30,6 +31,7 @@ def test_compile_exports_the_one_operator_and_run_computes_it(tmp_path):
     np.testing.assert_allclose(y, want, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_tune_shows_the_operator_beside_its_default_its_loops_and_numpy(tmp_path):
     done = tvmtune("-v", "tune", RGB2YUV, *SMALL, "--trials", 12, "-o", "op.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -76,6 +76,7 @@ def test_python_with_tvm_only(folder, values):
     assert printed(run(folder, "python3", "-c", code)) == pytest.approx(values, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_cpp(folder, values):
     (folder / "run.cpp").write_text(block("cpp"))

@@ -19,6 +19,8 @@ from tvmtune.records.best import select
 from tvmtune.records.log import LogWriter, read_log
 from tvmtune.tuning.session import Budget
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):

@@ -139,6 +139,7 @@ def test_an_exact_record_is_used_for_its_task_and_for_no_other():
     assert deviation(plan, lowered) < 1e-4
 
 
+@pytest.mark.slow
 def test_records_for_every_implementation_of_every_kind_of_kernel():
     plan = plan_of(tiny_encoder())
     lowered = lower(plan, {t.key: record(plan, t) for t in plan.tasks})
@@ -224,6 +225,7 @@ def test_a_record_of_an_unknown_workload_gives_way_to_the_default():
     assert kinds(lowered)[task.key] == "default"
 
 
+@pytest.mark.slow
 def test_metadata_counts_the_records_and_names_the_algorithms(tmp_path):
     plan = cnn()
     (task,) = two_implementations(plan)

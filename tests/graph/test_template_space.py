@@ -55,6 +55,7 @@ def test_the_default_schedule_of_a_template_is_right():
     np.testing.assert_allclose(got, network.reference(inputs)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gpu_template_binds_threads():
     import tvm
 

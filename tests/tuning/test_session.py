@@ -61,6 +61,7 @@ def test_a_trial_is_in_the_log_before_it_is_shown(tmp_path):
     assert len(told.trials) == 10
 
 
+@pytest.mark.slow
 def test_a_second_session_continues_the_first(tmp_path):
     log = tmp_path / "log.json"
     tasks = [small.task(0, small.matmul(8)), small.task(1, small.matmul(16))]
