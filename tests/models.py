@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmtune.networks.graph_builder import GraphBuilder
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

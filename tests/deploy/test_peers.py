@@ -17,7 +17,7 @@ from tvmtune.deploy.peers.onnx_runtime import OnnxRuntime
 from tvmtune.deploy.verify import relative_error
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 SLOW = {"torch-compile"}
 NAMES = [

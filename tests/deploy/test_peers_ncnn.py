@@ -13,7 +13,7 @@ from models import one_node, tiny_cnn
 from tvmtune.deploy import peers
 from tvmtune.deploy.peers import ncnn_runtime, pnnx_convert
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 pytest.importorskip("ncnn")
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,7 @@ from tvmtune.deploy import peers
 from tvmtune.deploy.peers import pnnx_convert, pytorch
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 torch = pytest.importorskip("torch")
 MODES = ["torch", pytest.param("torch-compile", marks=pytest.mark.slow)]

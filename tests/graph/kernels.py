@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmtune import host
 from tvmtune.graph import pipeline
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.types import Device, Prepared
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tvmtune.graph.lower import RECORD
 from tvmtune.graph.pipeline import legalize
 from tvmtune.graph.sites import call_sites
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.records.log import read_log
 from tvmtune.tuning.session import Budget
 from tvmtune.types import Task, Trial

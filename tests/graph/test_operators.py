@@ -18,7 +18,7 @@ from tvmtune import api
 from tvmtune.deploy.export import build
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 RNG = np.random.RandomState(0)
 

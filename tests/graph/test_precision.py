@@ -16,7 +16,7 @@ from tvmtune.graph import pipeline
 from tvmtune.graph.precision import sum_in_float32
 from tvmtune.networks.float16 import Float16Network
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 
 def half(model: onnx.ModelProto) -> Float16Network:

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tvmtune.networks.onnx_batch_norm import fold_batch_norms
+from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 
 
 def conv_and_norm(*, bias=True, shared=False, training=0, variable_scale=False) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from tvmtune.accuracy import relative_error
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.float16 import Float16Network
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 SMALL = {"data": (1, 3, 32, 32)}
 

@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from tvmtune.errors import UsageError
-from tvmtune.networks.graph_builder import GraphBuilder, Value
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.moments import Moments, averaged, clipped
-from tvmtune.networks.onnx_network import OnnxNetwork
-from tvmtune.networks.windows import Window
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
+from tvmtune.networks.zoo.moments import Moments, averaged, clipped
+from tvmtune.networks.zoo.windows import Window
 
 Layers = Callable[[GraphBuilder, Value], Value]
 

@@ -8,8 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from models import OPSETS, tiny_cnn
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_fold import fold
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.fold import fold
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 
 def shape_arithmetic() -> onnx.ModelProto:

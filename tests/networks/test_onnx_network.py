@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.types import TensorSpec
 
 

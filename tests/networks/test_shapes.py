@@ -6,7 +6,7 @@ import pytest
 
 from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune.errors import UsageError
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.shapes import resolve
 
 

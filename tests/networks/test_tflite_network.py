@@ -13,7 +13,7 @@ from networks.in_tvm import assert_equal, assert_tvm_agrees
 from tvmtune import networks
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.tflite_network import TfliteNetwork
+from tvmtune.networks.tflite.network import TfliteNetwork
 
 pytest.importorskip("tflite")
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")

@@ -15,7 +15,7 @@ from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 from tvmtune import networks
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.torch_network import TorchNetwork
+from tvmtune.networks.torch.network import TorchNetwork
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tvmtune import networks
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.types import Network
 
 pytest.importorskip("onnxruntime", reason="224x224 takes onnx's evaluator minutes")

@@ -14,7 +14,7 @@ import pytest
 
 from models import tiny_cnn
 from tvmtune import api
-from tvmtune.networks.graph_builder import GraphBuilder
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
 
 
 def tasks_in_a_process(model: Path, hash_seed: int) -> list[dict[str, Any]]:

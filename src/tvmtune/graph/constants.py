@@ -88,7 +88,7 @@ def share(array: np.ndarray) -> Any:
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    from tvmtune.networks.onnx_weights import aligned
+    from tvmtune.networks.onnx.weights import aligned
 
     in_place = array.flags.c_contiguous and array.flags.writeable and not array.ctypes.data % 64
     return array if in_place else aligned(array)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.graph import constants
-from tvmtune.networks.onnx_weights import empty
+from tvmtune.networks.onnx.weights import empty
 
 TILE = 4
 ALPHA = TILE + 3 - 1

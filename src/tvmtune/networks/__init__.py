@@ -25,9 +25,9 @@ _SUFFIX = re.compile(r"\.[A-Za-z]\w*$")
 
 
 FORMATS = {
-    ".onnx": "onnx_network",
-    ".pt2": "torch_network",
-    ".tflite": "tflite_network",
+    ".onnx": "onnx.network",
+    ".pt2": "torch.network",
+    ".tflite": "tflite.network",
     ".py": "kernel_network",
 }
 """The module that reads files with this suffix, by its function
@@ -101,7 +101,7 @@ def _read(
     source: JSON = {"file": str(path.absolute()), "batch": options["batch"]}
     if shapes:
         source["shapes"] = {key: list(dims) for key, dims in shapes.items()}
-    home = FORMATS.get(path.suffix.lower(), "onnx_network")
+    home = FORMATS.get(path.suffix.lower(), "onnx.network")
     reader = import_module(f"tvmtune.networks.{home}").read
     network: Network = reader(path, label=label, source=source, shapes=shapes, **options)
     return network

@@ -11,8 +11,8 @@ from onnx import TensorProto, numpy_helper
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import check_inputs
-from tvmtune.networks.onnx_batch_norm import fold_batch_norms
-from tvmtune.networks.onnx_network import OnnxNetwork
+from tvmtune.networks.onnx.batch_norm import fold_batch_norms
+from tvmtune.networks.onnx.network import OnnxNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -57,7 +57,7 @@ class Torch(Peer):
         return module
 
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
-        from tvmtune.networks.torch_network import to_tensor
+        from tvmtune.networks.torch.network import to_tensor
 
         self._inputs = [to_tensor(inputs[spec.name]) for spec in self._specs[0]]
 
@@ -72,7 +72,7 @@ class Torch(Peer):
             return time.perf_counter() - start
 
     def outputs(self) -> list[np.ndarray]:
-        from tvmtune.networks.torch_network import to_array
+        from tvmtune.networks.torch.network import to_array
 
         tensors = self._result if isinstance(self._result, (tuple, list)) else [self._result]
         return [to_array(*pair) for pair in zip(tensors, self._specs[1], strict=True)]

@@ -2,7 +2,7 @@
 
 The importer looks converters up by operator alone, whatever the domain, and reports operators
 without their nodes. Both are mended here. Where its converter of an operator is wrong, ours takes its
-place (:mod:`tvmtune.networks.onnx_converters`).
+place (:mod:`tvmtune.networks.onnx.converters`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnx import AttributeProto, defs
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.model_file import one_line
-from tvmtune.networks.onnx_batch_norm import fold_batch_norms
-from tvmtune.networks.onnx_fold import decide_branches, fold
+from tvmtune.networks.onnx.batch_norm import fold_batch_norms
+from tvmtune.networks.onnx.fold import decide_branches, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import tvm
 
-    from tvmtune.networks.onnx_weights import Weights
+    from tvmtune.networks.onnx.weights import Weights
     from tvmtune.types import TensorSpec
 
 _STANDARD = ("", "ai.onnx")
@@ -78,8 +78,8 @@ def to_relax(
     """
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    from tvmtune.networks.onnx_converters import CONVERTERS
-    from tvmtune.networks.onnx_importer import Importer
+    from tvmtune.networks.onnx.converters import CONVERTERS
+    from tvmtune.networks.onnx.importer import Importer
 
     convertible = set(_get_convert_map()) | set(CONVERTERS) | {"Constant"}
     arrays = dict(weights or {})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import AttributeProto, TensorProto, helper
 
-from tvmtune.networks import onnx_weights
+from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.types import digest
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from tvmtune.networks.onnx_weights import Weights
+    from tvmtune.networks.onnx.weights import Weights
 
 _SMALL = 64
 """Up to so many integers are taken for axes, shapes or indices, which shape the program."""

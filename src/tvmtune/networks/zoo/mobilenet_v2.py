@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvmtune.networks.graph_builder import GraphBuilder, Value
+from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import UsageError
-from tvmtune.networks.graph_builder import GraphBuilder
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

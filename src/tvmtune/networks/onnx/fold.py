@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference
 
-from tvmtune.networks.onnx_weights import LARGEST
+from tvmtune.networks.onnx.weights import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks import tflite_file
 from tvmtune.networks.imported import check_signature, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
 from tvmtune.networks.relax_mend import mend
+from tvmtune.networks.tflite import file as tflite_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

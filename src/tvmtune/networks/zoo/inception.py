@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvmtune.networks.graph_builder import GraphBuilder, Value
+from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import onnx
 
-    from tvmtune.networks.windows import Extent
+    from tvmtune.networks.zoo.windows import Extent
 
 
 def build(shape: Sequence[int], *, classes: int = 1000) -> onnx.ModelProto:

@@ -80,7 +80,7 @@ def load(
     name: str, *, batch: int = 1, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> Network:
     """Build the network with this canonical name; ``shapes`` may ask for another image size."""
-    from tvmtune.networks.onnx_network import OnnxNetwork
+    from tvmtune.networks.onnx.network import OnnxNetwork
     from tvmtune.networks.shapes import resolve
 
     entry = ZOO[name]
@@ -88,7 +88,7 @@ def load(
     declared: dict[str, list[Dim]] = {INPUT: ["N", channels, *"DHW"[-len(extents) :]]}
     wanted = shapes or {INPUT: (batch, *entry.sample)}
     static, _ = resolve(declared, batch=batch, shapes=wanted, label=name)
-    build = import_module(f"tvmtune.networks.{entry.family}").build
+    build = import_module(f"tvmtune.networks.zoo.{entry.family}").build
 
     def made() -> onnx.ModelProto:
         model: onnx.ModelProto = build(static[INPUT], **entry.arguments)

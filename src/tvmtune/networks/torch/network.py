@@ -6,9 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import system
-from tvmtune.networks import torch_file
 from tvmtune.networks.imported import Hasher, quiet
 from tvmtune.networks.inputs import check_inputs, numpy_dtype
+from tvmtune.networks.torch import file as torch_file
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TorchNetwork:
         Raises :class:`UsageError` if dimensions stay open or ``batch`` or ``shapes`` do not fit,
         :class:`TvmtuneError` if it computes as in training or its shapes depend on the data.
         """
-        from tvmtune.networks.torch_program import bind
+        from tvmtune.networks.torch.program import bind
 
         self.name = name
         self.source = source or {}
@@ -80,7 +80,7 @@ class TorchNetwork:
 
     def to_relax(self) -> tvm.IRModule:
         """Import into Relax. Parameters of ``main`` correspond to ``inputs`` by position."""
-        from tvmtune.networks.torch_relax import to_relax
+        from tvmtune.networks.torch.relax import to_relax
 
         return to_relax(self._program, self.inputs, self.outputs, self._label)
 
@@ -90,7 +90,7 @@ class TorchNetwork:
         It returns the outputs as a tuple of tensors, in order, and shares its weights with this
         network. Call it under ``torch.no_grad()`` or ``torch.inference_mode()``.
         """
-        from tvmtune.networks.torch_program import FlatModule
+        from tvmtune.networks.torch.program import FlatModule
 
         return FlatModule(self._program)
 

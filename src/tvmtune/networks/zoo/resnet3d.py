@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvmtune.networks import resnet
-from tvmtune.networks.graph_builder import GraphBuilder
+from tvmtune.networks.zoo import resnet
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

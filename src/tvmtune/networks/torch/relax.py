@@ -18,8 +18,8 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.imported import check_signature, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
 from tvmtune.networks.relax_mend import mend
-from tvmtune.networks.torch_converters import CONVERTERS
-from tvmtune.networks.torch_program import describe
+from tvmtune.networks.torch.converters import CONVERTERS
+from tvmtune.networks.torch.program import describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,11 @@ import numpy as np
 
 from tvmtune import system
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks import tflite_file
 from tvmtune.networks.imported import Hasher
 from tvmtune.networks.inputs import check_inputs
 from tvmtune.networks.shapes import resolve
-from tvmtune.networks.tflite_bind import bind
+from tvmtune.networks.tflite import file as tflite_file
+from tvmtune.networks.tflite.bind import bind
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TfliteNetwork:
 
     def to_relax(self) -> tvm.IRModule:
         """Import into Relax. Parameters of ``main`` correspond to ``inputs`` by position."""
-        from tvmtune.networks.tflite_relax import to_relax
+        from tvmtune.networks.tflite.relax import to_relax
 
         return to_relax(self._content, self.inputs, self.outputs, self._label)
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tvmtune.networks import onnx_weights
-from tvmtune.networks.onnx_fold import static_shapes
+from tvmtune.networks.onnx import weights as onnx_weights
+from tvmtune.networks.onnx.fold import static_shapes
 
 if TYPE_CHECKING:
-    from tvmtune.networks.onnx_weights import Weights
+    from tvmtune.networks.onnx.weights import Weights
 
 _DEFAULT_EPSILON = 1e-5
 

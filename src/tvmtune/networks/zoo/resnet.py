@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmtune.networks.graph_builder import GraphBuilder, Value
+from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

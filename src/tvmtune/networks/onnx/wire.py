@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import TensorProto, helper
 
-from tvmtune.networks import onnx_weights
+from tvmtune.networks.onnx import weights as onnx_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

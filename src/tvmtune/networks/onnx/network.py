@@ -10,12 +10,13 @@ import onnx
 from onnx import helper, shape_inference
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.networks import onnx_file, onnx_weights
 from tvmtune.networks.inputs import check_inputs, random_inputs
 from tvmtune.networks.model_file import one_line
-from tvmtune.networks.onnx_fold import skeleton
-from tvmtune.networks.onnx_hash import hashes
-from tvmtune.networks.relax_import import check_domains, check_operators, to_relax
+from tvmtune.networks.onnx import file as onnx_file
+from tvmtune.networks.onnx import weights as onnx_weights
+from tvmtune.networks.onnx.fold import skeleton
+from tvmtune.networks.onnx.hash import hashes
+from tvmtune.networks.onnx.relax import check_domains, check_operators, to_relax
 from tvmtune.networks.shapes import resolve
 from tvmtune.types import TensorSpec
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-    from tvmtune.networks.onnx_weights import Weights
+    from tvmtune.networks.onnx.weights import Weights
     from tvmtune.networks.shapes import Dim
     from tvmtune.types import JSON
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmtune.networks.moments import (
+from tvmtune.networks.zoo.moments import (
     Moments,
     averaged,
     clipped,
@@ -22,8 +22,8 @@ from tvmtune.networks.moments import (
     rectified,
     rectified_maximum,
 )
-from tvmtune.networks.onnx_writer import OnnxWriter
-from tvmtune.networks.windows import Extent, Window, each
+from tvmtune.networks.zoo.onnx_writer import OnnxWriter
+from tvmtune.networks.zoo.windows import Extent, Window, each
 from tvmtune.types import product
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
-from tvmtune.networks import onnx_weights
-from tvmtune.networks.onnx_converters import CONVERTERS, Request
+from tvmtune.networks.onnx import weights as onnx_weights
+from tvmtune.networks.onnx.converters import CONVERTERS, Request
 
 if TYPE_CHECKING:
     import onnx
 
-    from tvmtune.networks.onnx_weights import Weights
+    from tvmtune.networks.onnx.weights import Weights
 
 
 class Importer(ONNXGraphImporter):

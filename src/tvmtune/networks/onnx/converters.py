@@ -17,7 +17,7 @@ import tvm
 from onnx import helper
 from tvm import relax
 
-from tvmtune.networks import onnx_resize
+from tvmtune.networks.onnx import resize as onnx_resize
 
 
 @dataclass(frozen=True)

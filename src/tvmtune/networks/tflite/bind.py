@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks import tflite_file
 from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.tflite import file as tflite_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""ONNX files: reading them, the importer's gaps, the network."""

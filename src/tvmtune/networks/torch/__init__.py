@@ -1,0 +1,1 @@
+"""PyTorch programs (``.pt2``)."""
