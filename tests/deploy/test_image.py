@@ -1,0 +1,93 @@
+"""The weights of a library are written into its image by tvmtune itself, in TVM's own form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+from models import tiny_cnn
+from tvmtune import api
+from tvmtune.deploy import image
+from tvmtune.deploy.library import Library
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.inputs import random_inputs
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "tiny.onnx"
+    onnx.save(tiny_cnn(classes=2000), path)  # 128 kB in the classifier
+    return api.plan(api.load(str(path)))
+
+
+def lowered(plan):
+    return plan.backend.lower(plan.prepared, {}, plan.device)
+
+
+def test_small_constants_stay_and_large_ones_come_out_once(plan):
+    import tvm_ffi
+
+    mod = lowered(plan)
+    light, weights = image.take_weights(mod)
+    sizes = [int(np.prod(w.shape)) * 4 for w in weights]
+    assert max(sizes) == 16 * 2000 * 4
+    assert min(sizes) >= 1 << 14
+    # there is little of it: the module keeps its weights
+    assert not tvm_ffi.structural_equal(light, mod)
+    again, found = image.take_weights(mod)
+    assert tvm_ffi.structural_equal(light, again)
+    assert [w.same_as(f) for w, f in zip(weights, found, strict=True)] == [True] * len(weights)
+
+
+def test_a_library_computes_with_the_weights_that_were_written(plan, tmp_path):
+    api.compile(plan, tmp_path / "lib.so", check_seed=None)
+    inputs = random_inputs(plan.network.inputs, 3)
+    (got,) = Library.open(tmp_path / "lib.so").run(inputs)
+    (want,) = plan.network.reference(inputs)
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_plain_tvm_loads_it_without_tvmtune(plan, tmp_path):
+    api.compile(plan, tmp_path / "lib.so", check_seed=None)
+    code = (
+        "import sys, numpy as np, tvm\n"
+        "from tvm import relax\n"
+        f"vm = relax.VirtualMachine(tvm.runtime.load_module({str(tmp_path / 'lib.so')!r}), tvm.cpu())\n"
+        "y = vm['main'](tvm.runtime.tensor(np.ones((1, 3, 32, 32), 'float32'))).numpy()\n"
+        "assert y.shape == (1, 2000) and np.isfinite(y).all()\n"
+        "assert not any(name.startswith('tvmtune') for name in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_serialised_form_is_refused_and_nothing_is_written(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(image, "_PROGRAM", b"relax.AnotherExecutable")
+    with pytest.raises(TvmtuneError, match="another way than tvmtune expects"):
+        api.compile(plan, tmp_path / "lib.so", check_seed=None)
+    assert not (tmp_path / "lib.so").exists()
+
+
+def test_another_form_of_tensors_is_refused(plan, tmp_path, monkeypatch):
+    record = image._record
+    monkeypatch.setattr(image, "_record", lambda *a: record(*a) + b"\0")
+    with pytest.raises(TvmtuneError, match="serialises tensors in another way"):
+        api.compile(plan, tmp_path / "lib.so", check_seed=None)
+    assert not (tmp_path / "lib.so").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "can"),
+    [
+        ({"kind": "llvm"}, True),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu"}, True),
+        ({"kind": "llvm", "mtriple": "armv7l-linux-gnueabihf"}, False),
+        ({"kind": "cuda", "host": {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}}, True),
+    ],
+)
+def test_it_is_done_for_64_bit_linux_alone(target, can):
+    assert image.can_imitate(target) is can
