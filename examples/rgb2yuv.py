@@ -1,6 +1,6 @@
 """RGB to YUV (BT.601, studio swing without its offsets) of one image with interleaved channels.
 
-    tvmtune tune --network examples/rgb2yuv.py --arg w=1920 --arg h=1080 -o rgb2yuv.so
+tvmtune tune --network examples/rgb2yuv.py --arg w=1920 --arg h=1080 -o rgb2yuv.so
 """
 
 import numpy as np

@@ -57,10 +57,11 @@ class Plan:
 
     def default_log(self) -> Path:
         """``NETWORK-LAYOUT-Bbatch-KIND.json`` in the working directory; behind the network's name
-        stand another dtype than float32, and the arguments of an operator."""
+        stand another dtype than float32, shapes that were given, and the arguments of an operator."""
         source = self.network.source
         words = [self.network.name, source.get("dtype", "")]
         words += [f"{key}{value}" for key, value in source.get("arguments", {}).items()]
+        words += ["x".join(map(str, dims)) for dims in source.get("shapes", {}).values()]
         batch = batch_of(source, self.network.inputs)
         words += [self.prepared.layout, f"B{batch}", self.device.backend]
         return Path("-".join(filter(None, words)).replace("/", "_") + ".json")
@@ -176,16 +177,32 @@ def compile(
 
 
 def compile_untuned(
-    plan: Plan, output: Path, log: Path | None = None, *, seed: int = 0
+    plan: Plan,
+    output: Path,
+    log: Path | None = None,
+    *,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
 ) -> Compiled:
     """What :func:`ship` compares with; made before tuning, it shows what is wrong in time.
 
     Raises :class:`TvmtuneError` if ``log`` is of another network or in use, or if the library's
-    outputs are not those of the network's reference.
+    outputs are not those of the network's reference; :class:`UsageError` if the reference cannot
+    take ``inputs``.
     """
     if log is not None and earlier(plan, log):
         with LogWriter(log):
             pass
+    if inputs is not None:
+        try:
+            plan.network.reference(inputs)
+        except TvmtuneError:
+            raise
+        except Exception as error:  # each framework has its own classes
+            text = " ".join(str(error).split())[:300]
+            raise UsageError(
+                f"the network's reference cannot run the given inputs: {text}"
+            ) from error
     return compile(plan, output, check_seed=seed)
 
 
@@ -220,38 +237,35 @@ def ship(
             Path(folder) / "tuned.so",
             check=before.metadata["check"],
         )
-        beside = _baselines(plan, before, Path(folder)) if is_operator(plan.network) else []
         return ship(
             tuned,
             before,
             plan.network,
             Path(output),
-            peers=[*beside, *peers],
+            written=_as_written(plan, Path(folder), before) if is_operator(plan.network) else None,
+            peers=peers,
             inputs=inputs,
             seed=seed,
         )
 
 
-def _baselines(plan: Plan, untuned: Compiled, folder: Path) -> list[Peer]:
-    """What an operator is timed beside."""
-    from tvmtune.deploy.baselines import AsWritten, NumPy, Untuned
+def _as_written(plan: Plan, folder: Path, like: Compiled) -> Compiled | None:
+    """An operator without any schedule; None for GPUs, which take no loops without threads."""
     from tvmtune.deploy.compile import compile_library
-    from tvmtune.deploy.library import Library
 
-    found: list[Peer] = [Untuned(Library.open(untuned.path))]
+    if plan.device.runtime != "cpu":
+        return None
     task = plan.tasks[0]
     bare = Trial(task.key, task.implementations[0].name, task.key, candidate="", trace=[[], []])
-    if plan.device.runtime == "cpu":  # a GPU takes no loops that are bound to no threads
-        written = compile_library(
-            plan.backend,
-            plan.prepared,
-            plan.tasks,
-            {task.key: bare},
-            plan.device,
-            folder / "as_written.so",
-        )
-        found.append(AsWritten(Library.open(written.path)))
-    return [*found, NumPy()]
+    return compile_library(
+        plan.backend,
+        plan.prepared,
+        plan.tasks,
+        {task.key: bare},
+        plan.device,
+        folder / "as_written.so",
+        check=like.metadata["check"],
+    )
 
 
 def read_others(paths: Sequence[str | Path], own: Path) -> list[Log]:

@@ -138,12 +138,16 @@ def test_fresh_puts_the_old_log_aside(folder):
 def test_killed_at_any_moment_no_trial_that_was_shown_is_lost(folder, running):
     moments = random.Random(20)
     log = folder / "log.json"
-    for _ in range(10):
+    for number in range(10):
         run = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", log, "--no-compile")
         running.append(run)
         before = len(read_log(log).trials) if log.exists() and log.stat().st_size else 0
         # most of them while it measures, some while it still starts
-        time.sleep(moments.uniform(1.0, 9.0))
+        if number % 4 == 3:
+            time.sleep(moments.uniform(0.5, 5.0))
+        else:
+            run.wait_for_trials(moments.randint(1, 12))
+            time.sleep(moments.uniform(0.0, 1.0))
         assert run.process.poll() is None, run.said
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()

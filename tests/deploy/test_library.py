@@ -175,3 +175,28 @@ def test_code_that_the_loader_refuses_is_no_traceback(tmp_path, made):
     metadata.append(path, metadata.read(made))
     with pytest.raises(TvmtuneError, match="cannot load"):
         Library.open(path)
+
+
+def test_a_scalar_goes_in_and_comes_out(tmp_path):
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "s"], ["h"]), helper.make_node("Exp", ["s"], ["e"])],
+        "scalar",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
+        ],
+        [
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, [2, 3]),
+            helper.make_tensor_value_info("e", TensorProto.FLOAT, []),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    library = Library.open(make_library(model, tmp_path, threads=1))
+    x, s = np.ones((2, 3), "float32"), np.array(2.0, "float32")
+    h, e = library.run({"x": x, "s": s})
+    np.testing.assert_allclose(h, 2 * x)
+    assert e.shape == ()
+    np.testing.assert_allclose(e, np.exp(2.0), rtol=1e-6)

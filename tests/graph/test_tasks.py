@@ -99,7 +99,7 @@ def test_another_process_finds_the_same_keys():
         "from models import tiny_cnn; print(json.dumps(keys(tasks_of(tiny_cnn()))))"
     )
     root = Path(__file__).resolve().parents[2]
-    env = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "12345"}
+    env = {**os.environ, "PYTHONPATH": str(root / "tests"), "PYTHONHASHSEED": "12345"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )

@@ -78,3 +78,26 @@ def test_an_operator_has_the_dtype_that_its_file_declares(tmp_path):
     )
     with pytest.raises(UsageError, match="is for the zoo and ONNX files"):
         networks.load(str(path), dtype="float16")
+
+
+def test_a_mask_that_is_cast_to_float_becomes_half_as_well(tmp_path):
+    from onnx import helper
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["x", "m"], ["y"]),
+        ],
+        "masked",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
+            helper.make_tensor_value_info("mask", TensorProto.INT64, [2, 3]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    half = Float16Network(OnnxNetwork(model, name="masked"))
+    half.to_relax()
+    inputs = random_inputs(half.inputs)
+    np.testing.assert_array_equal(half.reference(inputs)[0], inputs["x"] * inputs["mask"])

@@ -193,3 +193,90 @@ def test_a_reference_that_gives_other_shapes_or_raises_is_named(write):
     network = load(write(broken("return x * np", "return x.nonsense * np")))
     with pytest.raises(TvmtuneError, match="reference of 'scale' fails at .*line 13: Attribute"):
         network.reference(x)
+
+
+def test_integers_are_drawn_from_more_than_zero_and_one(write):
+    text = SCALE.replace(
+        'te.placeholder((n,), name="x")', 'te.placeholder((n,), "int32", name="x")'
+    )
+    text = text.replace("x[i] * factor", "x[i] * x[i] * x[i]").replace(
+        "return x * np.float32(by) * (2 if twice else 1)", "return x"
+    )
+    network = load(write(text))
+    x = random_inputs(network.inputs, 0, network.ranges)["x"]
+    assert x.min() < -100
+    assert x.max() > 100
+    with pytest.raises(TvmtuneError, match="and its reference disagree"):
+        compile_it(network)
+
+
+def test_an_author_may_say_where_indices_end(write):
+    text = """\
+import tvmtune
+from tvm import te
+
+@tvmtune.operator
+def look_up(n: int = 8):
+    table = te.placeholder((5,), name="table")
+    ids = te.placeholder((n,), "int64", name="ids")
+    return [table, ids, te.compute((n,), lambda i: table[ids[i]], name="y")]
+
+@look_up.reference
+def in_numpy(table, ids):
+    return table[ids]
+
+look_up.integers(ids=(0, 4))
+"""
+    network = load(write(text))
+    assert network.ranges == {"ids": (0, 4)}
+    assert set(random_inputs(network.inputs, 1, network.ranges)["ids"]) > {2}
+    compile_it(network)
+    with pytest.raises(TvmtuneError, match="has no input 'idx'"):
+        load(write(text.replace("ids=(0, 4)", "idx=(0, 4)")))
+    with pytest.raises(TvmtuneError, match="is an empty range"):
+        load(write(text.replace("ids=(0, 4)", "ids=(4, 0)")))
+
+
+def test_a_float16_operator_is_held_to_the_tolerance_of_one_kernel(write):
+    text = SCALE.replace(
+        'te.placeholder((n,), name="x")', 'te.placeholder((n,), "float16", name="x")'
+    )
+    text = text.replace("x[i] * factor", "x[i]").replace(
+        "return x * np.float32(by) * (2 if twice else 1)", "return x * np.float16(0.99)"
+    )
+    with pytest.raises(TvmtuneError, match="at most 2e-03 allowed"):
+        compile_it(load(write(text)))
+
+
+def test_a_template_for_no_target_at_all_is_refused(write):
+    text = SCALE + '\n@scale.template("cpuu")\ndef t(sch): pass\n'
+    with pytest.raises(
+        TvmtuneError, match="template for 'cpuu', which is no target. Did you mean cpu"
+    ):
+        load(write(text))
+
+
+def test_a_target_without_a_template_is_said(write):
+    network = load(write(SCALE + '\n@scale.template("gpu")\ndef t(sch): pass\n'))
+    with pytest.warns(UserWarning, match="has no template for llvm, only for gpu"):
+        assert network.template(["llvm", "cpu"]) is None
+
+
+def test_a_reference_of_another_kind_is_refused(write):
+    network = load(write(SCALE.replace("return x * np.float32(by)", "return x.astype(int)")))
+    with pytest.raises(TvmtuneError, match="gives 'y' as int64, but the operator gives float32"):
+        network.reference(random_inputs(network.inputs))
+
+
+def test_an_extent_of_zero_is_a_wrong_argument(write):
+    with pytest.raises(UsageError, match="every extent must be at least 1; see --arg"):
+        load(write(SCALE), n=0)
+
+
+def compile_it(network):
+    import tempfile
+
+    from tvmtune import api
+
+    with tempfile.TemporaryDirectory() as folder:
+        api.compile(api.plan(network), Path(folder) / "lib.so")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -93,6 +94,7 @@ def main(args: list[str] | None = None) -> None:
     verbose = any(w in ("-v", "--verbose") for w in words)
     code: Any = 0
     interrupt.install()
+    warnings.showwarning = _warn
     try:
         code = group.main(args=words, prog_name="tvmtune", standalone_mode=False)
         interrupt.check()
@@ -101,6 +103,12 @@ def main(args: list[str] | None = None) -> None:
     except Exception as error:
         code = _interrupted() if interrupt.pending() else _failed(error, verbose)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Ours in one line; what libraries warn their own developers of is not for users."""
+    if category is UserWarning:
+        _say(f"warning: {message}")
 
 
 def _interrupted() -> int:

@@ -126,10 +126,10 @@ def library_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def library_inputs(library: Library, path: Path | None, seed: int) -> dict[str, np.ndarray]:
     """The user's inputs, or random ones."""
-    from tvmtune.networks.inputs import random_inputs, read_inputs
+    from tvmtune.networks.inputs import read_inputs
 
     if path is None:
-        return random_inputs(library.inputs, seed)
+        return library.random_inputs(seed)
     return read_inputs(path, library.inputs)
 
 
@@ -286,6 +286,8 @@ def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> f
 def check_library(option: str, path: Path, *others: Path | str | None) -> None:
     """As :func:`check_writable`; also refuse to write a library over anything but a library."""
     check_writable(option, path, *others)
+    if path.suffix != ".so":
+        raise UsageError(f"{option} {path}: choose another name, one that ends in .so.")
     if path.exists() and path.stat().st_size:
         with path.open("rb") as file:
             if file.read(4) != b"\x7fELF":

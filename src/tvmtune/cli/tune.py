@@ -191,7 +191,9 @@ def command(
         untuned = None
         if not no_compile:
             click.echo("compiling the untuned library and checking its output", err=True)
-            untuned = api.compile_untuned(plan, Path(scratch) / "untuned.so", path, seed=seed)
+            untuned = api.compile_untuned(
+                plan, Path(scratch) / "untuned.so", path, inputs=inputs, seed=seed
+            )
         observer = progress.observer(verbose)
         sessions: list[Any] = []
         observer.started = _remember(observer.started, sessions)  # type: ignore[method-assign]
@@ -237,13 +239,14 @@ def _show(shipped: Shipped) -> None:
     for note in shipped.bench.notes:
         click.echo(f"note: {note}", err=True)
     if shipped.remark:
-        click.echo(f"{shipped.remark}: the untuned one is shipped", err=True)
+        click.echo(shipped.remark, err=True)
     click.echo(f"the output is {shipped.verdict}")
     if shipped.given_error is not None:
         click.echo(f"the output for the given inputs is right ({shipped.given_error:.1e})")
     estimate = shipped.compiled.metadata["estimate_ms"]
     click.echo(
-        f"untuned {shipped.untuned_ms:.3f} ms, now {shipped.bench.runs[0].median_ms:.3f} ms"
+        f"untuned {shipped.untuned_ms:.3f} ms, {shipped.kind} (shipped) "
+        f"{shipped.bench.runs[0].median_ms:.3f} ms"
         + (f", {estimate:.3f} ms estimated from its kernels" if estimate else "")
     )
     click.echo(describe(shipped.compiled))

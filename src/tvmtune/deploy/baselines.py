@@ -50,6 +50,7 @@ class AsWritten(Baseline):
     """Compiled without any schedule: the loops as the operator's author wrote them."""
 
     name = "as written"
+    parallel = False
 
 
 class NumPy(Peer):

@@ -38,7 +38,6 @@ from tvmtune.deploy.neighbours import Neighbours
 from tvmtune.deploy.timing import calls_per_repeat, sample, warm_up
 from tvmtune.deploy.verify import CheckResult
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.inputs import random_inputs
 from tvmtune.types import batch_of
 
 if TYPE_CHECKING:
@@ -174,7 +173,7 @@ def bench(
     is told the number of rounds done. A peer that cannot take part is left out, with a note.
     """
     if inputs is None:
-        inputs = random_inputs(library.inputs, seed)
+        inputs = library.random_inputs(seed)
     library.set_inputs(inputs)
     batch = batch_of(library.metadata["network"]["source"], library.inputs)
     own_version = system.version_of("tvmtune") or ""
@@ -183,7 +182,8 @@ def bench(
     notes: list[str] = []
     taking_part = _ready(peers, library, network, inputs, notes)
     for peer in taking_part:
-        runs.append(Run(peer.name, peer.version, library.threads, number, batch))
+        threads = library.threads if peer.parallel else 1
+        runs.append(Run(peer.name, peer.version, threads, number, batch))
         runtimes.append(peer)
 
     neighbours = Neighbours()

@@ -120,8 +120,8 @@ def _verify(path: Path, described: JSON, network: Network) -> None:
         return
     if is_operator(network):
         raise TvmtuneError(
-            f"operator '{network.name}' of {network.source.get('file')} and its reference disagree: "
-            f"the output is {verdict}"
+            f"operator '{network.source['operator']}' of {network.source['file']} and its reference "
+            f"disagree: the output is {verdict}"
         )
     raise TvmtuneError(f"the output of {path} is {verdict}: it is not kept")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tvmtune.deploy import metadata, trailer
 from tvmtune.deploy.timing import WARM_UP, measure
 from tvmtune.errors import UsageError
-from tvmtune.networks.inputs import check_inputs
+from tvmtune.networks.inputs import check_inputs, random_inputs
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ class Library:
         self.set_inputs(inputs)
         self.session.invoke()
         return self.session.outputs()
+
+    def random_inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Inputs that depend on the seed alone, integers from the ranges that the check has."""
+        return random_inputs(self.inputs, seed, (self.metadata.get("check") or {}).get("ranges"))
 
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         """Copy the inputs to the device, where the calls that are timed find them.

@@ -91,7 +91,8 @@ class LocalSession:
         self._waits = runtime != "cpu"
 
     def set_inputs(self, arrays: Sequence[np.ndarray]) -> None:
-        tensors = [self._tensor(np.ascontiguousarray(a), self._device) for a in arrays]
+        # not ascontiguousarray, which makes a vector of a scalar
+        tensors = [self._tensor(np.asarray(a, order="C"), self._device) for a in arrays]
         self._vm.set_input(_ENTRY, *tensors)
 
     def invoke(self, count: int = 1) -> float:

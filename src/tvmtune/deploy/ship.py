@@ -1,4 +1,4 @@
-"""Which library is handed over: the tuned one, unless the untuned one is quicker or it is wrong."""
+"""Which library is handed over: the tuned one, unless another is quicker or it is wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from tvmtune.accuracy import relative_error, tolerance
 from tvmtune.deploy.atomic import replacing
+from tvmtune.deploy.baselines import AsWritten, NumPy, Untuned
 from tvmtune.deploy.bench import BenchResult, bench
 from tvmtune.deploy.compile import Compiled
 from tvmtune.deploy.library import Library
 from tvmtune.deploy.verify import CheckResult, run_check
 from tvmtune.errors import TvmtuneError
+from tvmtune.types import is_operator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
     from tvmtune.types import Network
 
 ROUNDS = 4
-"""Turns that the tuned and the untuned library take before one of them is chosen."""
+"""Turns that the libraries take before one of them is chosen."""
 DRAW = 0.98
-"""The untuned library has to be quicker than this part of the tuned one's time to be chosen."""
+"""Another library has to be quicker than this part of the tuned one's time to be chosen."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,17 @@ class Shipped:
     compiled: Compiled
     bench: BenchResult
     verdict: CheckResult
-    untuned_ms: float
-    """Median of the untuned library in the same minutes."""
+    kind: str = "tuned"
+    """``tuned``, ``untuned`` (default schedules) or ``as written`` (no schedule)."""
     remark: str | None = None
     """Why it is not the tuned one, if so."""
     given_error: float | None = None
     """max|y - ref| / max|ref| for the user's own inputs, if there were any."""
+
+    @property
+    def untuned_ms(self) -> float:
+        """Median of the untuned library in the same turns."""
+        return next(run.median_ms for run in self.bench.runs if run.runtime == Untuned.name)
 
 
 def ship(
@@ -50,48 +57,69 @@ def ship(
     network: Network,
     output: Path,
     *,
+    written: Compiled | None = None,
     peers: Sequence[Peer] = (),
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
 ) -> Shipped:
-    """Check both libraries, time both in turns, and copy the better one to ``output``.
+    """Check the libraries, time them in turns, and copy the best one to ``output``.
 
-    ``inputs`` are checked and timed, too, instead of random ones. Raises :class:`TvmtuneError` if the
-    outputs of both are wrong, or those for ``inputs``; nothing is written then.
+    ``written`` is one without any schedule. ``inputs`` are checked and timed, too, instead of random
+    ones. Raises :class:`TvmtuneError` if the outputs of all are wrong, or those for ``inputs``; nothing
+    is written then.
     """
-    first, second = Library.open(tuned.path), Library.open(untuned.path)
-    verdict = run_check(first, tuned.metadata["check"])
-    own, other = _in_turns(first, second)
-    best, library, remark = tuned, first, None
-    if not verdict.passed or other < DRAW * own:
-        remark = f"the tuned library is {'slower' if verdict.passed else str(verdict)}"
-        verdict = run_check(second, untuned.metadata["check"])
-        best, library = untuned, second
-    if not verdict.passed:
-        raise TvmtuneError(f"the outputs are {verdict}, tuned and untuned: nothing is written")
+    made = {"tuned": tuned, Untuned.name: untuned}
+    if written is not None:
+        made[AsWritten.name] = written
+    libraries = {kind: Library.open(compiled.path) for kind, compiled in made.items()}
+    check = tuned.metadata["check"]
+    verdicts = {kind: run_check(library, check) for kind, library in libraries.items()}
+    right = [kind for kind in libraries if verdicts[kind].passed]
+    if not right:
+        raise TvmtuneError(
+            f"the outputs are {verdicts['tuned']}, tuned and untuned: nothing is written"
+        )
+    seconds = _in_turns({kind: libraries[kind] for kind in right})
+    kind = min(right, key=lambda k: seconds[k] * (DRAW if k == "tuned" else 1.0))
+    remark = None
+    if kind != "tuned":
+        why = "slower" if verdicts["tuned"].passed else str(verdicts["tuned"])
+        remark = f"the tuned library is {why}: the {kind} one is shipped"
+    library = libraries[kind]
     given = None
     if inputs is not None:
-        pairs = zip(library.run(inputs), network.reference(inputs), strict=True)
-        errors = [(relative_error(got, want), want.dtype.name) for got, want in pairs]
-        given = max((error for error, _ in errors), default=0.0)
-        if not all(error <= tolerance(dtype, network=True) for error, dtype in errors):
+        given = _check_given(library, network, inputs)
+    beside: list[Peer] = [Untuned(libraries[Untuned.name])]
+    if written is not None:
+        beside.append(AsWritten(libraries[AsWritten.name]))
+    if is_operator(network):
+        beside.append(NumPy())
+    result = bench(library, inputs=inputs, seed=seed, peers=[*beside, *peers], network=network)
+    result.runs[0].check = verdicts[kind]
+    with replacing(output) as fresh:
+        shutil.copyfile(made[kind].path, fresh)
+    best = replace(made[kind], path=output)
+    return Shipped(best, result, verdicts[kind], kind, remark, given)
+
+
+def _check_given(library: Library, network: Network, inputs: Mapping[str, np.ndarray]) -> float:
+    """The error for the user's own inputs; :class:`TvmtuneError` if it is too large."""
+    worst = 0.0
+    for got, want in zip(library.run(inputs), network.reference(inputs), strict=True):
+        error = relative_error(got, want)
+        if not error <= tolerance(want.dtype.name, network=not is_operator(network)):
             raise TvmtuneError(
                 "the outputs for the given inputs are wrong (max|y - ref| / max|ref| = "
-                f"{given:.1e}): nothing is written"
+                f"{error:.1e}): nothing is written"
             )
-    result = bench(library, inputs=inputs, seed=seed, peers=peers, network=network)
-    result.runs[0].check = verdict
-    with replacing(output) as fresh:
-        shutil.copyfile(best.path, fresh)
-    return Shipped(replace(best, path=output), result, verdict, 1e3 * other, remark, given)
+        worst = max(worst, error)
+    return worst
 
 
-def _in_turns(first: Library, second: Library) -> tuple[float, float]:
+def _in_turns(libraries: Mapping[str, Library]) -> dict[str, float]:
     """Median seconds of each."""
-    from tvmtune.networks.inputs import random_inputs
-
-    times: tuple[list[float], list[float]] = ([], [])
+    times: dict[str, list[float]] = {kind: [] for kind in libraries}
     for _ in range(ROUNDS):
-        for library, seconds in zip((first, second), times, strict=True):
-            seconds += library.time(random_inputs(library.inputs, 0), repeat=5)
-    return median(times[0]), median(times[1])
+        for kind, library in libraries.items():
+            times[kind] += library.time(library.random_inputs(), repeat=5)
+    return {kind: median(found) for kind, found in times.items()}

@@ -17,6 +17,7 @@ from tvmtune import accuracy
 from tvmtune.accuracy import relative_error
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import numpy_dtype, random_inputs
+from tvmtune.types import is_operator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,11 +81,13 @@ def make_check(network: Network, seed: int = 0) -> JSON:
 
     The result is JSON: ``seed``; ``varies``, whether the reference's outputs for the inputs of
     ``seed + 1`` are others; and for each of ``outputs`` the ``name``, ``shape``, ``dtype``,
-    ``max_abs``, ``finite`` and ``values``, the base64 text of the little-endian values at
-    :func:`sample_places`.
+    ``max_abs``, ``finite``, ``tolerance`` and ``values``, the base64 text of the little-endian values
+    at :func:`sample_places`. An operator may add ``ranges``, see
+    :func:`tvmtune.networks.inputs.random_inputs`.
     """
-    first = network.reference(random_inputs(network.inputs, seed))
-    second = network.reference(random_inputs(network.inputs, seed + 1))
+    ranges = dict(getattr(network, "ranges", {}))
+    first = network.reference(random_inputs(network.inputs, seed, ranges))
+    second = network.reference(random_inputs(network.inputs, seed + 1, ranges))
     outputs = []
     for spec, array in zip(network.outputs, first, strict=True):
         finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
@@ -99,9 +102,11 @@ def make_check(network: Network, seed: int = 0) -> JSON:
                 "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
                 "finite": bool(finite.all()),
                 "values": base64.b64encode(little.tobytes()).decode(),
+                "tolerance": accuracy.tolerance(array.dtype.name, network=not is_operator(network)),
             }
         )
-    return {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
+    found: JSON = {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
+    return found | ({"ranges": ranges} if ranges else {})
 
 
 def sample_places(size: int, seed: int) -> np.ndarray:
@@ -121,7 +126,7 @@ def compare(
 ) -> CheckResult:
     """Hold the outputs for the inputs of ``check["seed"]`` against the reference in ``check``.
 
-    Without a ``tolerance`` each output has that of its dtype (:func:`tvmtune.accuracy.tolerance`).
+    Without a ``tolerance`` each output has its own.
 
     ``others`` are the outputs for other inputs (of ``seed + 1``). If they are the same although the
     reference's are not, the library does not look at its inputs, and fails. Raises TvmtuneError if
@@ -130,7 +135,7 @@ def compare(
     try:
         wanted = check["outputs"]
         allowed = [
-            accuracy.tolerance(entry["dtype"], network=True) if tolerance is None else tolerance
+            entry.get("tolerance", accuracy.TOLERANCE) if tolerance is None else tolerance
             for entry in wanted
         ]
         loosest = max(allowed, default=accuracy.TOLERANCE)
@@ -158,8 +163,9 @@ def compare(
 def run_check(library: Runnable, check: JSON, *, tolerance: float | None = None) -> CheckResult:
     """Run the library on the inputs of the check and on different ones, and compare."""
     seed = check["seed"]
-    outputs = library.run(random_inputs(library.inputs, seed))
-    others = library.run(random_inputs(library.inputs, seed + 1))
+    ranges = check.get("ranges")
+    outputs = library.run(random_inputs(library.inputs, seed, ranges))
+    others = library.run(random_inputs(library.inputs, seed + 1, ranges))
     return compare(outputs, check, others=others, tolerance=tolerance)
 
 

@@ -84,7 +84,7 @@ def share(array: np.ndarray) -> Any:
 
     if array.nbytes > 1 << 16 and array.dtype.kind in "iuf":
         return relax.const(runtime.from_dlpack(_aligned(array)))
-    return relax.const(runtime.tensor(np.ascontiguousarray(array)))
+    return relax.const(runtime.tensor(np.asarray(array, order="C")))
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

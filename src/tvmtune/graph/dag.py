@@ -28,7 +28,8 @@ def stages(mod: tvm.IRModule) -> list[str]:
         for buffer in func.params
         if not any(buffer.same_as(w) for w in written)
     ]
-    return [_plain(line) for line in (*lines, *map(_stage, blocks))]
+    variables = {str(iv.var.name) for block in blocks for iv in block.iter_vars}
+    return [_plain(line, variables) for line in (*lines, *map(_stage, blocks))]
 
 
 def _stage(block: Any) -> str:
@@ -70,8 +71,9 @@ def _one_line(statement: Any) -> str:
     return " ".join(line for line in lines if line and not line.startswith("#"))
 
 
-def _plain(line: str) -> str:
+def _plain(line: str, variables: set[str]) -> str:
     """Without what only the parser of TVMScript needs: types of literals and its prefixes."""
     line = re.sub(r"\bT\.(?:u?int\d+|bool)\((-?\w+)\)", r"\1", line)
     line = re.sub(r"\bT\.(?:b?float\d+)\((-?[\d.e+-]+)\)", lambda m: f"{float(m[1]):.6g}", line)
-    return re.sub(r"\b(?:T\.|v_)(?=\w)", "", line)
+    line = re.sub(r"\bT\.(?=\w)", "", line)
+    return re.sub(r"\bv_(\w+)", lambda m: m[1] if m[0] in variables else m[0], line)

@@ -53,7 +53,7 @@ class TemplateSpace:
         postprocs = list(context.space_generator.postprocs)
         refused = ""
         for seed in range(1, DRAWS + 1):
-            drawn = Schedule(mod, seed=seed, error_render_level="none")
+            drawn = Schedule(mod, seed=seed, error_render_level="fast")
             self.template(drawn)
             drawn.enter_postproc()
             failed = [p for p in postprocs if not p.apply(drawn)]

@@ -1,9 +1,14 @@
 """Imported once by the server that workers are forked from."""
 
-import tvm
-import tvm.relax
-import tvm.s_tir  # noqa: F401
+import signal
 
-from tvmtune.graph import intrinsics
+# Ctrl-C is the session's to answer; a server that dies of it while it starts prints a traceback.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+import tvm  # noqa: E402
+import tvm.relax  # noqa: E402
+import tvm.s_tir  # noqa: E402, F401
+
+from tvmtune.graph import intrinsics  # noqa: E402
 
 intrinsics.load_for("llvm")

@@ -43,11 +43,21 @@ class Operator:
         self.references: list[Function] = []
         self.templates: dict[str, Function] = {}
         """Schedule templates by the target kind or key that they are for."""
+        self.ranges: dict[str, tuple[int, int]] = {}
 
     def reference(self, function: Function) -> Function:
         """Decorate what computes the same in NumPy: arrays in, an array or a tuple of them out."""
         self.references.append(function)
         return function
+
+    def integers(self, **ranges: tuple[int, int]) -> None:
+        """Say from where random integers for an input are drawn, e.g. ``ids=(0, 999)``, both ends
+        included. Without this 8- and 16-bit integers take all values, wider ones -1000 to 1000."""
+        for name, pair in ranges.items():
+            low, high = pair
+            if low > high:
+                raise UsageError(f"'{self.name}': integers({name}={pair}) is an empty range")
+            self.ranges[name] = (int(low), int(high))
 
     def template(self, *targets: str) -> Callable[[Function], Function]:
         """Decorate a function that schedules the operator for these target kinds (``llvm``,
@@ -60,7 +70,13 @@ class Operator:
             raise UsageError("@OPERATOR.template takes names of targets, e.g. template('cpu')")
 
         def keep(function: Function) -> Function:
+            known = _target_names()
             for target in targets:
+                if target not in known:
+                    raise UsageError(
+                        f"'{self.name}' has a template for '{target}', which is no target."
+                        f"{nearest(target, known)}"
+                    )
                 if target in self.templates:
                     raise UsageError(f"'{self.name}' has two templates for '{target}'")
                 self.templates[target] = function
@@ -99,6 +115,14 @@ class Operator:
 def operator(declare: Function) -> Operator:
     """Declare the operator of a kernel file; see :mod:`tvmtune.networks.declaration`."""
     return Operator(declare)
+
+
+def _target_names() -> list[str]:
+    """Kinds of TVM's targets, and the keys by which they are grouped."""
+    import tvm
+
+    keys = ("cpu", "gpu", "mali", "adreno", "arm_cpu", "intel_graphics", "vta")
+    return sorted({*map(str, tvm.target.Target.list_kinds()), *keys})
 
 
 def call_with(function: Function, positional: Sequence[Any], arguments: Mapping[str, Any]) -> Any:

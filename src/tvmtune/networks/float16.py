@@ -86,11 +86,24 @@ def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
                 )
     half = onnx.ModelProto()
     half.CopyFrom(model)
+    # The converter leaves these alone, and float32 would meet float16 behind them.
+    for node in half.graph.node:
+        for attribute in node.attribute:
+            if (
+                node.op_type == "Cast"
+                and attribute.name == "to"
+                and attribute.i == TensorProto.FLOAT
+            ):
+                attribute.i = TensorProto.FLOAT16
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one for each weight below float16's range
         # Its own limits would move small weights away from zero, and large ones to 1e4.
         return float16.convert_float_to_float16(
-            half, min_positive_val=0.0, max_finite_val=_LARGEST, disable_shape_infer=True
+            half,
+            min_positive_val=0.0,
+            max_finite_val=_LARGEST,
+            disable_shape_infer=True,
+            check_fp16_ready=False,  # casts to float16 are there already
         )
 
 

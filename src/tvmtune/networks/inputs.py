@@ -27,12 +27,17 @@ def numpy_dtype(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def random_inputs(network_inputs: Sequence[TensorSpec], seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs that depend on nothing but the specs and the seed.
+def random_inputs(
+    network_inputs: Sequence[TensorSpec],
+    seed: int = 0,
+    ranges: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, np.ndarray]:
+    """Inputs that depend on nothing but the specs, the seed and ``ranges``.
 
     Floats are standard normal. 8- and 16-bit integers are data (pixels) and take their whole range.
     Wider integers are usually indices into a table whose length nobody tells (token ids, segment
-    ids) or masks: 0 and 1 are valid for all of them.
+    ids) or masks: 0 and 1 are valid for all of them. ``ranges`` maps names of integer inputs to the
+    least and the greatest value where somebody knows better.
     """
     rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
     result: dict[str, np.ndarray] = {}
@@ -44,7 +49,9 @@ def random_inputs(network_inputs: Sequence[TensorSpec], seed: int = 0) -> dict[s
         elif dtype.kind in "iu":
             wide = dtype.itemsize > 2
             low, high = (0, 1) if wide else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            values = rng.randint(low, high + 1, size=spec.shape)
+            if ranges and spec.name in ranges:
+                low, high = ranges[spec.name]
+            values = rng.randint(low, high + 1, size=spec.shape, dtype=np.int64)
         else:
             values = rng.standard_normal(spec.shape)
         result[spec.name] = np.asarray(values).astype(dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,20 +66,34 @@ class KernelNetwork:
         self.path = path
         self.declared = declared
         self.arguments = declared.bind(arguments)
-        self.name = declared.name
+        self.operator = declared.name
+        stem = path.stem
+        self.name = stem if stem == declared.name else f"{stem}-{declared.name}"
         self.source = {key: value for key, value in source.items() if key != "batch"}
-        self.source["operator"] = self.name
+        self.source["operator"] = self.operator
         if arguments:
             self.source["arguments"] = dict(arguments)
         if len(declared.references) != 1:
             how = "no reference" if not declared.references else "several references"
             raise TvmtuneError(
-                f"operator '{self.name}' of {path} has {how}: decorate one NumPy function "
-                f"with @{self.name}.reference"
+                f"operator '{self.operator}' of {path} has {how}: decorate one NumPy function "
+                f"with @{self.operator}.reference"
             )
-        with blamed_on(path, f"operator '{self.name}'"):
+        with blamed_on(path, f"operator '{self.operator}'"):
             self._func = _prim_func(declared.declare(**self.arguments))
-        self.inputs, self.outputs = _specs(self._func, path, self.name)
+        self.inputs, self.outputs = _specs(self._func, path, self.operator)
+        unknown = set(declared.ranges) - {spec.name for spec in self.inputs}
+        if unknown:
+            raise TvmtuneError(
+                f"operator '{self.operator}' of {path} has no input '{min(unknown)}', for which "
+                "integers() gives a range"
+            )
+        self.ranges = {
+            spec.name: declared.ranges.get(spec.name, (-1000, 1000))
+            for spec in self.inputs
+            if spec.name in declared.ranges or spec.dtype in ("int32", "int64")
+        }
+        """From where random integers are drawn: the least and the greatest value, by input."""
         self.structure_hash = digest([_structure(self._func), [str(s) for s in self.inputs]])
         self.weights_hash = digest([])
 
@@ -93,7 +108,7 @@ class KernelNetwork:
         results = [relax.TensorType(spec.shape, spec.dtype) for spec in self.outputs]
         with builder.function("main", params):
             with builder.dataflow():
-                function = builder.add_func(self._func, self.name)
+                function = builder.add_func(self._func, self.operator)
                 call = relax.call_tir(function, params, results if len(results) > 1 else results[0])
                 output = builder.emit_output(builder.emit(call))
             builder.emit_func_output(output)
@@ -110,29 +125,43 @@ class KernelNetwork:
         """
         check_inputs(inputs, self.inputs)
         function = self.declared.references[0]
-        with blamed_on(self.path, f"the reference of '{self.name}'"):
+        with blamed_on(self.path, f"the reference of '{self.operator}'"):
             found = call_with(function, [inputs[s.name] for s in self.inputs], self.arguments)
         arrays = [np.asarray(a) for a in (found if isinstance(found, (tuple, list)) else [found])]
         shapes = [a.shape for a in arrays]
         if shapes != [spec.shape for spec in self.outputs]:
             raise TvmtuneError(
-                f"the reference of '{self.name}' in {self.path} gives the shapes "
+                f"the reference of '{self.operator}' in {self.path} gives the shapes "
                 f"{', '.join(map(str, shapes))}, but the operator gives "
                 f"{', '.join(str(spec.shape) for spec in self.outputs)}"
             )
-        return [
-            a.astype(numpy_dtype(spec.dtype)) for a, spec in zip(arrays, self.outputs, strict=True)
-        ]
+        return [self._as_declared(a, spec) for a, spec in zip(arrays, self.outputs, strict=True)]
+
+    def _as_declared(self, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+        """The array in the declared dtype; NumPy's float64 for a float32 is no mistake."""
+        dtype = numpy_dtype(spec.dtype)
+        if array.dtype.kind != dtype.kind and not (array.dtype.kind in "iu" and dtype.kind in "iu"):
+            raise TvmtuneError(
+                f"the reference of '{self.operator}' in {self.path} gives '{spec.name}' as "
+                f"{array.dtype.name}, but the operator gives {spec.dtype}"
+            )
+        return array.astype(dtype)
 
     def template(self, keys: Sequence[str]) -> Callable[[Any], None] | None:
         """The file's template for a target with these names, as a function of a schedule."""
         found = self.declared.template_for(keys)
         if found is None:
+            if self.declared.templates:
+                warnings.warn(
+                    f"{self.path} has no template for {keys[0]}, only for "
+                    f"{', '.join(sorted(self.declared.templates))}: the general rules are searched",
+                    stacklevel=2,
+                )
             return None
         key, function = found
 
         def apply(schedule: Any) -> None:
-            with blamed_on(self.path, f"the template of '{self.name}' for '{key}'"):
+            with blamed_on(self.path, f"the template of '{self.operator}' for '{key}'"):
                 call_with(function, [schedule], self.arguments)
 
         return apply
@@ -221,6 +250,11 @@ def _specs(
                 "shapes are supported; make it an argument of the function"
             )
         shape = tuple(int(e) for e in buffer.shape)
+        if any(extent < 1 for extent in shape):
+            raise UsageError(
+                f"operator '{name}' of {path} would have the buffer '{buffer.name}' of "
+                f"{'x'.join(map(str, shape))}: every extent must be at least 1; see --arg"
+            )
         specs.append(TensorSpec(str(buffer.name), shape, str(buffer.dtype)))
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):

@@ -82,11 +82,14 @@ def lessons(logs: Sequence[Log], kind: str, seed: int) -> list[Lesson]:
                 group = found.setdefault(key, Lesson("/".join(key), module, []))
                 group.trials.append(trial)
     rng = random.Random(seed)
-    each = max(2, LESSONS // max(1, len(found)))
-    for lesson in found.values():
+    groups = list(found.values())
+    if len(groups) > LESSONS // 2:  # a ratio takes two
+        groups = rng.sample(groups, LESSONS // 2)
+    each = max(2, LESSONS // max(1, len(groups)))
+    for lesson in groups:
         if len(lesson.trials) > each:
             lesson.trials[:] = rng.sample(lesson.trials, each)
-    return list(found.values())
+    return groups
 
 
 def teach(

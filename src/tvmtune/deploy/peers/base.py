@@ -25,6 +25,9 @@ class Peer(ABC):
     package: ClassVar[str]
     """The distribution that pip installs, which is also the name of the module."""
 
+    parallel: ClassVar[bool] = True
+    """Whether it computes with as many threads as the library, or with one."""
+
     @property
     def version(self) -> str:
         """Version of the package, or an empty string if it is not installed."""

@@ -75,7 +75,7 @@ class Ncnn(Peer):
         self._inputs = {}
         for index, spec in enumerate(self._specs[0]):
             array = inputs[spec.name]
-            array = np.ascontiguousarray(array, "float32" if array.dtype.kind == "f" else "int32")
+            array = np.asarray(array, "float32" if array.dtype.kind == "f" else "int32", order="C")
             name = f"in{index}"
             # A clone is laid out in memory as ncnn wants it.
             self._inputs[name] = ncnn.Mat(array, batch_index=self._axes[name]).clone()

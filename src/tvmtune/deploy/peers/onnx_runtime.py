@@ -41,7 +41,7 @@ class OnnxRuntime(Peer):
         self._binding = self._session.io_binding()
         for name, array in inputs.items():
             self._binding.bind_ortvalue_input(
-                name, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+                name, OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
             )
         for output in self._session.get_outputs():
             self._binding.bind_output(output.name, "cpu")

@@ -43,7 +43,7 @@ class OpenVino(Peer):
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         import openvino
 
-        self._arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        self._arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
         for name, array in self._arrays.items():
             self._request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 FORMAT = Format(
-    "ONNX", ".onnx", "export the network with torch.onnx.export, or convert it with tf2onnx"
+    "ONNX",
+    ".onnx",
+    "export the network with torch.onnx.export, save it as .pt2 with torch.export.save, or convert it "
+    "with tf2onnx",
 )
 
 

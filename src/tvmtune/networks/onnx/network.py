@@ -117,7 +117,7 @@ class OnnxNetwork:
     def to_relax(self) -> tvm.IRModule:
         """Import into Relax. Parameters of ``main`` correspond to ``inputs`` by position."""
         with self._loaded() as weights:
-            return to_relax(self._model, self.inputs, self._label, weights)
+            return to_relax(self._model, self.inputs, self.outputs, self._label, weights)
 
     def to_onnx(self) -> bytes | None:
         """The serialised model; None above the 2 GiB that the format allows."""

@@ -8,21 +8,19 @@ place (:mod:`tvmtune.networks.onnx.converters`).
 from __future__ import annotations
 
 import contextlib
-import io
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import AttributeProto, defs
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.imported import check_signature, local_in, quiet
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 from tvmtune.networks.onnx.fold import decide_branches, fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
 
     import tvm
 
@@ -66,7 +64,11 @@ _OTHER_MEANING = {"Attention"}
 
 
 def to_relax(
-    model: onnx.ModelProto, inputs: Sequence[TensorSpec], label: str, weights: Weights | None = None
+    model: onnx.ModelProto,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    label: str,
+    weights: Weights | None = None,
 ) -> tvm.IRModule:
     """Import ``model``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
@@ -99,18 +101,17 @@ def to_relax(
         )
     try:
         # It prints what it fails on, and warns of renamed inputs, which are known by position here.
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with quiet():
             version = next((versions[d] for d in _STANDARD if d in versions), 1)
             module = Importer(arrays).from_onnx(model.graph, version)
     except Exception as error:
-        culprit = _node_in(error.__traceback__)
+        culprit = local_in(error.__traceback__, "node", onnx.NodeProto)
         where = f"{describe(culprit, versions)} of {label}" if culprit is not None else label
         raise TvmtuneError(
             f"{where} cannot be imported: {type(error).__name__}: {one_line(error)}; "
             "simplify or replace that part of the network and export it again"
         ) from error
-    _check_parameters(module, inputs, label)
+    check_signature(module, inputs, outputs, label)
     return module
 
 
@@ -198,28 +199,3 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 yield from _nodes(attribute.g)
-
-
-def _node_in(traceback: TracebackType | None) -> onnx.NodeProto | None:
-    """The node that the importer was at: the innermost frame that holds one in ``node``."""
-    found = None
-    while traceback is not None:
-        candidate: Any = traceback.tb_frame.f_locals.get("node")
-        if isinstance(candidate, onnx.NodeProto):
-            found = candidate
-        traceback = traceback.tb_next
-    return found
-
-
-def _check_parameters(module: tvm.IRModule, inputs: Sequence[TensorSpec], label: str) -> None:
-    """The importer may rename inputs, so that they are known by position: hold it to that."""
-    found = []
-    for parameter in module["main"].params:
-        extents = tuple(int(extent) for extent in parameter.ty.shape)
-        found.append((extents, str(parameter.ty.dtype)))
-    wanted = [(spec.shape, spec.dtype) for spec in inputs]
-    if found != wanted:
-        raise TvmtuneError(
-            f"the importer gave {label} the inputs {found}, but the file has {wanted}; "
-            "this is a fault of tvmtune, please report it"
-        )

@@ -82,7 +82,7 @@ def _fold(model: Any, machine: Any) -> bool:
             kept.append(node)
             continue
         for place in node.outputs:
-            constant = np.ascontiguousarray(machine.get_tensor(place))
+            constant = np.asarray(machine.get_tensor(place), order="C")
             graph.tensors[place].buffer = len(model.buffers)
             model.buffers.append(_buffer(constant))
             known.add(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import system
@@ -98,6 +99,7 @@ class TorchNetwork:
         """The serialised ONNX model; None if PyTorch cannot export it or onnxscript is missing."""
         import torch
 
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         try:
             with quiet():
                 exported = torch.onnx.export(

@@ -34,9 +34,10 @@ def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]
     found: dict[str, int | float] = {}
     for key, value in given.items():
         if key not in known:
+            hint = nearest(key, [*known]) if known else ""
             listed = ", ".join(f"{k}={v}" for k, v in known.items()) or "none"
             raise UsageError(
-                f"--tuner-option {key}: tuner '{name}' has no such option.{nearest(key, [*known])} "
+                f"--tuner-option {key}: tuner '{name}' has no such option.{hint} "
                 f"Its options and defaults: {listed}."
             )
         whole = isinstance(known[key], int)
