@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import host, networks, system
 from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.networks.model_file import one_line
 from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
 from tvmtune.types import (
     JSON,
@@ -199,9 +200,8 @@ def compile_untuned(
         except TvmtuneError:
             raise
         except Exception as error:  # each framework has its own classes
-            text = " ".join(str(error).split())[:300]
             raise UsageError(
-                f"the network's reference cannot run the given inputs: {text}"
+                f"the network's reference cannot run the given inputs: {one_line(error)}"
             ) from error
     return compile(plan, output, check_seed=seed)
 

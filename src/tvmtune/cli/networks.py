@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -16,7 +17,7 @@ def command(as_json: bool) -> None:
     """
     from tvmtune.networks.zoo import ZOO
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "input": [1, *entry.sample], "aliases": list(entry.aliases)}
         for name, entry in sorted(ZOO.items())
     ]
@@ -30,6 +31,6 @@ def command(as_json: bool) -> None:
     table = Table()
     for column in ("network", "input", "also called"):
         table.add_column(column)
-    for name, entry in sorted(ZOO.items()):
-        table.add_row(name, "x".join(map(str, (1, *entry.sample))), ", ".join(entry.aliases))
+    for row in rows:
+        table.add_row(row["name"], "x".join(map(str, row["input"])), ", ".join(row["aliases"]))
     console().print(table)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.graph.sites import blocks
+
 if TYPE_CHECKING:
     import tvm
 
@@ -15,21 +17,16 @@ def stages(mod: tvm.IRModule) -> list[str]:
     A block that reduces is written with ``+=``, ``max=`` and so on where its update has that form,
     and names the axes that it reduces over; a block that is no single assignment gets its statement.
     """
-    from tvm import s_tir
-    from tvm_ffi import structural_walk
-
     func = mod["main"]
-    blocks: list[Any] = []
-    structural_walk(func.body, (s_tir.SBlock, blocks.append), order="pre")
-    blocks = [block for block in blocks if block.iter_vars or block.writes]
-    written = [region.source for block in blocks for region in block.writes]
+    found = [block for block in blocks(func) if block.iter_vars or block.writes]
+    written = [region.source for block in found for region in block.writes]
     lines = [
         f"{buffer.name} = PLACEHOLDER {_shape(buffer)}"
         for buffer in func.params
         if not any(buffer.same_as(w) for w in written)
     ]
-    variables = {str(iv.var.name) for block in blocks for iv in block.iter_vars}
-    return [_plain(line, variables) for line in (*lines, *map(_stage, blocks))]
+    variables = {str(iv.var.name) for block in found for iv in block.iter_vars}
+    return [_plain(line, variables) for line in (*lines, *map(_stage, found))]
 
 
 def _stage(block: Any) -> str:

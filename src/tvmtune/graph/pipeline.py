@@ -15,6 +15,7 @@ from tvmtune.errors import UsageError, nearest
 from tvmtune.graph import constants
 from tvmtune.graph.precision import sum_in_float32
 from tvmtune.graph.scans import SCANS
+from tvmtune.graph.sites import blocks
 from tvmtune.types import Device, Network, Prepared
 
 if TYPE_CHECKING:
@@ -145,19 +146,14 @@ def _keep_layouts_of_parameters(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _reduces_constants(function: Any) -> bool:
-    import tvm_ffi
-    from tvm.s_tir import SBlock
-
     free = [function.params[int(position)] for position in function.attrs["layout_free_buffers"]]
-    found = False
-
-    def visit(block: Any) -> None:
-        nonlocal found
-        if any(int(axis.iter_type) == 2 for axis in block.iter_vars):  # a reduction
-            found = found or any(r.source.same_as(f) for r in block.reads for f in free)
-
-    tvm_ffi.structural_walk(function.body, (SBlock, visit))
-    return found
+    return any(
+        region.source.same_as(constant)
+        for block in blocks(function)
+        if any(int(axis.iter_type) == 2 for axis in block.iter_vars)  # a reduction
+        for region in block.reads
+        for constant in free
+    )
 
 
 def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
@@ -183,17 +179,8 @@ def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
 
 def _reorders(function: Any) -> bool:
     """Whether one of its blocks re-orders a weight."""
-    import tvm_ffi
-    from tvm.s_tir import SBlock
-
-    found = False
-
-    def visit(block: Any) -> None:
-        nonlocal found
-        found = found or "meta_schedule.layout_rewrite_preproc" in block.annotations
-
-    tvm_ffi.structural_walk(function.body, (SBlock, visit))
-    return found
+    mark = "meta_schedule.layout_rewrite_preproc"
+    return any(mark in block.annotations for block in blocks(function))
 
 
 def _run(mod: tvm.IRModule, device: Device, passes: list[Any]) -> tvm.IRModule:

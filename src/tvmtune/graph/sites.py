@@ -40,6 +40,16 @@ def call_sites(mod: tvm.IRModule) -> list[Site]:
     return sites
 
 
+def blocks(func: Any) -> list[Any]:
+    """The blocks of a PrimFunc, outer ones before those inside them."""
+    from tvm import s_tir
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(func.body, (s_tir.SBlock, found.append), order="pre")
+    return found
+
+
 def without_kernel(mod: tvm.IRModule) -> list[str]:
     """Relax operators in the module that are not calls of kernels, sorted."""
     import tvm
