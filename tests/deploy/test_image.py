@@ -11,7 +11,7 @@ import pytest
 
 from models import tiny_cnn
 from tvmtune import api
-from tvmtune.deploy import image
+from tvmtune.deploy import image, program
 from tvmtune.deploy.library import Library
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
@@ -66,18 +66,43 @@ def test_plain_tvm_loads_it_without_tvmtune(plan, tmp_path):
 
 
 def test_another_serialised_form_is_refused_and_nothing_is_written(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(image, "_PROGRAM", b"relax.AnotherExecutable")
+    monkeypatch.setattr(program, "KIND", b"relax.AnotherExecutable")
     with pytest.raises(TvmtuneError, match="another way than tvmtune expects"):
         api.compile(plan, tmp_path / "lib.so", check_seed=None)
     assert not (tmp_path / "lib.so").exists()
 
 
 def test_another_form_of_tensors_is_refused(plan, tmp_path, monkeypatch):
-    record = image._record
-    monkeypatch.setattr(image, "_record", lambda *a: record(*a) + b"\0")
+    record = program.record
+    monkeypatch.setattr(program, "record", lambda *a: record(*a) + b"\0")
     with pytest.raises(TvmtuneError, match="serialises tensors in another way"):
         api.compile(plan, tmp_path / "lib.so", check_seed=None)
     assert not (tmp_path / "lib.so").exists()
+
+
+def test_a_weight_that_the_linker_changes_in_one_bit_is_found(plan, tmp_path, monkeypatch):
+    script = tmp_path / "linker.py"
+    script.write_text(
+        "import shutil, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from tvmtune.deploy import program\n"
+        "subprocess.run([shutil.which('ld'), *sys.argv[1:]], check=True, close_fds=False)\n"
+        "path = Path(sys.argv[sys.argv.index('-o') + 1])\n"
+        "start, size = program.find(path)\n"
+        "with path.open('r+b') as file:\n"
+        "    file.seek(start + size // 2)\n"
+        "    (value,) = file.read(1)\n"
+        "    file.seek(start + size // 2)\n"
+        "    file.write(bytes([value ^ 1]))\n"
+    )
+    monkeypatch.setenv("TVMTUNE_LINKER", f"{sys.executable} {script}")
+    path = tmp_path / "lib.so"
+    path.write_text("what was there before")
+    with pytest.raises(TvmtuneError) as raised:
+        api.compile(plan, path, check_seed=None)
+    assert str(raised.value) == f"cannot write {path}: the linker changed the weights on the way"
+    assert path.read_text() == "what was there before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lib.so", "linker.py"]
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,12 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
         splits = image.can_imitate(device.target)
         module, weights = image.take_weights(lowered) if splits else (lowered, [])
         executable = build(module, device)
+        written: list[int] = []
 
         def pack(library: Any, system_library: bool, prefix: str, workspace: str) -> str:
             packed = Path(workspace) / "devc.o"
-            image.write_object(library, weights, Path(workspace) / "lib0.o", packed)
+            like = Path(workspace) / "lib0.o"
+            written.append(image.write_object(library, weights, like, packed))
             return str(packed)
 
         with _objects_in_memory() as (folder, inherited):
@@ -55,6 +57,10 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
                     fpack_imports=pack if splits else None,
                     workspace_dir=str(folder),
                 )
+                if written and image.read_crc(temporary) != written[0]:
+                    raise TvmtuneError(
+                        f"cannot write {path}: the linker changed the weights on the way"
+                    )
             except TvmtuneError:
                 raise
             except Exception as exc:

@@ -3,10 +3,7 @@
 TVM keeps weights in the program of its virtual machine, serialises that into a string and lets LLVM
 emit the string as data: four copies at the same time. Here the program is compiled with a small
 placeholder for each weight, and the object file that the linker gets is written weight by weight.
-
-The serialised forms are those of TVM 0.27: ``SaveDLTensor`` in ``include/tvm/runtime/tensor.h``, and
-``ModuleSerializer`` in ``src/target/codegen.cc``. A form that is not found as expected raises
-:class:`TvmtuneError`; nothing is written on a guess.
+:mod:`tvmtune.deploy.program` knows the form, :mod:`tvmtune.deploy.light` reads it.
 """
 
 from __future__ import annotations
@@ -14,33 +11,28 @@ from __future__ import annotations
 import math
 import platform
 import re
-import struct
 import sys
-from pathlib import Path
+import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from tvmtune.errors import TvmtuneError
+from tvmtune.deploy import program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import tvm
 
-_LARGE = 1 << 14
+LARGE = 1 << 14
 """Bytes from which on a constant is taken out."""
 
-_KEPT = 1 << 28
-"""Bytes of weights up to which a module keeps them."""
+KEPT = 1 << 28
+"""Bytes of weights up to which a module keeps them, and a library is loaded whole to be checked."""
 
-_MARK = 0x7476_6D74_756E_6521
-_PROGRAM = b"relax.VMExecutable"
-_SYMBOL = b"__tvm_ffi__library_bin"
 _ALIGNMENT = 64
-_ELF = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOLS = struct.Struct("<IBBHQQ")
+_BLOCK = 1 << 24
 
 
 def take_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Any]]:
@@ -64,10 +56,10 @@ def take_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Any]]:
             if index == len(weights):
                 weights.append(tensor)
             # It keeps the type of what it stands for.
-            return tvm.ir.GenericConst(tvm.runtime.tensor(_placeholder(index)), constant.ty)
+            return tvm.ir.GenericConst(tvm.runtime.tensor(program.placeholder(index)), constant.ty)
 
     main = Taker(mod).visit_expr(mod["main"])
-    if sum(_bytes(weight) for weight in weights) <= _KEPT:
+    if sum(_bytes(weight) for weight in weights) <= KEPT:
         mod = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     mod.update_func(mod.get_global_var("main"), main)
     return mod, weights
@@ -81,10 +73,11 @@ def can_imitate(target: dict[str, Any]) -> bool:
     return sys.platform.startswith("linux") and machine in ("x86_64", "aarch64")
 
 
-def write_object(library: Any, weights: list[Any], like: Path, path: Path) -> None:
+def write_object(library: Any, weights: list[Any], like: Path, path: Path) -> int:
     """Write the ELF object file with the program of ``library`` and its ``weights`` in their places.
 
-    ``like`` is another object file for the same machine. ``weights`` is empty afterwards.
+    ``like`` is another object file for the same machine. ``weights`` is empty afterwards. Returns the
+    CRC-32 of the program with its weights.
     """
     from tvm.runtime import _ffi_api
 
@@ -92,88 +85,75 @@ def write_object(library: Any, weights: list[Any], like: Path, path: Path) -> No
     parts = _parts(blob, weights)
     size = sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
     with like.open("rb") as file:
-        header = _ELF.unpack(file.read(_ELF.size))
+        header = program.ELF.unpack(file.read(program.ELF.size))
     with path.open("wb") as file:
         file.write(b"\0" * _ALIGNMENT)  # the header's place
         weights.clear()
+        crc = 0
         while parts:
-            _write(file, parts.pop(0))
+            crc = _write(file, parts.pop(0), crc)
         _write_tables(file, header, size)
+    return crc
+
+
+def read_crc(path: Path) -> int:
+    """The CRC-32 of the program in the library at ``path``."""
+    start, left = program.find(path)
+    crc = 0
+    with path.open("rb") as file:
+        file.seek(start)
+        while left > 0 and (block := file.read(min(left, _BLOCK))):
+            crc, left = zlib.crc32(block, crc), left - len(block)
+    return crc
 
 
 def _is_large(tensor: Any) -> bool:
     kind = re.fullmatch(r"(float|int|uint)(8|16|32|64)", str(tensor.dtype))
-    return kind is not None and _bytes(tensor) >= _LARGE
+    return kind is not None and _bytes(tensor) >= LARGE
 
 
 def _bytes(tensor: Any) -> int:
     return math.prod(tensor.shape) * np.dtype(str(tensor.dtype)).itemsize
 
 
-def _placeholder(index: int) -> np.ndarray:
-    return np.array([_MARK, ~_MARK, index, _MARK ^ index], "int64")
-
-
-def _record(dtype: np.dtype[Any], shape: Sequence[int], size: int) -> bytes:
-    """What precedes the values of a serialised tensor."""
-    code = {"i": 0, "u": 1, "f": 2}[dtype.kind]
-    kind = struct.pack("<BBH", code, dtype.itemsize * 8, 1)
-    start = struct.pack("<QQiii", 0xDD5E40F096B4A13F, 0, 1, 0, len(shape)) + kind
-    return start + struct.pack(f"<{len(shape)}qq", *shape, size)
-
-
 def _parts(blob: bytes, weights: Sequence[Any]) -> list[bytes | np.ndarray]:
     """The serialised program with the weights in the place of their placeholders, piece by piece."""
     places = []
     for index in range(len(weights)):
-        values = _placeholder(index)
-        record = _record(values.dtype, values.shape, values.nbytes) + values.tobytes()
-        if blob.count(record) != 1:
-            raise TvmtuneError(
-                "TVM serialises tensors in another way than tvmtune expects: check the versions "
-                "with tvmtune doctor"
-            )
-        places.append((blob.index(record), len(record), np.from_dlpack(weights[index])))
-    parts: list[bytes | np.ndarray] = []
+        old = program.stand_in(index)
+        if blob.count(old) != 1:
+            raise program.unexpected("serialises tensors")
+        places.append((blob.index(old), len(old), np.from_dlpack(weights[index])))
+    pieces: list[bytes | np.ndarray] = []
     grown, last = 0, 0
     for start, length, array in sorted(places, key=lambda place: place[0]):
-        record = _record(array.dtype, array.shape, array.nbytes)
-        parts += [blob[last:start], record, array]
-        grown += len(record) + array.nbytes - length
+        new = blob[last:start] + program.record(array.dtype, array.shape, array.nbytes)
+        pieces += [new, array]
+        grown += len(new) - (start - last) + array.nbytes - length
         last = start + length
-    parts.append(blob[last:])
-    return _lengthen(parts, len(blob), grown)
+    first, *rest = [*pieces, blob[last:]]
+    assert isinstance(first, bytes)
+    return [program.lengthened(first, len(blob), grown), *rest]
 
 
-def _lengthen(parts: list[bytes | np.ndarray], size: int, grown: int) -> list[bytes | np.ndarray]:
-    """Correct the two lengths in the first part: that of all, and that of the program."""
-    head = bytearray(parts[0])
-    where = head.find(_PROGRAM) + len(_PROGRAM)
-    (total,), (program,) = struct.unpack_from("<Q", head), struct.unpack_from("<Q", head, where)
-    if total != size - 8 or where < len(_PROGRAM) or program > size - where - 8:
-        raise TvmtuneError(
-            "TVM packs its program in another way than tvmtune expects: check the versions with "
-            "tvmtune doctor"
-        )
-    struct.pack_into("<Q", head, 0, total + grown)
-    struct.pack_into("<Q", head, where, program + grown)
-    return [bytes(head), *parts[1:]]
-
-
-def _write(file: BinaryIO, part: bytes | np.ndarray) -> None:
+def _write(file: BinaryIO, part: bytes | np.ndarray, crc: int) -> int:
+    """Write the part; returns the CRC-32 of it and what is before it, which is ``crc``."""
     if isinstance(part, bytes):
         file.write(part)
-        return
+        return zlib.crc32(part, crc)
     values = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-    for start in range(0, values.size, 1 << 24):
-        file.write(values[start : start + (1 << 24)].data)
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK].data
+        file.write(block)
+        crc = zlib.crc32(block, crc)
+    return crc
 
 
 def _write_tables(file: BinaryIO, like: tuple[Any, ...], size: int) -> None:
     """What makes the ``size`` bytes behind the header's place an object file with one symbol."""
     names = b"\0.rodata\0.symtab\0.strtab\0.note.GNU-stack\0"
-    strings = b"\0" + _SYMBOL + b"\0"
-    symbols = _SYMBOLS.pack(0, 0, 0, 0, 0, 0) + _SYMBOLS.pack(1, 0x11, 0, 1, 0, size)
+    strings = b"\0" + program.SYMBOL + b"\0"
+    symbols = program.SYMBOLS.pack(0, 0, 0, 0, 0, 0) + program.SYMBOLS.pack(1, 0x11, 0, 1, 0, size)
     file.write(b"\0" * (-size % 8))
     offset = _ALIGNMENT + size + -size % 8
     file.write(symbols + names + strings)
@@ -184,13 +164,13 @@ def _write_tables(file: BinaryIO, like: tuple[Any, ...], size: int) -> None:
     sections = [
         (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         (name[b".rodata"], 1, 2, 0, _ALIGNMENT, size, 0, 0, _ALIGNMENT, 0),
-        (name[b".symtab"], 2, 0, 0, offset, len(symbols), 3, 1, 8, _SYMBOLS.size),
+        (name[b".symtab"], 2, 0, 0, offset, len(symbols), 3, 1, 8, program.SYMBOLS.size),
         (name[b".strtab"], 3, 0, 0, at_strings, len(strings), 0, 0, 1, 0),
         (name[b".strtab"], 3, 0, 0, at_names, len(names), 0, 0, 1, 0),
         (name[b".note.GNU-stack"], 1, 0, 0, end, 0, 0, 0, 1, 0),
     ]
-    file.write(b"".join(_SECTION.pack(*section) for section in sections))
+    file.write(b"".join(program.SECTION.pack(*section) for section in sections))
     ident, _, machine, version, _, _, _, flags, *_ = like
-    header = (ident, 1, machine, version, 0, 0, end + -end % 8, flags, _ELF.size, 0, 0)
+    header = (ident, 1, machine, version, 0, 0, end + -end % 8, flags, program.ELF.size, 0, 0)
     file.seek(0)
-    file.write(_ELF.pack(*header, _SECTION.size, len(sections), 4))
+    file.write(program.ELF.pack(*header, program.SECTION.size, len(sections), 4))

@@ -41,13 +41,18 @@ class Library:
         self._ready = False
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], threads: int | None = None) -> Library:
+    def open(
+        cls, path: str | os.PathLike[str], threads: int | None = None, *, light: bool = False
+    ) -> Library:
         """Load the library at ``path``, after it was found to be whole and for this machine.
 
         ``threads``: CPU threads to compute with; by default as many as it was tuned for, or as this
-        process may use if these are fewer. Raises UsageError if there is no such file or there are
-        not so many CPUs, TvmtuneError if it cannot be loaded here.
+        process may use if these are fewer. ``light``: with its weights in memory once instead of four
+        times, but only to check it on the CPU, see :class:`tvmtune.deploy.light.LightSession`.
+        Raises UsageError if there is no such file or there are not so many CPUs, TvmtuneError if it
+        cannot be loaded here.
         """
+        from tvmtune.deploy.light import LightSession
         from tvmtune.deploy.session import LocalSession
         from tvmtune.threads import choose
 
@@ -56,6 +61,8 @@ class Library:
         metadata.check_runnable(path, found.data)
         trailer.check_image(path, found)
         threads = choose(threads, int(found.data["threads"]))
+        if light:
+            return cls(found.data, LightSession(path, threads))
         runtime = found.data["device"].get("runtime", "cpu")
         return cls(found.data, LocalSession(path, runtime, threads))
 

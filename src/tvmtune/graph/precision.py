@@ -127,6 +127,7 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, function in mod.functions.items():
         if isinstance(function, relax.Function):
             widen.builder_.update_func(variable, widen.visit_expr(function))
+    uses.clear()  # TVM never forgets a class of mutators, nor what its methods know: the weights
     return widen.builder_.get()
 
 

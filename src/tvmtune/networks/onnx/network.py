@@ -250,6 +250,9 @@ def _onnxruntime(
     if len(shared) < len(weights):  # types that NumPy has from elsewhere, such as bfloat16
         rest = {name: array for name, array in weights.items() if name not in shared}
         model = onnx_weights.attach(model, rest)
+    if len(shared) == len(weights) and sum(a.nbytes for a in shared.values()) > _KEPT:
+        # Inputs are used where they are; of an initializer each session makes a copy.
+        model, feed, shared = skeleton(model), feed | shared, {}
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in shared.values()]
     if values:
         options.add_external_initializers(list(shared), values)

@@ -1,7 +1,8 @@
 """The zoo's register: which names there are and which family builds them.
 
-A family is one module with a function ``build(shape, **arguments) -> onnx.ModelProto``, where
-``shape`` is that of the only input, batch first. It is imported when one of its networks is loaded.
+A family is one module with a function ``build(shape, **arguments)``, where ``shape`` is that of the
+only input, batch first; it returns a model and its large weights beside it. It is imported when one of
+its networks is loaded.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import onnx
-
     from tvmtune.networks.shapes import Dim
+    from tvmtune.networks.zoo.onnx_writer import Detached
     from tvmtune.types import JSON, Network
 
 INPUT = "data"
@@ -90,14 +90,15 @@ def load(
     static, _ = resolve(declared, batch=batch, shapes=wanted, label=name)
     build = import_module(f"tvmtune.networks.zoo.{entry.family}").build
 
-    def made() -> onnx.ModelProto:
-        model: onnx.ModelProto = build(static[INPUT], **entry.arguments)
-        return model
+    def made() -> Detached:
+        built: Detached = build(static[INPUT], **entry.arguments)
+        return built
 
     source: JSON = {"zoo": name, "batch": batch}
     if shapes:
         source["shapes"] = {key: list(dims) for key, dims in shapes.items()}
-    return OnnxNetwork(made(), name=name, source=source, again=lambda: (made(), {}))
+    model, weights = made()
+    return OnnxNetwork(model, weights=weights, name=name, source=source, again=made)
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
+    from tvmtune.networks.zoo.onnx_writer import Detached
 
 _LAYERS = {121: (6, 12, 24, 16)}
 """Dense layers per block."""
@@ -17,7 +17,7 @@ _GROWTH = 32
 """Channels that each dense layer adds."""
 
 
-def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> Detached:
     """DenseNet of the given depth for images of ``shape`` (N, C, H, W); output ``logits``."""
     g = GraphBuilder(f"densenet-{depth}")
     x = g.relu(g.conv_bn(g.input("data", shape), "stem", 64, 7, stride=2, pad=3))
@@ -29,7 +29,7 @@ def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> onnx.Mode
             x = _dense_layer(g, x, f"block{block}.layer{layer}")
     x = g.relu(g.batch_norm(x, "norm"))
     x = g.global_average_pool(x, "average")
-    return g.model(g.dense(x, "classifier", classes, output="logits"))
+    return g.finish(g.dense(x, "classifier", classes, output="logits"))
 
 
 def _dense_layer(g: GraphBuilder, x: Value, name: str) -> Value:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.zoo.moments import (
     Moments,
     averaged,
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import onnx
+
+    from tvmtune.networks.zoo.onnx_writer import Detached
+
+_DRAWN = 1 << 22
+"""Values of a weight that are drawn at a time where there are many."""
 
 
 @dataclass(frozen=True)
@@ -229,21 +235,31 @@ class GraphBuilder:
 
     def dense(self, x: Value, name: str, units: int, *, output: str = "") -> Value:
         """Fully connected layer from (N, C) to (N, units) with standard normal results."""
-        weight = self._random(f"{name}.weight", (units, x.shape[1]))
-        weight *= math.sqrt(3.0 / x.moments.variance.sum())  # uniform in [-1, 1]: variance 1/3
-        bias = 0.1 * self._random(f"{name}.bias", (units,)) - weight @ x.moments.mean
-        weight = weight.astype(np.float32)  # may be of many millions: let go of the wider ones
-        self._writer.weight(f"{name}.weight", weight)
+        width = x.shape[1]
+        scale = math.sqrt(3.0 / x.moments.variance.sum())  # uniform in [-1, 1]: variance 1/3
+        weight = self._writer.empty_weight(f"{name}.weight", (units, width))
+        bias = 0.1 * self._random(f"{name}.bias", (units,))
+        draws = self._draws(f"{name}.weight")
+        rows = max(1, _DRAWN // width)
+        for start in range(0, units, rows):  # all of it in float64 would be twice the weight
+            part = _uniform(draws, (min(rows, units - start), width))
+            part *= scale
+            weight[start : start + rows] = part
+            bias[start : start + rows] -= part @ x.moments.mean
         self._writer.weight(f"{name}.bias", bias)
         inputs = [x.name, f"{name}.weight", f"{name}.bias"]
         self._writer.node("Gemm", name, inputs, output=output, transB=1)
         return Value(output or name, (x.shape[0], units), Moments.standard(units))
 
-    def model(self, *outputs: Value) -> onnx.ModelProto:
-        """The model that computes ``outputs``; it belongs to the caller, and nothing can follow."""
+    def finish(self, *outputs: Value) -> Detached:
+        """What computes ``outputs``; it belongs to the caller, and nothing can follow."""
         for value in outputs:
             self._writer.output(value.name, value.shape)
-        return self._writer.model
+        return self._writer.finish()
+
+    def model(self, *outputs: Value) -> onnx.ModelProto:
+        """:meth:`finish`, with all weights in the model."""
+        return onnx_weights.attach(*self.finish(*outputs))
 
     def _filters(
         self, x: Value, name: str, channels: int, kernel: Extent, groups: int
@@ -289,12 +305,18 @@ class GraphBuilder:
 
     def _random(self, name: str, shape: Sequence[int]) -> np.ndarray:
         """Float64 values, uniform in [-1, 1]."""
+        return _uniform(self._draws(name), shape)
+
+    def _draws(self, name: str) -> np.random.RandomState:
         seed = zlib.crc32(f"{self._seed}/{self._name}/{name}".encode())
-        rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
-        draw = rng.random_sample(shape)
-        draw *= 2.0
-        draw -= 1.0
-        return draw
+        return np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
+
+
+def _uniform(draws: np.random.RandomState, shape: Sequence[int]) -> np.ndarray:
+    values = draws.random_sample(shape)
+    values *= 2.0
+    values -= 1.0
+    return values
 
 
 def independent(positions: int) -> float:

@@ -9,12 +9,11 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
-
+    from tvmtune.networks.zoo.onnx_writer import Detached
     from tvmtune.networks.zoo.windows import Extent
 
 
-def build(shape: Sequence[int], *, classes: int = 1000) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, classes: int = 1000) -> Detached:
     """Inception version 3 for images of ``shape`` (N, C, H, W); output ``logits``."""
     g = GraphBuilder("inception_v3")
     x = _conv(g, g.input("data", shape), "stem1", 32, 3, stride=2)
@@ -33,7 +32,7 @@ def build(shape: Sequence[int], *, classes: int = 1000) -> onnx.ModelProto:
     for index in (1, 2):
         x = _mixed_7(g, x, f"mixed7.{index}")
     x = g.global_average_pool(x, "average")
-    return g.model(g.dense(x, "classifier", classes, output="logits"))
+    return g.finish(g.dense(x, "classifier", classes, output="logits"))
 
 
 def _mixed_5(g: GraphBuilder, x: Value, name: str, pooled: int) -> Value:

@@ -9,7 +9,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
+    from tvmtune.networks.zoo.onnx_writer import Detached
 
 _LAYERS = (
     (64, 1),
@@ -25,7 +25,7 @@ _LAYERS = (
 """Output channels and stride of each separable convolution."""
 
 
-def build(shape: Sequence[int], *, classes: int = 1000) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, classes: int = 1000) -> Detached:
     """MobileNet for images of ``shape`` (N, C, H, W); output ``logits``."""
     g = GraphBuilder("mobilenet", centred=False)
     x = g.relu(g.conv_bn(g.input("data", shape), "stem", 32, 3, stride=2, pad=1))
@@ -36,4 +36,4 @@ def build(shape: Sequence[int], *, classes: int = 1000) -> onnx.ModelProto:
         x = g.relu(x)
         x = g.relu(g.conv_bn(x, f"{name}.pointwise", channels, 1))
     x = g.global_average_pool(x, "average")
-    return g.model(g.dense(x, "classifier", classes, output="logits"))
+    return g.finish(g.dense(x, "classifier", classes, output="logits"))

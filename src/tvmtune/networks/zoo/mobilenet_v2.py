@@ -9,7 +9,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
+    from tvmtune.networks.zoo.onnx_writer import Detached
 
 _STAGES = (
     (1, 16, 1, 1),
@@ -23,7 +23,7 @@ _STAGES = (
 """Expansion, output channels, blocks, and stride of the first block."""
 
 
-def build(shape: Sequence[int], *, classes: int = 1000) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, classes: int = 1000) -> Detached:
     """MobileNet version 2 for images of ``shape`` (N, C, H, W); output ``logits``."""
     g = GraphBuilder("mobilenet-v2")
     x = _conv(g, g.input("data", shape), "stem", 32, 3, stride=2)
@@ -33,7 +33,7 @@ def build(shape: Sequence[int], *, classes: int = 1000) -> onnx.ModelProto:
             y = _inverted(g, x, name, expansion, channels, stride, variance=1.0 / blocks)
             x = g.add(x, y, f"{name}.add") if block else y
     x = g.global_average_pool(_conv(g, x, "last", 1280, 1), "average")
-    return g.model(g.dense(x, "classifier", classes, output="logits"))
+    return g.finish(g.dense(x, "classifier", classes, output="logits"))
 
 
 def _inverted(

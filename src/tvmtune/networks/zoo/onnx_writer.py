@@ -1,12 +1,15 @@
-"""Writes an ONNX model node by node, without a second copy of its weights."""
+"""Writes an ONNX model node by node, with its weights beside it."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmtune.networks.onnx import weights as onnx_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,17 +18,21 @@ OPSET = 17
 IR_VERSION = 8
 """Of 2022: old enough for every peer, new enough for LayerNormalization."""
 
+Detached = tuple[onnx.ModelProto, dict[str, np.ndarray]]
+"""A model, and by name those of its weights that it only declares because they are large."""
+
 
 class OnnxWriter:
-    """Fills one float32 model in place: the usual helpers copy all weights with every part."""
+    """Fills one float32 model and holds its weights once: in the model they would be copies."""
 
     def __init__(self, name: str) -> None:
         opset = helper.make_opsetid("", OPSET)
-        self.model = onnx.ModelProto(
+        self._model = onnx.ModelProto(
             ir_version=IR_VERSION, producer_name="tvmtune", opset_import=[opset]
         )
-        self._graph = self.model.graph
+        self._graph = self._model.graph
         self._graph.name = name
+        self._weights: dict[str, np.ndarray] = {}
 
     def input(self, name: str, shape: Sequence[int]) -> None:
         self._graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
@@ -35,10 +42,12 @@ class OnnxWriter:
 
     def weight(self, name: str, array: np.ndarray) -> None:
         """Add a weight, rounded to float32."""
-        content = array.astype("<f4", copy=False).tobytes()
-        self._graph.initializer.add(
-            name=name, data_type=TensorProto.FLOAT, dims=array.shape, raw_data=content
-        )
+        self.empty_weight(name, array.shape)[...] = array
+
+    def empty_weight(self, name: str, shape: Sequence[int]) -> np.ndarray:
+        """Add a float32 weight, and return it to be filled."""
+        self._weights[name] = onnx_weights.empty(shape, np.float32)
+        return self._weights[name]
 
     def node(
         self, op: str, name: str, inputs: Sequence[str], *, output: str = "", **attributes: Any
@@ -47,3 +56,14 @@ class OnnxWriter:
         output = output or name
         self._graph.node.append(helper.make_node(op, inputs, [output], name=name, **attributes))
         return output
+
+    def finish(self) -> Detached:
+        """What was written; it belongs to the caller, and nothing can follow."""
+        large = {}
+        for name, array in self._weights.items():
+            if math.prod(array.shape) > onnx_weights.LARGEST:
+                onnx_weights.declare(self._model, name, array.shape, TensorProto.FLOAT)
+                large[name] = array
+            else:
+                self._graph.initializer.append(numpy_helper.from_array(array, name))
+        return self._model, large

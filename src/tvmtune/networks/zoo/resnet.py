@@ -14,7 +14,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
+    from tvmtune.networks.zoo.onnx_writer import Detached
 
 BLOCKS = {
     18: (2, 2, 2, 2),
@@ -26,7 +26,7 @@ BLOCKS = {
 """Residual blocks per stage; the width doubles from stage to stage, starting with 64 channels."""
 
 
-def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> Detached:
     """ResNet of the given depth for images of ``shape`` (N, C, H, W); output ``logits``."""
     normal = depth == 18
     g = GraphBuilder(f"resnet-{depth}", centred=not normal)
@@ -34,7 +34,7 @@ def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> onnx.Mode
     x = g.max_pool(x, "pool", 3, stride=2, pad=1)
     x = stages(g, x, depth, normal=normal)
     x = g.global_average_pool(x, "average")
-    return g.model(g.dense(x, "classifier", classes, output="logits"))
+    return g.finish(g.dense(x, "classifier", classes, output="logits"))
 
 
 def stages(g: GraphBuilder, x: Value, depth: int, *, normal: bool = False) -> Value:

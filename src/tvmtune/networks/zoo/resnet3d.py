@@ -17,10 +17,10 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
+    from tvmtune.networks.zoo.onnx_writer import Detached
 
 
-def build(shape: Sequence[int], *, depth: int, classes: int = 400) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, depth: int, classes: int = 400) -> Detached:
     """ResNet for videos of ``shape`` (N, C, frames, H, W), of depth 18 or 34; output ``logits``."""
     g = GraphBuilder(f"resnet3d-{depth}")
     x = g.input("data", shape)
@@ -28,4 +28,4 @@ def build(shape: Sequence[int], *, depth: int, classes: int = 400) -> onnx.Model
     x = g.relu(x)
     x = resnet.stages(g, x, depth)
     x = g.global_average_pool(x, "average")
-    return g.model(g.dense(x, "classifier", classes, output="logits"))
+    return g.finish(g.dense(x, "classifier", classes, output="logits"))

@@ -9,7 +9,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
+    from tvmtune.networks.zoo.onnx_writer import Detached
 
 _STEMS = {"1.0": (96, 7), "1.1": (64, 3)}
 """Channels and kernel of the first convolution."""
@@ -20,7 +20,7 @@ _FIRES = {
 """Channels that fire modules squeeze to, with a pooling before each group of modules."""
 
 
-def build(shape: Sequence[int], *, version: str, classes: int = 1000) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, version: str, classes: int = 1000) -> Detached:
     """SqueezeNet "1.0" or "1.1" for images of ``shape`` (N, C, H, W); output ``logits``.
 
     The logits are averages of rectified values, hence never negative.
@@ -36,7 +36,7 @@ def build(shape: Sequence[int], *, version: str, classes: int = 1000) -> onnx.Mo
             index += 1
     # Averages of positive values are all alike, unless these values are few and large.
     x = g.relu(g.conv(x, "classifier", classes, 1, mean=-16.0, variance=256.0))
-    return g.model(g.global_average_pool(x, "average", output="logits"))
+    return g.finish(g.global_average_pool(x, "average", output="logits"))
 
 
 def _fire(g: GraphBuilder, x: Value, name: str, width: int) -> Value:

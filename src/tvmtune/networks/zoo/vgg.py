@@ -10,7 +10,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx
+    from tvmtune.networks.zoo.onnx_writer import Detached
 
 _CONVOLUTIONS = {
     11: (1, 1, 2, 2, 2),
@@ -24,7 +24,7 @@ _GRID = 7
 """Positions per axis that the first fully connected layer sees."""
 
 
-def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> onnx.ModelProto:
+def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> Detached:
     """VGG of the given depth for images of ``shape`` (N, C, H, W); output ``logits``.
 
     The fully connected layers see 7x7 positions. Larger images are averaged down to these, as by
@@ -43,7 +43,7 @@ def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> onnx.Mode
     x = g.flatten(x, "flatten")
     for layer in (1, 2):
         x = g.relu(g.dense(x, f"dense{layer}", 4096))
-    return g.model(g.dense(x, "classifier", classes, output="logits"))
+    return g.finish(g.dense(x, "classifier", classes, output="logits"))
 
 
 def _check_extents(extents: Sequence[int], name: str) -> None:
