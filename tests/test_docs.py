@@ -1,5 +1,6 @@
 """The documents are held to the code."""
 
+import importlib
 import inspect
 import re
 import sys
@@ -11,6 +12,7 @@ from tvmtune import hookspecs
 from tvmtune.cli import COMMANDS
 from tvmtune.host import HOOKS
 from tvmtune.records.log import trial_to_json
+from tvmtune.tuning.tuners import TUNERS
 from tvmtune.types import Stage, Trial
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,14 @@ def test_every_field_of_a_trial_stands_in_the_log_format():
 def test_every_stage_of_failure_stands_in_the_log_format():
     text = read("docs/log-format.md")
     assert [s for s in Stage.__args__ if f"`{s}`" not in text] == []
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_every_tuner_stands_with_its_options_among_the_tuners(tuner):
+    options = importlib.import_module(TUNERS[tuner]).OPTIONS
+    row = next(r for r in read("docs/tuners.md").splitlines() if r.startswith(f"| `{tuner}`"))
+    listed = " ".join(f"`{name}={value}`" for name, value in options.items()) or "none"
+    assert row.endswith(f"| {listed} |")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,19 +17,9 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import host, networks, system
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.networks.model_file import one_line
-from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
-from tvmtune.types import (
-    JSON,
-    Device,
-    Network,
-    Prepared,
-    Task,
-    TensorSpec,
-    Timing,
-    Trial,
-    batch_of,
-    is_operator,
-)
+from tvmtune.records import header
+from tvmtune.records.log import Log, LogWriter, read_log
+from tvmtune.types import Device, Network, Prepared, Task, Timing, Trial, batch_of, is_operator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +27,10 @@ if TYPE_CHECKING:
     from tvmtune.deploy.compile import Compiled
     from tvmtune.deploy.peers import Peer
     from tvmtune.deploy.ship import Shipped
+    from tvmtune.tuning.budget import Budget
     from tvmtune.tuning.observer import Observer
-    from tvmtune.tuning.session import Budget, Session
+    from tvmtune.tuning.session import Session
+    from tvmtune.tuning.simulate import Simulation
 
 load = networks.load
 
@@ -105,7 +97,7 @@ def tune(
     timing: Timing | None = None,
     tuner: str = "xgb",
     tuner_options: Mapping[str, Any] | None = None,
-    transfer: Sequence[str | Path] = (),
+    transfer: Sequence[str | Path | Log] = (),
     scheduler: str = "effect",
     tasks: Sequence[Task] | None = None,
     seed: int = 0,
@@ -114,31 +106,39 @@ def tune(
     """Tune until the budget is spent; an existing log of the same network and device is continued.
 
     ``transfer`` names other logs, of any network and device, to learn from. Raises
-    :class:`TvmtuneError` for a log of another network, device or version, or one that another process
-    writes to.
+    :class:`UsageError` for a tuner that does not suit the space, and :class:`TvmtuneError` for a log
+    of another network, device or version, for one that another process writes to, and if too many
+    trials fail.
     """
     from tvmtune.measure.measurer import Measurer
-    from tvmtune.tuning.session import Budget, Session
+    from tvmtune.tuning import transfer as transfers
+    from tvmtune.tuning import tuners
+    from tvmtune.tuning.budget import Budget
+    from tvmtune.tuning.session import Session
 
+    begun = time.monotonic()
     path = Path(log) if log else plan.default_log()
-    earlier(plan, path)
-    others = read_others(transfer, path)
+    chosen = list(tasks if tasks is not None else plan.tasks)
+    budget = budget or Budget()
+    tuners.check_space(tuner, chosen, budget.limited)
+    header.earlier(path, plan.prepared)
+    others = transfers.read(transfer, path)
     builder, runner = plan.backend.make_builder(plan.device), plan.backend.make_runner(plan.device)
     with (
         LogWriter(path) as writer,
         Measurer(plan.device, builder, runner, timing or Timing()) as measurer,
     ):
         # Once more under the lock: another run may have ended between the look and the lock.
-        history = earlier(plan, path)
+        history = header.earlier(path, plan.prepared)
         peak = measurer.peak()
-        write_header(plan, writer, history, peak)
+        header.begin(writer, plan.prepared, plan.tasks, history, peak)
         mine = plan.device.identity()
         session = Session(
-            list(tasks if tasks is not None else plan.tasks),
+            chosen,
             plan.device,
             measurer,
             writer,
-            budget=budget or Budget(seconds=1800.0, patience=4),
+            budget=budget.with_defaults(),
             history=[t for t in history.trials if t.device == mine] if history else [],
             others=others,
             tuner=tuner,
@@ -147,6 +147,7 @@ def tune(
             seed=seed,
             peak=peak,
             observer=observer,
+            begun=begun,
         )
         session.run()
     return session
@@ -191,7 +192,7 @@ def compile_untuned(
     outputs are not those of the network's reference; :class:`UsageError` if the reference cannot
     take ``inputs``.
     """
-    if log is not None and earlier(plan, log):
+    if log is not None and header.earlier(log, plan.prepared):
         with LogWriter(log):
             pass
     if inputs is not None:
@@ -268,107 +269,21 @@ def _as_written(plan: Plan, folder: Path, like: Compiled) -> Compiled | None:
     )
 
 
-def read_others(paths: Sequence[str | Path], own: Path) -> list[Log]:
-    """The logs to learn from.
+def simulate(
+    log: str | Path,
+    tuners: Sequence[str] = ("xgb",),
+    *,
+    options: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] = range(10),
+    trials: int | None = None,
+) -> Simulation:
+    """Compare tuners on the spaces that a log holds in full, a run for each seed.
 
-    Raises :class:`UsageError` if the session's own log is among them, :class:`TvmtuneError` for one
-    that cannot be read or was measured with another TVM.
+    ``options`` go to those of the tuners that have them, ``trials`` ends a run early. Raises
+    :class:`UsageError` for a tuner or an option that does not exist, :class:`TvmtuneError` for a log
+    that holds no such space.
     """
-    from tvmtune.tuning.transfer import check
+    from tvmtune.tuning import simulate as simulation
 
-    for path in paths:
-        if own.exists() and Path(path).exists() and own.samefile(path):
-            raise UsageError(
-                f"--transfer-from {path} is the log of this very run, which is continued by itself: "
-                "leave it out."
-            )
-    logs = [read_log(Path(path)) for path in paths]
-    check(logs)
-    return logs
-
-
-def earlier(plan: Plan, path: Path) -> Log | None:
-    """The log at ``path`` if there is one, refused if it is of another network or device."""
-    if not path.exists() or path.stat().st_size == 0:
-        return None
-    log = read_log(path)
-    names = {h["network"].get("name", "?") for h in log.headers}
-    hashes = {h["network"].get("structure_hash") for h in log.headers}
-    if plan.network.structure_hash not in hashes:
-        mine = ", ".join(map(str, plan.network.inputs))
-        theirs = sorted({_inputs(h["network"].get("inputs", [])) for h in log.headers})
-        raise TvmtuneError(
-            f"{path} is the log of another network ({', '.join(sorted(names))} with "
-            f"{'; '.join(theirs)}), not of this {plan.network.name} with {mine}. "
-            "Choose another --log, or --fresh to put it aside."
-        )
-    devices = log.devices()
-    if plan.device.identity() not in devices:
-        described = "; ".join(
-            f"{d['model'] or d['backend']}, {d['threads']} threads" for d in devices.values()
-        )
-        raise TvmtuneError(
-            f"{path} was measured on another device ({described}), not on this one "
-            f"({plan.device.model or plan.device.backend}, {plan.device.threads} threads). Choose "
-            "another --log, or --fresh to put it aside."
-        )
-    return log
-
-
-def _inputs(listed: list[Any]) -> str:
-    return ", ".join(str(TensorSpec(name, tuple(shape), dtype)) for name, shape, dtype in listed)
-
-
-def write_header(plan: Plan, writer: LogWriter, history: Log | None, peak: float | None) -> None:
-    """One header per run, and a line for each task that the log does not describe yet."""
-    from tvmtune.graph.traces import store_module
-    from tvmtune.records.identity import SPACE_VERSION
-
-    writer.append("header", header(plan) | {"space_version": SPACE_VERSION, "peak_gflops": peak})
-    known = history.tasks if history else {}
-    for task in plan.tasks:
-        if task.key in known:
-            continue
-        writer.append(
-            "task",
-            {
-                "task": task.key,
-                "anchor": task.anchor_key,
-                "index": task.index,
-                "name": task.name,
-                "weight": task.weight,
-                "flop": task.flop,
-                "args": [[list(a.shape), a.dtype] for a in task.args],
-                "implementations": [
-                    {
-                        "name": i.name,
-                        "workload": i.workload_key,
-                        "exact": i.exact,
-                        "module": store_module(i.mod),
-                    }
-                    for i in task.implementations
-                ],
-            },
-        )
-
-
-def header(plan: Plan) -> JSON:
-    """What governs the lines after it: network, device, versions, host."""
-    network = plan.network
-    return {
-        "format": FORMAT,
-        "network": {
-            "name": network.name,
-            "structure_hash": network.structure_hash,
-            "weights_hash": network.weights_hash,
-            "source": network.source,
-            "layout": plan.prepared.layout,
-            "inputs": [[i.name, list(i.shape), i.dtype] for i in network.inputs],
-            "outputs": [[o.name, list(o.shape), o.dtype] for o in network.outputs],
-        },
-        "device": plan.device.to_json(),
-        "versions": system.versions(),
-        "host": system.fingerprint(),
-        "threads": plan.device.threads,
-        "started": time.time(),
-    }
+    wanted = simulation.check(tuners, options or {})
+    return simulation.simulate(read_log(Path(log)), wanted, seeds=seeds, trials=trials)

@@ -16,6 +16,10 @@ class UsageError(TvmtuneError):
     exit_code = 2
 
 
+class ArgumentError(UsageError):
+    """An argument of an operator does not fit; the message begins with its name."""
+
+
 def nearest(word: str, known: list[str], *, count: int = 3) -> str:
     """Return ``" Did you mean a, b?"`` for the known names close to ``word``, or the list."""
     import difflib

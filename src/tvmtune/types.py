@@ -189,6 +189,9 @@ class RunnerSpec:
     peak: str | None = None
     """``"package.module:function"``, called in a run worker as ``function(target, options) ->
     GFLOPS``: the most that the device can do in float32."""
+    baseline: str | None = None
+    """``"package.module:function"``, called in a run worker as ``function(target, options) ->
+    seconds``: how long a kernel takes that is always the same, so that a device which drifts shows."""
     init: str | None = None
     slots: int = 1
     exclusive: bool = True
@@ -209,6 +212,25 @@ class Timing:
     run_timeout: float = 10.0
 
 
+class _Unpacked:
+    """A field that may be set to a function of no arguments, which is called at each access.
+
+    Traces are large, and a session keeps the trials of all its tasks: they stay packed until used.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, trial: Any, owner: type | None = None) -> Any:
+        if trial is None:
+            raise AttributeError("the class has no value of its own")  # hence the field no default
+        value = getattr(trial, self.name)
+        return value() if callable(value) else value
+
+    def __set__(self, trial: Any, value: Any) -> None:
+        setattr(trial, self.name, value)
+
+
 @dataclass
 class Trial:
     """One measured candidate, as it stands in the log."""
@@ -219,8 +241,9 @@ class Trial:
     workload: str
     candidate: str
     """Digest of the scheduled module: equal candidates are never measured twice."""
-    trace: Any
-    """The schedule as MetaSchedule's JSON, post-processors included."""
+    trace: Any = _Unpacked()
+    """The schedule as MetaSchedule's JSON, ``[instructions, decisions]``, post-processors included;
+    or a function that returns it. Lists are shared between trials: not to be changed."""
     seconds: list[float] = field(default_factory=list)
     """One value per repeat; empty if it failed."""
     error: JSON | None = None

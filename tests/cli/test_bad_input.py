@@ -20,6 +20,7 @@ from cli.commands import complaint, tvmtune
 from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune import api
 from tvmtune.cli import main
+from tvmtune.records.header import header as log_header
 from tvmtune.records.log import FORMAT, LogWriter
 
 Ask = Callable[..., tuple[int, str]]
@@ -98,6 +99,9 @@ def test_a_wrong_request_is_answered_with_what_is_right(ask, name, args, message
         (["--trials", "-5"], "--trials needs a number of at least 1, not -5"),
         (["--trials-per-task", "0"], "--trials-per-task needs a number of at least 1"),
         (["--patience", "0"], "--patience needs a number of at least 1"),
+        (["--task-patience", "0"], "--task-patience needs a number of at least 1"),
+        (["--max-failure-rate", "1.5"], "--max-failure-rate needs a number from 0 to 1, not 1.5"),
+        (["--tuner", "grid"], "tuner 'grid' goes through a whole space"),
         (["--repeat", "0"], "--repeat needs a number of at least 1"),
         (["--number", "-1"], "--number needs a number of at least 1"),
         (["--min-repeat-ms", "-1"], "--min-repeat-ms needs"),
@@ -200,7 +204,7 @@ def test_an_unsupported_operator_is_named_with_its_node(ask, tmp_path, name):
 
 
 def header(plan: api.Plan, **more: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(api.header(plan))) | more
+    return json.loads(json.dumps(log_header(plan.prepared))) | more
 
 
 def log_of(plan: api.Plan, path: Path, **more: Any) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
@@ -231,3 +232,86 @@ def test_tasks_are_chosen_by_index_name_and_share(folder, only, count, monkeypat
     else:
         assert ended.value.code == 2
         assert f"--tasks {only} matches none" in complaint(said)
+
+
+@pytest.fixture
+def said(folder, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+    """Runs ``tune`` in this process; exit status and stderr."""
+    from tvmtune.cli import main
+
+    monkeypatch.chdir(folder)
+
+    def run(*args: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["tune", "--network", "tiny.onnx", *args])
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("args", "limits"),
+    [
+        ((), "until 30:00 or 64 trials without 1% gain"),
+        (("--patience", "9"), "until 30:00 or 9 trials without 1% gain"),
+        (("--task-patience", "9"), "until 30:00 or 9 trials of each task without 1% gain"),
+        (("--time-budget", "90s"), "until 1:30"),
+        (("--trials", "50", "--patience", "9"), "until 50 trials or 9 trials without 1% gain"),
+        (("--trials-per-task", "7"), "until 7 trials a task"),
+    ],
+)
+def test_the_plan_says_when_tuning_will_end(said, args, limits):
+    code, text = said(*args, "--dry-run")
+    assert code == 0
+    assert f"{limits}\n" in text
+
+
+def test_the_plan_knows_the_size_of_the_space(said, monkeypatch):
+    from tvmtune.graph.spaces import RuleSpace
+
+    monkeypatch.setattr(RuleSpace, "size", 5)
+    whole = "until all 5 points of the space"
+    assert f"{whole}\n" in said("--tasks", "0", "--trials", "6", "--dry-run")[1]
+    assert f"{whole} or 1:30\n" in said("--tasks", "0", "--time-budget", "90", "--dry-run")[1]
+    assert "until 4 trials\n" in said("--tasks", "0", "--trials", "4", "--dry-run")[1]
+
+
+def test_a_grid_of_unknown_size_is_refused_before_anything_is_built(said, folder):
+    code, text = said("--tuner", "grid")
+    assert code == 2
+    assert "has no known size: limit the trials or the time" in complaint(text)
+    assert [p.name for p in folder.iterdir()] == ["tiny.onnx"]
+    assert said("--tuner", "grid", "--trials-per-task", "3", "--dry-run")[0] == 0
+
+
+def test_a_log_to_learn_from_is_looked_at_before_anything_is_built(said, folder):
+    code, text = said("--transfer-from", "absent.json")
+    assert code == 1
+    assert complaint(text) == "--transfer-from: there is no log at absent.json."
+    (folder / "log.json").write_text(
+        '{"type": "header", "format": 99, "device": {}, "network": {}}'
+    )
+    code, text = said("--transfer-from", "log.json")
+    assert code == 1
+    assert complaint(text).startswith("--transfer-from: log.json was written by a newer tvmtune")
+    code, text = said("--transfer-from", "log.json", "--log", "log.json")
+    assert code == 2
+    assert complaint(text).startswith("--transfer-from: log.json is the log of this very run")
+
+
+@pytest.mark.slow
+def test_a_run_in_which_everything_fails_is_given_up_with_the_log_intact(said, folder):
+    code, text = said(
+        "--build-timeout", "0.001", "--trials", "100000", "--no-compile", "--log", "log.json"
+    )
+    assert code == 1
+    assert re.match(
+        r"tuning was given up: (\d+) of the last \1 trials failed, the first of each kind: "
+        r"\1 at timeout: killed after 0.001 s \(build\)",
+        complaint(text),
+    )
+    assert "stopped because too many trials failed" in " ".join(text.split())
+    assert "every trial is in log.json" in text
+    trials = read_log(folder / "log.json").trials
+    assert trials
+    assert {t.error["stage"] for t in trials if t.error} == {"timeout"}

@@ -160,9 +160,9 @@ def test_a_file_that_is_wrong_is_told_what_and_where(write, text, cause):
     ("given", "cause"),
     [
         ({"m": 3}, "no such argument. Known: by, n, name, twice"),
-        ({"n": "many"}, "--arg n=many: a value of the type int is wanted"),
-        ({"n": 1.5}, "--arg n=1.5"),
-        ({"twice": "perhaps"}, "--arg twice=perhaps: a value of the type bool"),
+        ({"n": "many"}, "^n=many: a value of the type int is wanted"),
+        ({"n": 1.5}, "^n=1.5"),
+        ({"twice": "perhaps"}, "^twice=perhaps: a value of the type bool"),
     ],
 )
 def test_a_wrong_argument_is_refused(write, given, cause):
@@ -171,7 +171,7 @@ def test_a_wrong_argument_is_refused(write, given, cause):
 
 
 def test_an_argument_without_default_is_asked_for(write):
-    with pytest.raises(UsageError, match="needs --arg n=..."):
+    with pytest.raises(UsageError, match="^n=... is missing"):
         load(write(broken("n: int = 64", "n")))
 
 

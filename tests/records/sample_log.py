@@ -26,8 +26,25 @@ def trial(key: str, candidate: str, *seconds: float, **more: Any) -> Trial:
     """A trial of the task ``key``; one without ``seconds`` failed in the build."""
     if not seconds:
         more.setdefault("error", {"stage": "build", "message": "no such register"})
-    fields: dict[str, Any] = {"implementation": "direct", "workload": f"w-{key}"} | more
-    return Trial(task=key, candidate=candidate, trace=[["x"], []], seconds=list(seconds), **fields)
+    fields: dict[str, Any] = {"implementation": "direct", "workload": f"w-{key}"}
+    fields |= {"trace": [["x"], []]} | more
+    return Trial(task=key, candidate=candidate, seconds=list(seconds), **fields)
+
+
+def trace(tile: int, *, cached: bool = False) -> list[Any]:
+    """A trace of one of two designs, whose post-processors depend on the tile."""
+    instructions: list[Any] = [
+        ["GetSBlock", [], ["dense", "main"], ["b0"]],
+        ["SamplePerfectTile", ["l1"], [2, 64], ["v2", "v3"]],
+        *([["CacheWrite", ["b0"], [0, "global"], ["b4"]]] if cached else []),
+    ]
+    layout = "".join(f'{{"node":{n},"by":{tile * n}}}' for n in range(40))
+    postprocs: list[Any] = [
+        ["EnterPostproc", [], [], []],
+        ["TransformLayout", ["b0", layout], [0, "write", None, True], []],
+        *([["Vectorize", ["l9"], [], []]] if tile > 4 else []),
+    ]
+    return [[*instructions, *postprocs], [[1, [64 // tile, tile]]]]
 
 
 def verdict(of: Trial, verified: bool, message: str = "") -> dict[str, Any]:

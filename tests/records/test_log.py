@@ -70,9 +70,9 @@ def test_each_line_is_in_the_file_when_append_returns(tmp_path):
 
 def test_unknown_fields_are_kept(tmp_path):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
-    first, second, line = path.read_text().splitlines()
+    *others, line = path.read_text().splitlines()
     newer = json.dumps({**json.loads(line), "joules": 0.5})
-    path.write_text("\n".join([first, second, newer]) + "\n")
+    path.write_text("\n".join([*others, newer]) + "\n")
     (read,) = read_log(path).trials
     assert read.extra == {"joules": 0.5}
     with LogWriter(path) as writer:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import host
 from tvmtune.graph.spaces import RuleSpace
+from tvmtune.graph.template_space import TemplateSpace
 from tvmtune.measure import local
 from tvmtune.measure.measurer import Measurer
 from tvmtune.records.identity import anchor_key, structure, workload_key
 from tvmtune.records.log import FORMAT, LogWriter, read_log
-from tvmtune.tuning.session import Budget, Observer, Session
+from tvmtune.tuning.budget import Budget
+from tvmtune.tuning.observer import Observer
+from tvmtune.tuning.session import Session
 from tvmtune.types import (
     BuilderSpec,
     Device,
@@ -93,6 +96,17 @@ class Unsearchable:
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Any:
         raise ValueError("this space has no default")
+
+
+def tiled(mod: tvm.IRModule) -> TemplateSpace:
+    """For an addition: its first loop in two, in as many ways as its extent has divisors."""
+    import tvm
+
+    def template(sch: Any) -> None:
+        first, _ = sch.get_loops(sch.get_sblock("b"))
+        sch.split(first, sch.sample_perfect_tile(first, n=2, max_innermost_factor=64))
+
+    return TemplateSpace(template, mod, tvm.target.Target(device().target))
 
 
 @contextlib.contextmanager
@@ -182,7 +196,12 @@ def build_all_wrong(mod: Any, target: Any, options: dict[str, Any], directory: s
 def run_marked_quickly(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> Any:
     """Wrong kernels are the quickest of all, as they are where they leave out work."""
     seconds = local.run(artifact, args, timing, options)
-    return [s / 1000 for s in seconds] if "quick-" in artifact else seconds
+    return [1e-9] * len(seconds) if "quick-" in artifact else seconds
+
+
+def run_constantly(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> Any:
+    """All kernels are equally quick."""
+    return [1e-3] * timing.repeat
 
 
 def scaled(mod: Any) -> Any:

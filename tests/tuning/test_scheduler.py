@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from tuning.invented import INF, add, state
 from tvmtune.errors import UsageError
 from tvmtune.tuning import scheduler
-from tvmtune.tuning.state import Arm, TaskState, estimate
-from tvmtune.types import Implementation, Task, Trial
-
-INF = float("inf")
-
-
-def state(index: int, *histories: list[float], weight: int = 1, flop: float = 1e6) -> TaskState:
-    """A task with an implementation per history, each a list of seconds, infinity for failures."""
-    nothing: Any = None
-    implementations = [
-        Implementation(f"way{n}", f"w{index}.{n}", nothing, nothing) for n in range(len(histories))
-    ]
-    task = Task(index, f"task{index}", f"k{index}", "", weight, flop, (), implementations)
-    made = TaskState(task, [Arm(i) for i in implementations])
-    for arm, history in zip(made.arms, histories, strict=True):
-        for number, seconds in enumerate(history):
-            failed = seconds == INF
-            arm.add(
-                Trial(
-                    task=task.key,
-                    implementation=arm.implementation.name,
-                    workload=arm.implementation.workload_key,
-                    candidate=str(number),
-                    trace=[],
-                    seconds=[] if failed else [seconds],
-                    error={"stage": "build", "message": "no"} if failed else None,
-                )
-            )
-    return made
+from tvmtune.tuning.state import TaskState, estimate
+from tvmtune.tuning.transfer import TUNER
 
 
 def picked(name: str, states: list[TaskState], per_task: int | None = None) -> str | None:
@@ -77,6 +49,39 @@ def test_effect_leaves_a_task_that_no_longer_improves():
     stale = state(0, [1e-3] * 300, flop=1e6)
     improving = state(1, [1e-3 * 0.99**n for n in range(100)], flop=1e6)
     assert picked("effect", [stale, improving]) == "task1"
+
+
+def test_what_was_taken_over_is_no_trial_of_a_task():
+    states = [state(0, [1.0, 1.0]), state(1, [1.0])]
+    for _ in range(5):
+        add(states[1], states[1].arms[0], 1.0, tuner=TUNER)
+    assert picked("round-robin", states) == "task1"
+    assert picked("round-robin", states, per_task=2) == "task1"
+
+
+@pytest.mark.parametrize("name", scheduler.SCHEDULERS)
+def test_a_task_rests_when_its_last_trials_brought_no_gain(name):
+    stale = state(0, [1.0, 0.5, 0.499, 0.498], weight=100)
+    improving = state(1, [1.0, 0.9, 0.8, 0.7])
+    choice = scheduler.pick(name, [stale, improving], patience=2)
+    assert choice is not None
+    assert choice[0] is improving
+    assert scheduler.pick(name, [stale], patience=2) is None
+    assert scheduler.pick(name, [stale], patience=3) is not None
+
+
+def test_a_task_without_a_valid_trial_does_not_rest():
+    choice = scheduler.pick("effect", [state(0, [INF] * 40)], patience=2)
+    assert choice is not None
+
+
+def test_the_ways_of_a_task_rest_together():
+    """A gain by one implementation is a gain of the task."""
+    both = state(0, [1.0] * 8, [1.0, 0.5])
+    assert not both.rests(2)
+    assert both.rests(1) is False
+    add(both, both.arms[0], 1.0)
+    assert both.rests(1)
 
 
 @pytest.mark.parametrize("name", scheduler.SCHEDULERS)

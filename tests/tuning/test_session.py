@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tuning import small
+from tuning import listening, small
+from tvmtune.errors import TvmtuneError
 from tvmtune.records.best import best_of
 from tvmtune.records.identity import structure
 from tvmtune.records.log import read_log
+from tvmtune.tuning import failures, pace
+from tvmtune.tuning.failures import by_stage
+from tvmtune.tuning.limits import BATCH
 
 
 def test_every_task_gets_a_valid_verified_trial_before_any_is_tuned(tmp_path):
@@ -124,7 +128,7 @@ def test_a_task_with_only_wrong_kernels_has_nothing_to_ship(tmp_path):
     ) as session:
         session.run()
     assert session.states[0].leader is None
-    assert session.states[0].failures()["wrong-answer"][0] == 6
+    assert by_stage(session.states[0].trials)["wrong-answer"][0] == 6
     assert best_of(read_log(log).trials) == {}
 
 
@@ -160,3 +164,100 @@ def test_leaders_that_a_killed_run_left_unchecked_are_checked_by_the_next(tmp_pa
         session.run()
     best = min((t for t in read_log(log).trials if t.ok), key=lambda t: t.latency)
     assert best.verified
+
+
+@pytest.mark.parametrize("tuner", ["grid", "random"])
+def test_a_small_space_is_measured_to_its_last_point(tmp_path, tuner):
+    mod = small.addition(12)
+    space = small.tiled(mod)
+    assert space.size == 6
+    tasks = [small.task(0, mod, space=space)]
+    for new in (6, 0):
+        with small.session(tmp_path / "log.json", tasks, tuner=tuner, trials=1000) as session:
+            session.run()
+        assert session.stopped_because == "every point of the space has been measured"
+        assert (session.total, session.new) == (6, new)
+
+
+def test_a_session_in_which_everything_fails_is_given_up_with_the_causes(tmp_path):
+    log = tmp_path / "log.json"
+    tasks = [small.task(n, small.matmul(8 << n)) for n in range(3)]
+    build = "tuning.small:build_no_matmul"
+    with (
+        small.session(log, tasks, build=build, trials=1000) as session,
+        pytest.raises(
+            TvmtuneError, match="trials failed.*at build: this builder knows no multiplication"
+        ),
+    ):
+        session.run()
+    assert session.stopped_because == "too many trials failed"
+    assert failures.FEWEST <= len(read_log(log).trials) < failures.FEWEST + BATCH
+
+
+def test_a_session_may_be_told_to_bear_any_number_of_failures(tmp_path):
+    tasks = [small.task(0, small.matmul(8))]
+    build = "tuning.small:build_no_matmul"
+    with small.session(
+        tmp_path / "log.json", tasks, build=build, trials=1000, failure_rate=1.0
+    ) as session:
+        session.run()
+    assert session.stopped_because == "nothing is left to try"
+
+
+def test_a_session_ends_when_its_patience_does(tmp_path):
+    tasks = [small.task(0, small.matmul(8))]
+    log = tmp_path / "log.json"
+    run = "tuning.small:run_constantly"
+    with small.session(log, tasks, run=run, patience=20) as session:
+        session.run()
+    assert session.stopped_because == "the estimate improved by less than 1% over 20 trials"
+    assert session.total < 20 + 2 * BATCH
+    # the trials count that are in the log
+    with small.session(log, tasks, patience=20) as session:
+        session.run()
+    assert session.new == 0
+
+
+def test_a_time_budget_is_kept(tmp_path):
+    tasks = [small.task(n, small.matmul(8 << n)) for n in range(2)]
+    with small.session(tmp_path / "log.json", tasks, seconds=3.0) as session:
+        session.run()
+    assert session.stopped_because == "the time budget of 3 s is spent"
+    # what had passed before the session began counts as well
+    with small.session(tmp_path / "log.json", tasks, seconds=3.0) as session:
+        session.begun -= 3.0
+        session.run()
+    assert session.new == 0
+
+
+def test_proposing_is_bounded_by_what_measuring_takes(tmp_path, monkeypatch):
+    listening.register(monkeypatch)
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(tmp_path / "log.json", tasks, trials=30, tuner="listening") as session:
+        session.run()
+    assert [count for _, count, _ in listening.asked] == [BATCH, 30 - 1 - BATCH]
+    each = session._pace.measuring.of(session.states[0].arms[0].key)
+    assert each is not None
+    for _, _, seconds in listening.asked:
+        assert seconds is not None
+        assert seconds >= pace.LEAST
+    assert session._pace.proposing(session.states[0].arms[0].key, BATCH) == max(
+        pace.LEAST, pace.PROPOSING * BATCH * each
+    )
+
+
+def test_a_model_that_cannot_be_fitted_is_told_once(tmp_path):
+    notes: list[str] = []
+
+    class Noting(small.Record):
+        def noted(self, message):
+            notes.append(message)
+
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(
+        tmp_path / "log.json", tasks, tuner="xgb-knob", trials=45, failure_rate=1.0,
+        build="tuning.small:build_no_matmul", observer=Noting(),
+    ) as session:  # fmt: skip
+        session.run()
+    assert len(notes) == 1
+    assert "the cost model proposes at random: none of the" in notes[0]

@@ -9,9 +9,9 @@ import pytest
 
 from tvmtune import api
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.records.log import read_log
+from tvmtune.records.log import FORMAT, read_log
 from tvmtune.tuning import transfer
-from tvmtune.tuning.session import Budget
+from tvmtune.tuning.budget import Budget
 from tvmtune.types import Timing
 
 RGB2YUV = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
@@ -94,7 +94,9 @@ def test_a_log_of_another_tvm_is_refused(donor, tmp_path):
     header = json.loads(first)
     header["versions"]["apache-tvm"] = "0.26.0"
     old.write_text("\n".join([json.dumps(header), *rest]) + "\n")
-    with pytest.raises(TvmtuneError, match=r"old.json: .*apache-tvm 0\.26\.0, and this is 0\.27"):
+    with pytest.raises(
+        TvmtuneError, match=r"old.json was .* apache-tvm 0\.26\.0, and this is 0\.27"
+    ):
         api.tune(plan(), tmp_path / "log.json", transfer=[old])
     assert not (tmp_path / "log.json").exists()
 
@@ -104,3 +106,28 @@ def test_the_sessions_own_log_is_no_other(donor):
     with pytest.raises(UsageError, match="is the log of this very run"):
         api.tune(plan(), donor, transfer=[donor])
     assert donor.read_bytes() == before
+
+
+def test_lessons_take_no_more_time_than_they_are_given(donor, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "REPLAY", 0.0)
+    session = api.tune(
+        plan(32), tmp_path / "log.json", budget=Budget(trials=2), timing=QUICK, transfer=[donor]
+    )
+    assert session.taught == 1, "one of each workload"
+
+
+def test_a_log_that_is_read_already_is_not_read_again(donor, tmp_path):
+    logs = transfer.read([donor], tmp_path / "log.json")
+    (again,) = transfer.read(logs, tmp_path / "log.json")
+    assert again is logs[0]
+    with pytest.raises(UsageError, match="is the log of this very run"):
+        transfer.read(logs, donor)
+
+
+def test_a_log_of_a_newer_tvmtune_is_refused(donor, tmp_path):
+    new = tmp_path / "new.json"
+    first, *rest = donor.read_text().splitlines()
+    header = json.loads(first) | {"format": FORMAT + 1}
+    new.write_text("\n".join([json.dumps(header), *rest]) + "\n")
+    with pytest.raises(TvmtuneError, match="new.json was written by a newer tvmtune"):
+        transfer.read([new], tmp_path / "log.json")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Any
 
 import pytest
 
 from tuning import small
+from tuning.test_points import tiled
 from tvmtune.errors import UsageError
 from tvmtune.graph import traces
+from tvmtune.graph.template_space import TemplateSpace
 from tvmtune.records.identity import structure
 from tvmtune.tuning.model import CostModel
-from tvmtune.tuning.tuners import TUNERS, canonical, create
+from tvmtune.tuning.tuners import TUNERS, canonical, check_options, check_space, create
 from tvmtune.tuning.tuners.base import TunerArgs
+from tvmtune.types import Implementation, Trial
 
 
 def arguments(mod: Any, known: set[str], seed: int = 1, history: Any = ()) -> TunerArgs:
@@ -82,6 +87,159 @@ def test_random_draws_depend_on_the_seed_alone():
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
+
+
+def templated(mod: Any = None, **given: Any) -> TunerArgs:
+    """Of a space of 108 points."""
+    import tvm
+
+    mod = mod or small.matmul(8)
+    target = tvm.target.Target(small.device().target)
+    args = arguments(mod, set(), **given)
+    args.implementation = Implementation("t", "key", mod, TemplateSpace(tiled, mod, target))
+    return args
+
+
+def valley(trace: Any) -> float:
+    """Seconds of an imagined machine that likes tiles of 4 and of 2x8, unrolled."""
+    rows, columns, unroll = (value for _, value in trace[1])
+    miss = abs(math.log2(rows[1] / 4)) + abs(math.log2(columns[1] / 2))
+    miss += abs(math.log2(columns[2] / 8)) + (unroll == 0)
+    return 1e-5 * (1 + miss)
+
+
+def trials_to_the_best(name: str, seed: int, **given: Any) -> int:
+    tuner = create(name, templated(seed=seed, **given))
+    count = 0
+    while proposals := tuner.ask(4):
+        latencies = [valley(p.trace) for p in proposals]
+        if min(latencies) == 1e-5:
+            return count + latencies.index(1e-5) + 1
+        count += len(proposals)
+        tuner.tell(proposals, latencies)
+    raise AssertionError(f"{name} gave up after {count} of 108 points")
+
+
+@pytest.mark.parametrize("name", ["xgb", "xgb-knob", "ga", "droplet"])
+def test_what_was_measured_leads_to_the_best_sooner_than_chance(name):
+    """Chance needs half of the space, 54 points."""
+    assert statistics.mean(trials_to_the_best(name, seed) for seed in range(4)) < 36
+
+
+@pytest.mark.parametrize("name", TUNERS)
+def test_every_point_is_found_in_the_end(name):
+    tuner = create(name, templated())
+    found = set()
+    while proposals := tuner.ask(16):
+        found |= {p.candidate for p in proposals}
+        tuner.tell(proposals, [valley(p.trace) for p in proposals])
+    assert len(found) == tuner.size == 108
+
+
+@pytest.mark.parametrize("name", TUNERS)
+def test_proposals_depend_on_the_seed_and_the_results_alone(name):
+    def play(seed: int) -> list[str]:
+        tuner = create(name, templated(seed=seed))
+        played = []
+        for _ in range(6):
+            proposals = tuner.ask(5)
+            tuner.tell(proposals, [valley(p.trace) for p in proposals])
+            played += [p.candidate for p in proposals]
+        return played
+
+    assert play(3) == play(3)
+    assert name == "grid" or play(3) != play(4)
+
+
+def test_grid_goes_through_the_space_in_order():
+    proposals = create("grid", templated()).ask(6)
+    rows = [[value for _, value in p.trace[1]] for p in proposals]
+    assert rows == sorted(rows, key=lambda r: (r[0][-1], r[1][-1], r[1][-2], r[2]))
+    assert [r[2] for r in rows] == [0, 1] * 3  # the last knob is the fastest
+
+
+def record(proposal: Any, latency: float) -> Trial:
+    return Trial("", "t", "key", proposal.candidate, proposal.trace, [latency])
+
+
+def test_grid_continues_where_a_log_ends():
+    first = create("grid", templated()).ask(10)
+    args = templated(history=[record(p, 1e-5) for p in first[:7]])
+    args.known |= {p.candidate for p in first[:7]}
+    assert [p.candidate for p in create("grid", args).ask(3)] == [p.candidate for p in first[7:]]
+
+
+def test_a_droplet_runs_downhill_from_the_best_point():
+    start = create("grid", templated()).ask(1)[0]
+    args = templated(history=[record(start, valley(start.trace))])
+    args.known.add(start.candidate)
+    args.options = {"start": 1}
+    for step in create("droplet", args).ask(4):
+        pairs = zip(start.trace[1], step.trace[1], strict=True)
+        assert sum(before != after for before, after in pairs) == 1
+
+
+@pytest.mark.parametrize("name", ["xgb", "xgb-knob"])
+def test_what_is_good_elsewhere_is_tried_first(name):
+    """The best tiles of a matrix four times as large, in its own terms."""
+    donor = create("grid", templated(small.matmul(32)))
+    every = []
+    while proposals := donor.ask(32):
+        every += proposals
+    best = min(every, key=lambda p: valley(p.trace))
+    args = templated()
+    args.relatives = [best.trace]
+    assert min(valley(p.trace) for p in create(name, args).ask(4)) == 1e-5
+
+
+def test_where_nothing_works_the_model_says_so_and_the_search_goes_on():
+    args = templated()
+    tuner = create("xgb", args)
+    for _ in range(4):
+        proposals = tuner.ask(8)
+        assert len(proposals) == 8
+        tuner.tell(proposals, [math.inf] * 8)
+    assert "none of the" in args.model.note
+
+
+def test_a_model_that_cannot_be_fitted_leaves_the_search_to_chance(monkeypatch):
+    import xgboost
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise xgboost.core.XGBoostError("no memory")
+
+    monkeypatch.setattr(xgboost, "train", refuse)
+    args = templated()
+    tuner = create("xgb", args)
+    found = set()
+    while proposals := tuner.ask(16):
+        found |= {p.candidate for p in proposals}
+        tuner.tell(proposals, [valley(p.trace) for p in proposals])
+    assert len(found) == 108
+    assert args.model.note == "XGBoost cannot be fitted: no memory"
+
+
+def test_grid_asks_for_a_limit_where_the_size_is_unknown():
+    unknown = [small.task(0, small.matmul(8), name="dense")]
+    with pytest.raises(UsageError, match="'grid' .* dense has no known size: limit"):
+        check_space("gridsearch", unknown, limited=False)
+    check_space("grid", unknown, limited=True)
+    check_space("xgb", unknown, limited=False)
+    args = templated()
+    known = small.task(0, small.matmul(8), space=args.implementation.space)
+    check_space("grid", [known], limited=False)
+
+
+def test_an_option_of_another_tuner_is_refused_with_those_that_there_are():
+    with pytest.raises(UsageError, match="'ga' has no such option.*population=24"):
+        check_options("ga", {"replays": 2})
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("gridsearch", "grid"), ("xgb_knob", "xgb-knob"), ("genetic", "ga")]
+)
+def test_names_of_the_older_tools_are_understood(alias, name):
+    assert canonical(alias) == name
 
 
 @pytest.mark.parametrize("alias", ["xgb", "XGB", "xgb-rank", "evolutionary"])

@@ -54,6 +54,7 @@ def make_runner(device: Device) -> RunnerSpec:
 
     return RunnerSpec(
         peak="tvmtune.measure.peak:measure",
+        baseline="tvmtune.measure.peak:baseline",
         run="tvmtune.measure.local:run",
         check="tvmtune.measure.local:check",
         init="tvmtune.measure.local:init",

@@ -16,6 +16,7 @@ from tvmtune.errors import TvmtuneError, nearest
 COMMANDS = {
     "tune": "Tune a network, then compile, verify and time it.",
     "tasks": "List a network's tasks.",
+    "simulate": "Compare tuners on a space that was measured in full, without a device.",
     "distill": "Keep only the best records of one or several logs.",
     "compile": "Compile a network, with the records of a log, into a library.",
     "bench": "Time a library, alone or against other runtimes.",

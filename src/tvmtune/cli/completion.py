@@ -57,6 +57,12 @@ def tuners() -> list[str]:
     return list(TUNERS)
 
 
+def simulated() -> list[str]:
+    from tvmtune.tuning.simulate import names
+
+    return names()
+
+
 def schedulers() -> list[str]:
     from tvmtune.tuning.scheduler import SCHEDULERS
 

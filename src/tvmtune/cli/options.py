@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tvmtune.cli import completion
-from tvmtune.errors import UsageError
+from tvmtune.errors import ArgumentError, TvmtuneError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,6 +134,15 @@ def library_inputs(library: Library, path: Path | None, seed: int) -> dict[str, 
     return read_inputs(path, library.inputs)
 
 
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Put the option's name before what lower floors, which know no options, have to say."""
+    try:
+        yield
+    except TvmtuneError as error:
+        raise type(error)(f"{option}: {error}") from error
+
+
 def refuse_remote(key: str | None) -> None:
     """``--remote`` is understood, so that it fails for what it is."""
     if key:
@@ -168,13 +178,16 @@ def make_plan(
     host.backend(target)  # a wrong name fails before anything slow begins
     from tvmtune import api
 
-    loaded = api.load(
-        network_name(network, positional),
-        batch=batch,
-        shapes=parse_shapes(shape),
-        arguments=parse_pairs("--arg", arg),
-        dtype=dtype,
-    )
+    try:
+        loaded = api.load(
+            network_name(network, positional),
+            batch=batch,
+            shapes=parse_shapes(shape),
+            arguments=parse_pairs("--arg", arg),
+            dtype=dtype,
+        )
+    except ArgumentError as error:
+        raise UsageError(f"--arg {error}") from error
     return api.plan(
         loaded,
         target,
@@ -255,6 +268,13 @@ def above_zero(ctx: click.Context, param: click.Parameter, value: float) -> floa
     """A click callback: seconds above 0."""
     if not value > 0:
         raise UsageError(f"{param.opts[0]} needs a time above 0, not {value:g}.")
+    return value
+
+
+def part(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """A click callback: a number from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise UsageError(f"{param.opts[0]} needs a number from 0 to 1, not {value:g}.")
     return value
 
 

@@ -7,31 +7,61 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmtune.cli.output import clock, console, milliseconds
+from tvmtune.tuning.failures import by_stage
 from tvmtune.tuning.observer import Observer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tvmtune.tuning.drift import Drift
     from tvmtune.tuning.session import Session
     from tvmtune.tuning.state import Arm, TaskState
     from tvmtune.types import Trial
 
 
-def observer(verbose: bool) -> Observer:
+def observer(verbose: bool) -> Watcher:
     """The observer that suits where stderr goes."""
     terminal = console(stderr=True).is_terminal
     return LiveTable() if terminal and not verbose else Lines(verbose)
 
 
-class Lines(Observer):
-    """A line per round, and with ``verbose`` one per trial with its configuration."""
+class Watcher(Observer):
+    """Remembers the session, and passes on what the user should know."""
 
-    def __init__(self, verbose: bool) -> None:
-        self.verbose = verbose
+    def __init__(self) -> None:
         self.session: Session | None = None
 
     def started(self, session: Session) -> None:
         self.session = session
+
+    def say(self, text: str) -> None:
+        raise NotImplementedError
+
+    def drifted(self, drift: Drift) -> None:
+        if drift.slow:
+            self.say(
+                f"warning: the machine has become {drift.slowdown - 1:.0%} slower than it was; what "
+                "it measures now is marked in the log"
+            )
+        else:
+            self.say("the machine is as quick as it was")
+
+    def noted(self, message: str) -> None:
+        self.say(f"note: {message}")
+
+
+class Lines(Watcher):
+    """A line per round, and with ``verbose`` one per trial with its configuration."""
+
+    def __init__(self, verbose: bool) -> None:
+        super().__init__()
+        self.verbose = verbose
+
+    def say(self, text: str) -> None:
+        _line(f"  {text}")
+
+    def started(self, session: Session) -> None:
+        super().started(session)
         if session.resumed:
             _line(f"resuming: {session.resumed} trials of earlier runs are in the log")
         fresh = sum(1 for state in session.states for arm in state.arms if not arm.trials)
@@ -64,6 +94,13 @@ class Lines(Observer):
                 f"{configuration(trial.trace)}"
             )
 
+    def remeasured(self, state: TaskState, trial: Trial, before: float) -> None:
+        if self.verbose:
+            _line(
+                f"  {state.task.name} {trial.candidate}, timed again: {milliseconds(trial.latency)} "
+                f"instead of {milliseconds(before)}"
+            )
+
     def verdict(self, state: TaskState, trial: Trial) -> None:
         if trial.verified is False and trial.error:
             _line(f"  {state.task.name}: wrong answer, demoted: {trial.error['message']}")
@@ -72,13 +109,13 @@ class Lines(Observer):
         _line(f"  {state.task.name} gets no more trials: {state.skipped}")
 
 
-class LiveTable(Observer):
+class LiveTable(Watcher):
     """Every task with its trials, best latency, rate, share of the total and failures."""
 
     def __init__(self) -> None:
         from rich.live import Live
 
-        self.session: Session | None = None
+        super().__init__()
         self.next: TaskState | None = None
         self._live = Live(
             console=console(stderr=True),
@@ -87,8 +124,11 @@ class LiveTable(Observer):
             transient=True,  # the summary shows the table once more
         )
 
+    def say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
     def started(self, session: Session) -> None:
-        self.session = session
+        super().started(session)
         self._live.start()
 
     def proposing(self, state: TaskState, arm: Arm) -> None:
@@ -158,7 +198,7 @@ def task_table(
             *([f"{state.gflops / session.peak:.0%}"] if session.peak else []),
             f"{share:.1%}" if share is not None else "-",
             leader.implementation if leader else "-",
-            " ".join(f"{n} {stage}" for stage, (n, _) in state.failures().items()) or "0",
+            " ".join(f"{n} {stage}" for stage, (n, _) in by_stage(state.trials).items()) or "0",
         )
     hidden = len(session.states) - len(states)
     if hidden:
@@ -176,19 +216,18 @@ def summary(session: Session) -> None:
         f"in all; stopped because {session.stopped_because or 'it was interrupted'}. "
         f"Estimate: {milliseconds(session.estimate())}."
     )
-    first: dict[str, tuple[int, str]] = {}
     for state in session.states:
-        for stage, (count, message) in state.failures().items():
-            before = first.get(stage, (0, message))
-            first[stage] = (before[0] + count, before[1])
         if state.skipped and state.best == float("inf"):
             out.print(f"{state.task.name} has no valid trial: {state.skipped}", markup=False)
     if session.others:
         out.print(_learnt(session))
-    if session.unchecked:
-        reason = next(iter(session.unchecked.values()))
-        out.print(f"{len(session.unchecked)} leaders could not be checked: {reason}", markup=False)
-    for stage, (count, message) in first.items():
+    unchecked = session.leaders.unchecked
+    if unchecked:
+        reason = next(iter(unchecked.values()))
+        out.print(f"{len(unchecked)} leaders could not be checked: {reason}", markup=False)
+    for line in _steadiness(session):
+        out.print(line, highlight=False)
+    for stage, (count, message) in by_stage(t for s in session.states for t in s.trials).items():
         out.print(f"{count} failed at {stage}; the first: {message}", markup=False)
 
 
@@ -196,8 +235,9 @@ def _advance(session: Session) -> tuple[float, float, float | None]:
     """(done, whole, seconds left or None), by whichever budget will be spent first."""
     parts: list[tuple[float, float, float]] = []
     budget = session.budget
-    if budget.trials is not None:
-        wanted = max(1, budget.trials - session.resumed)
+    limits = [most for most in (budget.trials, session.limits.points) if most is not None]
+    if limits:
+        wanted = max(1, min(limits) - session.resumed)
         pace = session.elapsed / session.new if session.new else 0.0
         parts.append((session.new, wanted, pace * (wanted - session.new)))
     if budget.seconds is not None:
@@ -206,6 +246,20 @@ def _advance(session: Session) -> tuple[float, float, float | None]:
         return 0.0, 1.0, None
     done, whole, left = max(parts, key=lambda p: p[0] / p[1])
     return done, whole, max(0.0, left)
+
+
+def _steadiness(session: Session) -> list[str]:
+    """What is known of the machine's speed, and what that means for the records."""
+    lines = []
+    if session.drift.spread:
+        lines.append(f"the machine's speed varied by {session.drift.spread:.0%}")
+    if session.slowed:
+        marked = sum(1 for s in session.states if s.leader and "drift" in s.leader.extra)
+        lines.append(
+            f"{session.slowed} trials were measured while it was slow, {marked} of the best records "
+            "among them"
+        )
+    return lines
 
 
 def _learnt(session: Session) -> str:

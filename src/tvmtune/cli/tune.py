@@ -17,15 +17,20 @@ from tvmtune.cli.options import (
     check_writable,
     duration,
     make_plan,
+    naming,
     network_name,
     network_options,
     not_negative,
     parse_pairs,
+    part,
     positive,
     select_tasks,
     tasks_option,
     vs_option,
 )
+from tvmtune.errors import TvmtuneError
+from tvmtune.tuning.budget import FAILURE_RATE, PATIENCE, SECONDS, Budget, space_size
+from tvmtune.tuning.tuners import TUNERS
 
 if TYPE_CHECKING:
     from tvmtune.api import Plan
@@ -34,20 +39,45 @@ if TYPE_CHECKING:
 
 @click.command("tune")
 @network_options
-@click.option("--trials", type=int, callback=positive, help="Trials in all, earlier runs included.")
+@click.option(
+    "--trials",
+    type=int,
+    callback=positive,
+    help="Trials in all, earlier runs included; at most the points of the space.",
+)
 @click.option("--trials-per-task", type=int, callback=positive, help="At most so many per task.")
-@click.option("--time-budget", callback=duration, metavar="TIME", help="E.g. 90s, 30m, 2h.")
+@click.option(
+    "--time-budget",
+    callback=duration,
+    metavar="TIME",
+    help="For tuning, e.g. 90s, 30m, 2h. "
+    f"{SECONDS / 60:.0f}m where nothing limits the trials or the time.",
+)
 @click.option(
     "--patience",
     type=int,
     callback=positive,
-    help="Stop when so many rounds improved the estimate by less than 1%.",
+    help="Stop when so many trials improved the estimate by less than 1%. "
+    f"{PATIENCE} where nothing limits the trials or the time.",
+)
+@click.option(
+    "--task-patience",
+    type=int,
+    callback=positive,
+    help="Leave a task when so many of its own trials improved it by less than 1%.",
+)
+@click.option(
+    "--max-failure-rate",
+    default=FAILURE_RATE,
+    show_default=True,
+    callback=part,
+    help="Give up when a larger part of the latest trials failed.",
 )
 @click.option(
     "--tuner",
     default="xgb",
     show_default=True,
-    help="xgb or random.",
+    help=f"One of {', '.join(TUNERS)}.",
     shell_complete=completion.completer(completion.tuners),
 )
 @click.option(
@@ -123,6 +153,8 @@ def command(
     trials_per_task: int | None,
     time_budget: float | None,
     patience: int | None,
+    task_patience: int | None,
+    max_failure_rate: float,
     tuner: str,
     tuner_option: tuple[str, ...],
     transfer_from: tuple[Path, ...],
@@ -145,14 +177,13 @@ def command(
 ) -> None:
     """Tune a network; then compile the best records, verify the library and time it.
 
-    An existing log is continued: its trials count towards --trials and none is repeated. With no
-    budget given, tuning ends when four rounds improved the estimate by less than 1%, and in any
-    case after 30 minutes.
+    An existing log is continued: its trials count towards --trials and --patience, and none is
+    repeated.
     """
     from tvmtune.deploy.peers import parse
     from tvmtune.networks.inputs import read_inputs
     from tvmtune.tuning import scheduler as schedulers
-    from tvmtune.tuning import tuners
+    from tvmtune.tuning import transfer, tuners
 
     given = network_name(network["network"], network["positional"])
     tuner = tuners.canonical(tuner)
@@ -169,18 +200,22 @@ def command(
 
     from tvmtune import api
     from tvmtune.cli import progress
-    from tvmtune.tuning.session import Budget
+    from tvmtune.records.log import refuse_compressed
     from tvmtune.types import Timing
 
-    api.read_others(transfer_from, path)  # a wrong log fails before anything slow begins
-    open_end = trials is None and time_budget is None and trials_per_task is None
+    refuse_compressed(path)
+    with naming("--transfer-from"):
+        others = transfer.read(transfer_from, path)
     budget = Budget(
         trials=trials,
-        seconds=time_budget if not open_end else 1800.0,
+        seconds=time_budget,
         per_task=trials_per_task,
-        patience=patience if patience is not None or not open_end else 4,
+        patience=patience,
+        task_patience=task_patience,
+        failure_rate=max_failure_rate,
     )
     tasks = select_tasks(plan, only)
+    tuners.check_space(tuner, tasks, budget.limited)
     _print_plan(plan, tasks, budget, path, library if not no_compile else None)
     if dry_run:
         return
@@ -195,8 +230,6 @@ def command(
                 plan, Path(scratch) / "untuned.so", path, inputs=inputs, seed=seed
             )
         observer = progress.observer(verbose)
-        sessions: list[Any] = []
-        observer.started = _remember(observer.started, sessions)  # type: ignore[method-assign]
         try:
             session = api.tune(
                 plan,
@@ -205,20 +238,20 @@ def command(
                 timing=Timing(number, repeat, min_repeat_ms, build_timeout, run_timeout),
                 tuner=tuner,
                 tuner_options=options,
-                transfer=transfer_from,
+                transfer=others,
                 scheduler=scheduler,
                 tasks=tasks,
                 seed=seed,
                 observer=observer,
             )
-        except KeyboardInterrupt:
-            if sessions:
-                progress.summary(sessions[0])
-            click.echo(
-                f"every trial is in {path}; the same command continues, "
-                f"tvmtune compile --log {path} uses what is there",
-                err=True,
-            )
+        except (KeyboardInterrupt, TvmtuneError):
+            if observer.session is not None:
+                progress.summary(observer.session)
+                click.echo(
+                    f"every trial is in {path}; the same command continues, "
+                    f"tvmtune compile --log {path} uses what is there",
+                    err=True,
+                )
             raise
         progress.summary(session)
         if no_compile:
@@ -252,22 +285,23 @@ def _show(shipped: Shipped) -> None:
     click.echo(describe(shipped.compiled))
 
 
-def _remember(started: Any, sessions: list[Any]) -> Any:
-    def wrapper(session: Any) -> None:
-        sessions.append(session)
-        started(session)
-
-    return wrapper
-
-
-def _print_plan(plan: Plan, tasks: list[Any], budget: Any, log: Path, library: Path | None) -> None:
+def _print_plan(
+    plan: Plan, tasks: list[Any], budget: Budget, log: Path, library: Path | None
+) -> None:
     from tvmtune.cli.output import clock
 
+    budget = budget.with_defaults()
+    points = space_size(tasks)
+    whole = points is not None and (budget.trials is None or budget.trials >= points)
     limits = [
-        f"{budget.trials} trials" if budget.trials else "",
+        f"all {points} points of the space" if whole else "",
+        f"{budget.trials} trials" if budget.trials and not whole else "",
         clock(budget.seconds) if budget.seconds else "",
         f"{budget.per_task} trials a task" if budget.per_task else "",
-        f"{budget.patience} rounds without 1% gain" if budget.patience else "",
+        f"{budget.patience} trials without 1% gain" if budget.patience else "",
+        f"{budget.task_patience} trials of each task without 1% gain"
+        if budget.task_patience
+        else "",
     ]
     gflop = sum(t.weight * t.flop for t in tasks) / 1e9
     click.echo(

@@ -17,6 +17,8 @@ from tvmtune.measure.workers import Outcome, Workers
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
 
 BUILD = "tvmtune.measure.candidate:build"
+CAREFUL = 3
+"""How many times more repeats a candidate gets that is measured again before it is trusted."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Measurer:
         _sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"tvmtune-{os.getpid()}-"))
         self._references: dict[str, Outcome] = {}
+        self._baseline: float | None = None
+        """Seconds of the fixed kernel when it was first timed."""
         self._builders = Workers(max(1, device.threads), init=builder.init, options=builder.options)
         self._runners = Workers(
             runner.slots, init=runner.init, options=runner.options, directory=self.directory
@@ -149,6 +153,32 @@ class Measurer:
             )
             return None
         return float(outcome.value)
+
+    def remeasure(self, implementation: Implementation, trace: Any) -> Measurement:
+        """Build a candidate afresh and time it with :data:`CAREFUL` times the repeats."""
+        found: list[Measurement] = []
+        usual = self.timing
+        self.timing = replace(usual, repeat=CAREFUL * usual.repeat)
+        try:
+            self.measure([(implementation, trace)], lambda _, result: found.append(result))
+        finally:
+            self.timing = usual
+        return found[0]
+
+    def drift(self) -> float | None:
+        """The time that a fixed kernel takes now, relative to the first time that this was asked.
+
+        None where the runner has no such kernel, or it failed.
+        """
+        if self.runner.baseline is None:
+            return None
+        call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
+        outcome = self._runners.map(self.runner.baseline, [call], deadline=60.0, stage="run")[0]
+        if not outcome.ok:
+            return None
+        if self._baseline is None:
+            self._baseline = float(outcome.value)
+        return float(outcome.value) / self._baseline
 
     def _build(
         self,

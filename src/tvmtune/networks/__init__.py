@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.errors import UsageError, nearest
+from tvmtune.errors import ArgumentError, UsageError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,8 +73,8 @@ def load(
     path = Path(name_or_path)
     is_kernel = name is None and path.suffix.lower() == ".py"
     if arguments and not is_kernel:
-        raise UsageError(
-            f"--arg {next(iter(arguments))}: only kernel files (.py) take arguments, and "
+        raise ArgumentError(
+            f"{next(iter(arguments))}: only kernel files (.py) take arguments, and "
             f"{name_or_path} is none"
         )
     if name is not None:

@@ -25,7 +25,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tvmtune.errors import UsageError, nearest
+from tvmtune.errors import ArgumentError, UsageError, nearest
 
 Function = Callable[..., Any]
 
@@ -91,15 +91,13 @@ class Operator:
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments, from ``given`` and the defaults, converted to the defaults' types.
 
-        Raises :class:`UsageError` for one that does not exist, does not fit, or is missing.
+        Raises :class:`ArgumentError` for one that does not exist, does not fit, or is missing.
         """
         parameters = inspect.signature(self.declare).parameters
         for name in given:
             if name not in parameters:
                 hint = nearest(name, [*parameters]) if parameters else " It takes none."
-                raise UsageError(
-                    f"--arg {name}: operator '{self.name}' has no such argument.{hint}"
-                )
+                raise ArgumentError(f"{name}: operator '{self.name}' has no such argument.{hint}")
         result = {}
         for name, parameter in parameters.items():
             default = None if parameter.default is parameter.empty else parameter.default
@@ -108,7 +106,7 @@ class Operator:
             elif parameter.default is not parameter.empty:
                 result[name] = default
             else:
-                raise UsageError(f"operator '{self.name}' needs --arg {name}=...")
+                raise ArgumentError(f"{name}=... is missing: operator '{self.name}' needs it")
         return result
 
 
@@ -145,4 +143,4 @@ def _convert(name: str, value: Any, default: Any) -> Any:
             return kind(value)
     except (ValueError, KeyError):
         pass
-    raise UsageError(f"--arg {name}={value}: a value of the type {kind.__name__} is wanted")
+    raise ArgumentError(f"{name}={value}: a value of the type {kind.__name__} is wanted")

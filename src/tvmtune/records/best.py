@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.records.log import Log, LogWriter, sync_directory
+from tvmtune.records.log import FORMAT, Log, LogWriter, refuse_compressed, sync_directory
 from tvmtune.types import JSON, Trial
 
 
@@ -93,6 +93,7 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
 
     The file appears whole or not at all. Returns counts: trials read, records kept, tasks, devices.
     """
+    refuse_compressed(output)
     found = select(logs, top)
     for log in logs:
         if output.exists() and output.samefile(log.path):
@@ -105,7 +106,8 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
         with LogWriter(Path(name)) as writer:
             writer.path = output  # what a message should name
             for selection in found:
-                writer.append("header", {**_fields(selection.header), "distilled": True})
+                header = _fields(selection.header) | {"format": FORMAT, "distilled": True}
+                writer.append("header", header)
                 for task, trials in selection.trials.items():
                     if task in selection.tasks:
                         writer.append("task", _fields(selection.tasks[task]))

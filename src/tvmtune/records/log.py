@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.records.designs import Design, PackedTrace, Packer, unpack
+from tvmtune.records.repeats import add_repeats
 from tvmtune.types import JSON, Trial
 
-FORMAT = 1
-_TRIAL_FIELDS = {f.name for f in fields(Trial)} - {"extra"}
+FORMAT = 2
+COMPRESSED = ".gz"
+_TRIAL_FIELDS = [f.name for f in fields(Trial) if f.name not in ("device", "extra")]
+_NOT_EXTRA = {*_TRIAL_FIELDS, "type", "device", "design", "decisions", "postprocs"}
 
 
 @dataclass
@@ -43,11 +49,16 @@ class Log:
 class LogWriter:
     """Appends to a log under an exclusive lock that ends with the process.
 
-    Raises :class:`TvmtuneError` if another process writes to the file, or if it cannot be written.
+    Raises :class:`TvmtuneError` if another process writes to the file, or if it cannot be written;
+    :class:`UsageError` for a compressed one.
     """
 
     def __init__(self, path: Path) -> None:
+        refuse_compressed(path)
         self.path = path
+        self._packer = Packer()
+        self._written: set[str] = set()
+        """Keys of the designs that this writer has written."""
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
@@ -83,7 +94,14 @@ class LogWriter:
             ) from None
 
     def trial(self, trial: Trial) -> None:
-        self.append("trial", trial_to_json(trial))
+        """Write a trial, its design first if need be; from then on it holds its trace packed."""
+        packed = self._packer.pack(trial.trace)
+        if packed and packed.design.key not in self._written:
+            self.append("design", packed.design.to_json())
+            self._written.add(packed.design.key)
+        self.append("trial", trial_to_json(trial, packed))
+        if packed:
+            trial.trace = packed
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -126,14 +144,13 @@ def sync_directory(folder: Path) -> None:
 
 
 def read_log(path: Path) -> Log:
-    """Read a log of this or an older format.
+    """Read a log of this or an older format; one whose name ends in ``.gz`` is decompressed.
 
     Raises :class:`TvmtuneError` for a file that is missing, empty, no log, of a newer format, or
     damaged anywhere but in a last line that was cut short.
     """
-    log = Log(path)
-    by_candidate: dict[tuple[str, str, str], Trial] = {}
-    identity = ""
+    reader = _Reader(path)
+    log = reader.log
     for number, record, cut in _lines(path):
         if record is None:
             if cut and log.headers:
@@ -142,76 +159,123 @@ def read_log(path: Path) -> Log:
             where = "its first line" if not log.headers else f"line {number}"
             raise TvmtuneError(f"{path} is not a tvmtune log: {where} is not a JSON record.")
         try:
-            identity = _take(log, record, identity, by_candidate)
+            reader.take(number, record)
         except (KeyError, TypeError) as error:
             raise TvmtuneError(
                 f"{path} is not a tvmtune log: line {number} lacks what it needs ({error})."
             ) from None
+        except ValueError as error:
+            raise TvmtuneError(f"{path} is damaged: line {number}: {error}.") from None
     if not log.headers:
         raise TvmtuneError(f"{path} is empty: there is nothing in this log.")
     return log
 
 
-def _take(
-    log: Log, record: JSON, identity: str, by_candidate: dict[tuple[str, str, str], Trial]
-) -> str:
-    """Add one line to ``log``; returns the identity of the device that governs the next one."""
-    kind = record.get("type")
-    if kind == "header":
-        _check_header(log.path, record)
-        identity = record["device"]["identity"]
-        log.headers.append(record)
-    elif not log.headers:
-        raise TvmtuneError(f"{log.path} is not a tvmtune log: it does not begin with a header.")
-    elif kind == "task":
-        log.tasks[record["task"]] = record
-    elif kind == "trial":
-        trial = trial_from_json(record)
-        trial.device = trial.device or identity
-        log.trials.append(trial)
-        by_candidate[trial.device, trial.workload, trial.candidate] = trial
-    elif kind == "verdict":
-        key = (identity, record["workload"], record["candidate"])
-        verdict = record["verified"]
-        if key in by_candidate and verdict is not None:
-            by_candidate[key].verified = bool(verdict)
-            if not verdict:
-                by_candidate[key].error = {
-                    "stage": "wrong-answer",
-                    "message": record.get("message", ""),
-                }
-    return identity
+class _Reader:
+    """Fills a :class:`Log` line by line; older formats are packed as the present one is."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = Log(path)
+        self._identity = ""
+        """Of the device that governs the next line."""
+        self._designs: dict[str, Design] = {}
+        self._packer = Packer()
+        self._by_candidate: dict[tuple[str, str, str], Trial] = {}
+
+    def take(self, number: int, record: JSON) -> None:
+        """Add one line."""
+        log, kind = self.log, record.get("type")
+        if kind == "header":
+            _check_header(log.path, record)
+            self._identity = record["device"]["identity"]
+            log.headers.append(record)
+        elif not log.headers:
+            raise TvmtuneError(f"{log.path} is not a tvmtune log: it does not begin with a header.")
+        elif kind == "task":
+            log.tasks[record["task"]] = record
+        elif kind == "design":
+            if record["design"] not in self._designs:
+                self._designs[record["design"]] = Design.from_json(record)
+        elif kind == "trial":
+            trial = trial_from_json(record, self._trace(number, record))
+            trial.device = trial.device or self._identity
+            log.trials.append(trial)
+            self._by_candidate[trial.device, trial.workload, trial.candidate] = trial
+        elif kind == "verdict":
+            self._judge(record)
+        elif kind == "remeasure":
+            again = self._subject(record)
+            if again is not None:
+                add_repeats(again, record["seconds"])
+
+    def _trace(self, number: int, record: JSON) -> Any:
+        if "design" not in record:
+            return self._packer.pack(record["trace"]) or record["trace"]
+        design = self._designs.get(record["design"])
+        if design is None:
+            raise TvmtuneError(
+                f"{self.log.path} is not whole: the trial on line {number} needs the design "
+                f"{record['design']}, which is on no line before it. Restore the file, or delete "
+                "that line."
+            )
+        return unpack(record, design)
+
+    def _subject(self, record: JSON) -> Trial | None:
+        """The trial that a line is about."""
+        return self._by_candidate.get((self._identity, record["workload"], record["candidate"]))
+
+    def _judge(self, record: JSON) -> None:
+        trial, verdict = self._subject(record), record["verified"]
+        if trial is None or verdict is None:
+            return
+        trial.verified = bool(verdict)
+        if not verdict:
+            trial.error = {"stage": "wrong-answer", "message": record.get("message", "")}
 
 
-def trial_to_json(trial: Trial) -> JSON:
-    """The trial as a log line without its type; the governing header names the device."""
-    record = {name: getattr(trial, name) for name in _TRIAL_FIELDS - {"device"}}
-    return {**trial.extra, **record}
+def trial_to_json(trial: Trial, trace: PackedTrace | None = None) -> JSON:
+    """The trial as a log line without its type; the governing header names the device.
+
+    Without the packed ``trace`` the trial's own is written out, as format 1 has it.
+    """
+    record = {name: getattr(trial, name) for name in _TRIAL_FIELDS if name != "trace"}
+    packed = trace.to_json() if trace else {"trace": trial.trace}
+    return {**trial.extra, **record, **packed}
 
 
-def trial_from_json(record: JSON) -> Trial:
+def trial_from_json(record: JSON, trace: Any) -> Trial:
     """Unknown fields are kept in ``extra``."""
-    known = {k: v for k, v in record.items() if k in _TRIAL_FIELDS}
-    extra = {k: v for k, v in record.items() if k not in _TRIAL_FIELDS and k != "type"}
-    return Trial(**known, extra=extra)
+    known = {name: record[name] for name in _TRIAL_FIELDS if name in record}
+    extra = {name: value for name, value in record.items() if name not in _NOT_EXTRA}
+    return Trial(**(known | {"trace": trace}), device=record.get("device", ""), extra=extra)
+
+
+def refuse_compressed(path: Path) -> None:
+    """Raise :class:`UsageError` for a name that says that the log is compressed."""
+    if path.suffix == COMPRESSED:
+        raise UsageError(
+            f"cannot write to {path}: a compressed log can only be read. Choose a name without "
+            f"{COMPRESSED}; gzip -d decompresses one that is to be continued."
+        )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, JSON | None, bool]]:
     """(line number, record or None, whether it is a last line without its newline) for each line
     that is not blank."""
     try:
-        data = path.read_bytes()
+        with gzip.open(path) if path.suffix == COMPRESSED else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _parse(line), not line.endswith(b"\n")
     except FileNotFoundError:
         raise TvmtuneError(f"there is no log at {path}.") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise TvmtuneError(
+            f"{path} is cut short, damaged or not compressed by gzip, which its name says: restore "
+            f"the file, or name it without {COMPRESSED} if it is a plain log."
+        ) from None
     except OSError as error:
         raise TvmtuneError(f"cannot read the log {path}: {error.strerror}.") from None
-    lines = data.split(b"\n")
-    cut = bool(lines[-1].strip())
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield number, _parse(line), cut and number == len(lines)
 
 
 def _parse(line: bytes) -> JSON | None:

@@ -1,8 +1,10 @@
-"""The cost model: gradient-boosted trees on program features, shared by a session's tasks.
+"""The cost model: gradient-boosted trees that rank candidates by what was measured.
 
-A program has one feature row (164 numbers) for each place where it stores to a buffer; its score is
-the sum over its rows, fitted to (best latency of the workload) / (latency), as in Ansor (Zheng et
-al., OSDI 2020, section 5.2).
+A candidate has one feature row or several, and its score is the sum over its rows, fitted to (best
+latency of the workload) / (latency), as in Ansor (Zheng et al., OSDI 2020, section 5.2). Rows are of
+two kinds: program features (164 numbers for each place where a program stores to a buffer), which mean
+the same for all workloads, and the decisions of a point, which mean the same for workloads whose spaces
+sample the same things.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ import numpy as np
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-WARMUP = 40
-"""Measurements before the model is asked at all; until then scores are random."""
-GROWTH = 1.15
+LEAST = 8
+"""Measurements before a model is fitted at all."""
+GROWTH = 1.1
 """The model is fitted anew when the data has grown by this factor."""
+OTHERS = 0.3
+"""Weight of other workloads' measurements beside those of the workload in focus."""
+MOST = 4000
+"""Measurements that a model is fitted to; of more, the latest."""
 ROUNDS = 80
 PARAMS = {
     "max_depth": 8,
@@ -27,88 +33,83 @@ PARAMS = {
     "min_child_weight": 0,
     "verbosity": 0,
     "tree_method": "hist",
+    # A fit takes 0.05 to 0.4 s; a second thread saves little, and spins where cores are shared.
+    "nthread": 1,
 }
 
 
-class CostModel:
-    """Learns from measurements of all tasks and scores new candidates; higher is better."""
+class Lessons:
+    """Measurements as rows of features, by workload."""
 
-    def __init__(self, *, seed: int = 0, threads: int = 1) -> None:
+    def __init__(self) -> None:
+        self.rows: list[np.ndarray] = []
+        self.latency: list[float] = []
+        self.group: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, rows: Sequence[np.ndarray], latencies: Sequence[float], workload: str) -> None:
+        """``rows``: (places, columns) for each candidate; seconds, infinity for failures."""
+        for each, latency in zip(rows, latencies, strict=True):
+            if len(each):
+                self.rows.append(each)
+                self.latency.append(latency)
+                self.group.append(workload)
+
+
+class CostModel:
+    """Scores candidates; higher is better, and random while too little is known.
+
+    ``focus``: the workload whose candidates are scored; measurements of others count less.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        lessons: Lessons | None = None,
+        focus: str | None = None,
+    ) -> None:
         self.seed = seed
-        self.threads = threads
-        self.rng = np.random.RandomState(seed & 0x7FFFFFFF)
-        self._rows: list[np.ndarray] = []
-        self._latency: list[float] = []
-        self._group: list[str] = []
+        self.lessons = lessons or Lessons()
+        self.focus = focus
+        self.note: str | None = None
+        """Why it cannot be fitted, if so; scores are random then."""
+        self._rng = np.random.RandomState(seed & 0x7FFFFFFF)
+        self._shared: dict[str, Lessons] = {}
         self._fitted = 0
         self._booster: Any = None
-        self._proxy: Any = None
         self._extractor: Any = None
 
-    def learn(
-        self,
-        context: Any,
-        schedules: Sequence[Schedule],
-        latencies: Sequence[float],
-        workload: str,
-    ) -> None:
-        """Add measurements (seconds, infinity for failures) of one workload, by its key, and fit
-        again if that is due. Only ratios within a workload are learnt."""
-        for rows, latency in zip(self._features(context, schedules), latencies, strict=True):
-            if len(rows):
-                self._rows.append(rows)
-                self._latency.append(latency)
-                self._group.append(workload)
-        if len(self._rows) >= max(WARMUP, GROWTH * self._fitted):
-            self._fit()
+    def of_points(self, signature: str, workload: str) -> CostModel:
+        """A model on decisions for ``workload``, which also learns from others of this signature."""
+        lessons = self._shared.setdefault(signature, Lessons())
+        return CostModel(seed=self.seed, lessons=lessons, focus=workload)
 
-    def score(self, context: Any, schedules: Sequence[Schedule]) -> np.ndarray:
-        """One score a schedule, random while too little is known."""
-        if self._booster is None:
-            return self.rng.uniform(size=len(schedules))
-        import xgboost
+    def learn(self, rows: Sequence[np.ndarray], latencies: Sequence[float], workload: str) -> None:
+        """Add measurements (seconds, infinity for failures) of one workload, by its key. Only ratios
+        within a workload are learnt."""
+        self.lessons.add(rows, latencies, workload)
 
-        rows = self._features(context, schedules)
-        counts = [len(r) for r in rows]
-        if not sum(counts):
-            return self.rng.uniform(size=len(schedules))
-        matrix = xgboost.DMatrix(np.concatenate(rows), nthread=self.threads)
-        raw = self._booster.predict(matrix)
+    def score(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """One score for each candidate's rows."""
+        counts = [len(each) for each in rows]
+        self._fit_if_due()
+        if self._booster is None or not sum(counts):
+            return self._rng.uniform(size=len(rows))
+        raw = self._booster.inplace_predict(np.concatenate(rows))
         owner = np.repeat(np.arange(len(rows)), counts)
         return np.bincount(owner, weights=raw, minlength=len(rows))
 
-    def _fit(self) -> None:
-        import xgboost
+    @property
+    def ready(self) -> bool:
+        """Whether scores mean anything."""
+        self._fit_if_due()
+        return self._booster is not None
 
-        counts = [len(r) for r in self._rows]
-        owner = np.repeat(np.arange(len(counts)), counts)
-        latency = np.array(self._latency)
-        best: dict[str, float] = {}
-        for group, seconds in zip(self._group, self._latency, strict=True):
-            best[group] = min(seconds, best.get(group, float("inf")))
-        wanted = np.array(
-            [
-                best[g] / s if np.isfinite(s) else 0.0
-                for g, s in zip(self._group, latency, strict=True)
-            ]
-        )
-        # What is quick has to be told apart; what is slow only has to be known as slow.
-        weight = np.maximum(wanted, 1e-3)[owner]
-
-        def objective(predicted: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
-            total = np.bincount(owner, weights=predicted.ravel(), minlength=len(counts))
-            return (total - wanted)[owner] * weight, weight
-
-        matrix = xgboost.DMatrix(np.concatenate(self._rows), nthread=self.threads)
-        self._booster = xgboost.train(
-            {**PARAMS, "nthread": self.threads, "seed": self.seed, "base_score": 0.0},
-            matrix,
-            num_boost_round=ROUNDS,
-            obj=objective,
-        )
-        self._fitted = len(self._rows)
-
-    def _features(self, context: Any, schedules: Sequence[Schedule]) -> list[np.ndarray]:
+    def features(self, context: Any, schedules: Sequence[Schedule]) -> list[np.ndarray]:
+        """The program features of each schedule: (stores, 164) float32."""
         if not schedules:
             return []
         from tvm.s_tir import meta_schedule as ms
@@ -119,24 +120,55 @@ class CostModel:
         tensors = self._extractor.extract_from(context, candidates)
         return [t.numpy().astype("float32") for t in tensors]
 
-    def for_metaschedule(self) -> Any:
-        """This model as the object that MetaSchedule's search asks for scores."""
-        if self._proxy is None:
-            from tvm.ir.utils import derived_object
-            from tvm.s_tir import meta_schedule as ms
+    def _fit_if_due(self) -> None:
+        known = len(self.lessons)
+        if known < max(LEAST, GROWTH * self._fitted, self._fitted + 1):
+            return
+        self._fitted = known
+        wanted, counts, rows, weight = self._data()
+        if not wanted.any():
+            self.note = f"none of the {known} candidates measured so far works"
+            return
+        try:
+            self._booster = self._train(wanted, counts, rows, weight)
+            self.note = None
+        except Exception as error:  # whatever XGBoost dislikes must not end the session
+            self.note = f"XGBoost cannot be fitted: {str(error).splitlines()[0][:200]}"
+            self._booster = None
 
-            model = self
+    def _data(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(score wanted, rows) of each candidate, all rows, weight of each candidate."""
+        lessons = self.lessons
+        latency = np.array(lessons.latency[-MOST:])
+        groups = lessons.group[-MOST:]
+        best: dict[str, float] = {}
+        for group, seconds in zip(lessons.group, lessons.latency, strict=True):
+            best[group] = min(seconds, best.get(group, float("inf")))
+        finite = np.isfinite(latency)
+        wanted = np.zeros(len(latency))
+        top = np.array([best[g] for g in groups])
+        wanted[finite] = top[finite] / latency[finite]
+        # What is quick has to be told apart; what is slow only has to be known as slow.
+        weight = np.maximum(wanted, 0.02)
+        if self.focus is not None:
+            weight *= np.array([1.0 if g == self.focus else OTHERS for g in groups])
+        rows = lessons.rows[-MOST:]
+        return wanted, np.array([len(r) for r in rows]), np.concatenate(rows), weight
 
-            @derived_object
-            class Proxy(ms.cost_model.PyCostModel):
-                def load(self, path: str) -> None: ...
+    def _train(
+        self, wanted: np.ndarray, counts: np.ndarray, rows: np.ndarray, weight: np.ndarray
+    ) -> Any:
+        import xgboost
 
-                def save(self, path: str) -> None: ...
+        owner = np.repeat(np.arange(len(counts)), counts)
 
-                def update(self, context: Any, candidates: Any, results: Any) -> None: ...
+        def objective(predicted: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
+            total = np.bincount(owner, weights=predicted.ravel(), minlength=len(counts))
+            return (total - wanted)[owner] * weight[owner], weight[owner]
 
-                def predict(self, context: Any, candidates: Any) -> np.ndarray:
-                    return model.score(context, [c.sch for c in candidates]).astype("float64")
-
-            self._proxy = Proxy()
-        return self._proxy
+        return xgboost.train(
+            {**PARAMS, "seed": self.seed, "base_score": 0.0},
+            xgboost.DMatrix(rows, nthread=1),
+            num_boost_round=ROUNDS,
+            obj=objective,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tvmtune.tuning.drift import Drift
     from tvmtune.tuning.session import Session
     from tvmtune.tuning.state import Arm, TaskState
     from tvmtune.types import Trial
@@ -22,8 +23,17 @@ class Observer:
 
     def trial(self, state: TaskState, trial: Trial) -> None: ...
 
+    def remeasured(self, state: TaskState, trial: Trial, before: float) -> None:
+        """A leader was timed once more; ``before``: its latency until then, in seconds."""
+
     def verdict(self, state: TaskState, trial: Trial) -> None: ...
 
     def skipped(self, state: TaskState) -> None: ...
+
+    def drifted(self, drift: Drift) -> None:
+        """The machine has become slow, or is as quick as before again."""
+
+    def noted(self, message: str) -> None:
+        """Something that the user should know."""
 
     def finished(self, session: Session) -> None: ...

@@ -36,12 +36,14 @@ def pick(
     states: Sequence[TaskState],
     per_task: int | None = None,
     peak: float | None = None,
+    patience: int | None = None,
 ) -> tuple[TaskState, Arm] | None:
     """The task and implementation to try next; None when nothing is left to try.
 
-    ``peak``: the device's best rate in GFLOPS, if it is known.
+    ``per_task``: the most trials that a task gets; ``peak``: the device's best rate in GFLOPS, if it
+    is known; ``patience``: trials without a gain after which a task rests.
     """
-    open_states = [s for s in states if _open(s, per_task)]
+    open_states = [s for s in states if _open(s, per_task, patience)]
     if not open_states:
         return None
     top = ceiling(states, peak)
@@ -112,9 +114,9 @@ def _failing(arm: Arm) -> bool:
     return len(arm.trials) >= GIVE_UP // 3 and arm.best == float("inf")
 
 
-def _open(state: TaskState, per_task: int | None) -> bool:
-    if state.skipped is not None:
+def _open(state: TaskState, per_task: int | None, patience: int | None) -> bool:
+    if state.skipped is not None or all(a.exhausted for a in state.arms):
         return False
     if per_task is not None and state.count >= per_task:
         return False
-    return not all(a.exhausted for a in state.arms)
+    return patience is None or not state.rests(patience)

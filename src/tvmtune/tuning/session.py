@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import interrupt
-from tvmtune.accuracy import tolerance
+from tvmtune.errors import TvmtuneError
 from tvmtune.records.log import Log, LogWriter
-from tvmtune.tuning import scheduler, transfer
+from tvmtune.tuning import failures, scheduler, transfer
+from tvmtune.tuning.budget import Budget
+from tvmtune.tuning.drift import Drift
+from tvmtune.tuning.leaders import Leaders
+from tvmtune.tuning.limits import BATCH, Limits
 from tvmtune.tuning.model import CostModel
 from tvmtune.tuning.observer import Observer
+from tvmtune.tuning.pace import Key, Pace
+from tvmtune.tuning.relatives import Relatives
 from tvmtune.tuning.state import Arm, TaskState, estimate
 from tvmtune.tuning.tuners import check_options, create
-from tvmtune.tuning.tuners.base import Proposal, TunerArgs
+from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 from tvmtune.types import Device, Task, Trial
 
 if TYPE_CHECKING:
     from tvmtune.measure.measurer import Measurement, Measurer
-
-BATCH = 16
-"""Candidates per round; fewer while a task is still quick to improve would waste the search."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """When to stop; None is no limit. ``trials`` counts those of earlier runs in the log too."""
-
-    trials: int | None = None
-    seconds: float | None = None
-    per_task: int | None = None
-    patience: int | None = None
-    """Rounds over which the estimate has to improve by 1%."""
 
 
 class Session:
@@ -45,7 +36,9 @@ class Session:
 
     ``history`` holds the log's earlier trials of this device: they count towards the budget, are
     not measured again, and teach the cost model. ``others`` are other logs: their records of the
-    same workloads on this device are taken over, without a trial; all their trials teach the model.
+    same workloads on this device are taken over, without a trial; all their trials teach the model,
+    and their best candidates are tried where a workload is similar. ``begun`` is when the time budget
+    began, by :func:`time.monotonic`.
     """
 
     def __init__(
@@ -64,6 +57,7 @@ class Session:
         seed: int = 0,
         peak: float | None = None,
         observer: Observer | None = None,
+        begun: float | None = None,
     ) -> None:
         self.device = device
         self.measurer = measurer
@@ -77,32 +71,51 @@ class Session:
         self.peak = peak
         """The device's best rate in GFLOPS, if it is known."""
         self.observer = observer or Observer()
-        self.model = CostModel(seed=seed, threads=device.threads)
+        self.begun = time.monotonic() if begun is None else begun
+        self.model = CostModel(seed=seed)
         self.states = [TaskState(t, [Arm(i) for i in t.implementations]) for t in tasks]
         self.resumed = 0
         self.taken = 0
         """Records of other logs that were taken over, in this run or an earlier one."""
         self.taught = 0
         """Trials of other logs that the cost model was shown."""
-        self.new = 0
-        self.begun = time.monotonic()
-        self.stopped_because = ""
-        self.unchecked: dict[str, str] = {}
-        """Leaders (by candidate) on which no verdict could be reached, with the reason."""
-        self._known: dict[str, set[str]] = {}
+        self.slowed = 0
+        """Trials of this run that were measured while the machine was slow."""
+        self.trials: list[Trial] = []
+        """Of this log, earlier runs included, in the order in which they were measured."""
+        self.drift = Drift(lambda: self.measurer.drift(), self._drifted)
+        self.leaders = Leaders(
+            self.states, measurer, log, self.observer, self.drift, lambda: self.elapsed
+        )
         self._kind = measurer.runner.kind
+        self._relatives = Relatives(self.states, others, device, self._kind)
+        self._lessons: list[transfer.Lesson] = []
+        self._pace = Pace()
+        self.limits = Limits(budget, self.states, self.trials, self._pace, lambda: self.elapsed)
+        self._known: dict[str, set[str]] = {}
+        self._unfit: set[int] = set()
+        """Cost models of which the user was told that they cannot be fitted."""
         self._target: Any = None
-        self._estimates: list[float] = []
         self._take_over(history)
+
+    @property
+    def new(self) -> int:
+        """Trials of this run."""
+        return len(self.trials) - self.resumed
 
     @property
     def total(self) -> int:
         """Trials of this network on this device, earlier runs included."""
-        return self.resumed + self.new
+        return len(self.trials)
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.begun
+
+    @property
+    def stopped_because(self) -> str:
+        """Empty while it runs, and if it was interrupted."""
+        return self.limits.reason
 
     def estimate(self) -> float:
         return estimate(self.states)
@@ -110,25 +123,32 @@ class Session:
     def run(self) -> None:
         """Tune until a budget is spent or nothing is left to try.
 
-        KeyboardInterrupt passes through; everything measured so far is in the log.
+        KeyboardInterrupt passes through; everything measured so far is in the log. Raises
+        :class:`TvmtuneError` if too many trials fail.
         """
-        self.begun = time.monotonic()
         self.observer.started(self)
         try:
+            self._look_at_the_machine()
             self._learn_from_others()
-            for state in self.states:  # an earlier run may have been killed before it checked these
-                self._verify(state)
+            self.leaders.settle()  # an earlier run may have been killed before it checked these
             self._measure_defaults()
-            while not self._spent():
+            while not self.limits.reached():
                 interrupt.check()
+                self._look_at_the_machine()
                 choice = scheduler.pick(
-                    self.scheduling, self.states, self.budget.per_task, self.peak
+                    self.scheduling,
+                    self.states,
+                    self.budget.per_task,
+                    self.peak,
+                    self.budget.task_patience,
                 )
                 if choice is None:
-                    self.stopped_because = "nothing is left to try"
+                    self.limits.nothing_left()
                     break
                 self._round(*choice)
-                self._estimates.append(self.estimate())
+            if self.limits.seconds_left > 0:
+                self._look_at_the_machine()
+                self.leaders.settle()
         finally:
             self.observer.finished(self)
 
@@ -152,52 +172,66 @@ class Session:
                 batch.append((state, arm, proposal))
         # every task before any second implementation, should the budget be that small
         batch.sort(key=lambda entry: entry[1] is not entry[0].arms[0])
-        batch = batch[: self._left(len(batch))]
-        for first in range(0, len(batch), BATCH):
-            if first and self._spent():
-                break
-            self._measure(batch[first : first + BATCH], "default")
+        while batch and not self.limits.reached() and (count := self.limits.batch()):
+            began = time.monotonic()
+            self._measure(batch[:count], "default")
+            self._pace.rounds.add(
+                {arm.key for _, arm, _ in batch[:count]},
+                len(batch[:count]),
+                time.monotonic() - began,
+            )
+            del batch[:count]
 
     def _round(self, state: TaskState, arm: Arm) -> None:
-        self.observer.proposing(state, arm)
-        count = self._left(BATCH)
+        count = BATCH
         if self.budget.per_task is not None:
             count = min(count, self.budget.per_task - state.count)
+        count = self.limits.batch(arm.key, count)
+        if not count:
+            return
+        self.observer.proposing(state, arm)
+        began = time.monotonic()
         try:
             if arm.tuner is None:
-                arm.tuner = create(
-                    self.tuner,
-                    TunerArgs(
-                        implementation=arm.implementation,
-                        target=self.target,
-                        model=self.model,
-                        known=self._known_of(arm),
-                        seed=self.seed + 1 + state.task.index,
-                        threads=self.device.threads,
-                        history=list(arm.trials),
-                        options=self.tuner_options,
-                    ),
-                )
-            proposals = arm.tuner.ask(count)
+                arm.tuner = self._create_tuner(state, arm)
+            proposals = arm.tuner.ask(count, self._pace.proposing(arm.key, count))
         except Exception as error:
             interrupt.check()
             # An implementation whose space cannot be searched must not end the others' session.
             self._exhaust(state, arm, f"its space cannot be searched: {error}")
             return
+        self._note(arm.tuner)
         if not proposals:
+            arm.complete = (arm.implementation.space.size or _size(arm.tuner)) is not None
             self._exhaust(state, arm, "its space holds no further candidate")
             return
         latencies = self._measure([(state, arm, p) for p in proposals], self.tuner)
-        arm.tuner.tell(proposals[: len(latencies)], latencies)
-        fails = [t for t in arm.trials if not t.ok]
-        if len(fails) == len(arm.trials) >= scheduler.GIVE_UP:
-            first = fails[0].error or {}
+        arm.tuner.tell(proposals, latencies)
+        self._pace.rounds.add({arm.key}, len(proposals), time.monotonic() - began)
+        if arm.hopeless(scheduler.GIVE_UP):
+            stage, (_, message) = next(iter(failures.by_stage(arm.trials).items()))
             self._exhaust(
                 state,
                 arm,
-                f"all of its {len(fails)} candidates failed; first: "
-                f"{first.get('stage')}: {first.get('message')}",
+                f"all of its {len(arm.trials)} candidates failed; first: {stage}: {message}",
             )
+
+    def _create_tuner(self, state: TaskState, arm: Arm) -> Tuner:
+        return create(
+            self.tuner,
+            TunerArgs(
+                implementation=arm.implementation,
+                target=self.target,
+                model=self.model,
+                known=self._known_of(arm),
+                seed=self.seed + 1 + state.task.index,
+                threads=self.device.threads,
+                history=list(arm.trials),
+                relatives=self._relatives.of(arm),
+                lessons=self._lessons,
+                options=self.tuner_options,
+            ),
+        )
 
     def _exhaust(self, state: TaskState, arm: Arm, reason: str) -> None:
         arm.exhausted = True
@@ -206,8 +240,9 @@ class Session:
             self.observer.skipped(state)
 
     def _measure(self, batch: list[tuple[TaskState, Arm, Proposal]], tuner: str) -> list[float]:
-        """Measure, log, show, then verify the new leaders; latencies in the order of the batch."""
+        """Measure, log, show, then settle the new leaders; latencies in the order of the batch."""
         latencies: list[float] = []
+        mark = {"drift": round(self.drift.slowdown, 3)} if self.drift.slow else {}
 
         def on_result(index: int, result: Measurement) -> None:
             state, arm, proposal = batch[index]
@@ -223,63 +258,61 @@ class Session:
                 kind=self._kind,
                 time=time.time(),
                 device=self.device.identity(),
+                extra=dict(mark),
             )
             self.log.trial(trial)
-            arm.add(trial)
-            self.new += 1
+            state.add(arm, trial)
+            self.trials.append(trial)
+            self.slowed += bool(mark)
             latencies.append(trial.latency)
             self.observer.trial(state, trial)
 
         best = [
             s.best if s.best < float("inf") and a.best < float("inf") else None for s, a, _ in batch
         ]
+        began = time.monotonic()
         self.measurer.measure(
             [(arm.implementation, p.trace) for _, arm, p in batch], on_result, best=best
         )
-        for state in {id(s): s for s, _, _ in batch}.values():
-            self._verify(state)
+        took = time.monotonic() - began
+        self._pace.measuring.add({arm.key for _, arm, _ in batch}, len(batch), took)
+        self.leaders.settle()
+        reason = failures.too_many(
+            self.trials[self.resumed :], self.states, self.budget.failure_rate
+        )
+        if reason:
+            self.limits.reason = "too many trials failed"
+            raise TvmtuneError(f"tuning was given up: {reason}")
         return latencies
 
-    def _verify(self, state: TaskState) -> None:
-        """Check the leader; while it is wrong, demote it and check the next."""
-        while (trial := state.leader) is not None and trial.verified is None:
-            if trial.candidate in self.unchecked:
-                return
-            implementation = state.task.implementation(trial.implementation)
-            allowed = tolerance(state.task.args[-1].dtype)
-            error, message = self.measurer.verify(implementation, trial.trace)
-            if error is None:
-                self.unchecked[trial.candidate] = message
-            else:
-                trial.verified = error <= allowed
-            if trial.verified is False:
-                message = (
-                    message or f"max|y - ref| / max|ref| is {error:.2e}, more than {allowed:g}"
-                )
-                trial.error = {"stage": "wrong-answer", "message": message}
-            self.log.append(
-                "verdict",
-                {
-                    "workload": trial.workload,
-                    "candidate": trial.candidate,
-                    "verified": trial.verified,
-                    "deviation": "inf" if error == float("inf") else error,
-                    "message": message,
-                },
-            )
-            self.observer.verdict(state, trial)
+    def _look_at_the_machine(self) -> None:
+        if self._kind == "measured":
+            self.drift.look()
+
+    def _drifted(self, ratio: float, changed: bool) -> None:
+        self.log.append("drift", {"ratio": round(ratio, 4), "time": time.time()})
+        if changed:
+            self.observer.drifted(self.drift)
+
+    def _note(self, tuner: Tuner) -> None:
+        """Tell once of each cost model that it cannot be fitted."""
+        for model in (self.model, getattr(tuner, "model", None)):
+            if isinstance(model, CostModel) and model.note and id(model) not in self._unfit:
+                self._unfit.add(id(model))
+                self.observer.noted(f"the cost model proposes at random: {model.note}")
 
     def _take_over(self, history: Sequence[Trial]) -> None:
         arms = self._arms()
         for trial in history:
-            _, arm = arms.get((trial.workload, trial.implementation), (None, None))
-            if arm is not None and trial.kind == self._kind:
-                arm.add(trial)
+            state, arm = arms.get((trial.workload, trial.implementation), (None, None))
+            if state is not None and arm is not None and trial.kind == self._kind:
+                state.add(arm, trial)
                 self._known_of(arm).add(trial.candidate)
                 if trial.tuner == transfer.TUNER:
                     self.taken += 1
                 else:
-                    self.resumed += 1
+                    self.trials.append(trial)
+        self.resumed = len(self.trials)
 
     def _learn_from_others(self) -> None:
         """Take over what other logs know of the same workloads, and show the rest to the model."""
@@ -292,48 +325,18 @@ class Session:
                 continue
             trial.task = state.task.key
             self.log.trial(trial)
-            arm.add(trial)
+            state.add(arm, trial)
             self._known_of(arm).add(trial.candidate)
             self.taken += 1
-        found = transfer.lessons(self.others, self._kind, self.seed)
-        self.taught = transfer.teach(self.model, found, self.target, self.device.threads)
+        self._lessons = transfer.lessons(self.others, self._kind, self.seed)
+        self.taught = transfer.teach(self.model, self._lessons, self.target, self.device.threads)
         self.observer.transferred(self)
 
-    def _arms(self) -> dict[tuple[str, str], tuple[TaskState, Arm]]:
-        """By workload and implementation: a template is another space of the direct workload."""
-        return {
-            (a.implementation.workload_key, a.implementation.name): (s, a)
-            for s in self.states
-            for a in s.arms
-        }
+    def _arms(self) -> dict[Key, tuple[TaskState, Arm]]:
+        return {a.key: (s, a) for s in self.states for a in s.arms}
 
     def _known_of(self, arm: Arm) -> set[str]:
         return self._known.setdefault(arm.implementation.workload_key, set())
-
-    def _left(self, most: int) -> int:
-        if self.budget.trials is None:
-            return most
-        return max(0, min(most, self.budget.trials - self.total))
-
-    def _spent(self) -> bool:
-        budget = self.budget
-        if budget.trials is not None and self.total >= budget.trials:
-            self.stopped_because = f"the budget of {budget.trials} trials is spent"
-        elif budget.seconds is not None and self.elapsed >= budget.seconds:
-            self.stopped_because = f"the time budget of {budget.seconds:.0f} s is spent"
-        elif budget.patience is not None and len(self._estimates) > budget.patience:
-            before, now = self._estimates[-budget.patience - 1], self._estimates[-1]
-            if before < float("inf") and now > 0.99 * before and self._explored():
-                self.stopped_because = (
-                    f"the estimate improved by less than 1% over {budget.patience} rounds"
-                )
-        return bool(self.stopped_because)
-
-    def _explored(self) -> bool:
-        """Whether the tasks that make up most of the latency have had a round of their own."""
-        whole = self.estimate()
-        heavy = [s for s in self.states if s.task.weight * s.best > 0.05 * whole]
-        return all(s.count >= BATCH or s.skipped for s in heavy)
 
     @property
     def target(self) -> Any:
@@ -342,3 +345,9 @@ class Session:
 
             self._target = tvm.target.Target(self.device.target)
         return self._target
+
+
+def _size(tuner: Tuner) -> int | None:
+    """The size of the space as far as the tuner knows it."""
+    size: int | None = getattr(tuner, "size", None)
+    return size

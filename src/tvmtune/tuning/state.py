@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tvmtune.tuning.budget import GAIN
+from tvmtune.tuning.pace import Key
+from tvmtune.tuning.transfer import TUNER
 from tvmtune.tuning.tuners.base import Tuner
 from tvmtune.types import Implementation, Task, Trial
 
@@ -17,20 +20,43 @@ class Arm:
     trials: list[Trial] = field(default_factory=list)
     tuner: Tuner | None = None
     exhausted: bool = False
-    """The tuner has no new candidate left."""
+    """It gets no more trials."""
+    complete: bool = False
+    """Every point of its space, whose size is known, has been measured."""
     best_after: list[float] = field(default_factory=list)
     """Best latency in seconds after each trial: what the scheduler extrapolates."""
+    leader: Trial | None = None
+    """The quickest of those not known to be wrong."""
+
+    @property
+    def key(self) -> Key:
+        """A template is another space of the direct workload: it takes both to tell arms apart."""
+        return self.implementation.workload_key, self.implementation.name
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        self.best_after.append(
-            min(trial.latency, self.best_after[-1] if self.best_after else float("inf"))
-        )
+        self._follow(trial)
+
+    def revise(self) -> None:
+        """To be called when what is known of a trial has changed."""
+        self.best_after.clear()
+        self.leader = None
+        for trial in self.trials:
+            self._follow(trial)
+
+    def _follow(self, trial: Trial) -> None:
+        if trial.latency < self.best:
+            self.leader = trial
+        self.best_after.append(self.best)
+
+    def hopeless(self, most: int) -> bool:
+        """Whether it had ``most`` trials and never a success."""
+        return len(self.trials) >= most and not any(t.ok for t in self.trials)
 
     @property
     def best(self) -> float:
-        """Best latency of those not known to be wrong, in seconds."""
-        return min((t.latency for t in self.trials), default=float("inf"))
+        """Latency of the leader in seconds."""
+        return self.leader.latency if self.leader is not None else float("inf")
 
 
 @dataclass
@@ -41,19 +67,29 @@ class TaskState:
     arms: list[Arm]
     skipped: str | None = None
     """Why it gets no more trials, if so."""
+    trials: list[Trial] = field(default_factory=list)
+    """In the order in which they were measured."""
+
+    def add(self, arm: Arm, trial: Trial) -> None:
+        arm.add(trial)
+        self.trials.append(trial)
+
+    def arm_of(self, trial: Trial) -> Arm:
+        return next(a for a in self.arms if a.implementation.name == trial.implementation)
 
     @property
-    def trials(self) -> list[Trial]:
-        return [t for arm in self.arms for t in arm.trials]
+    def own(self) -> list[Trial]:
+        """Those that were measured for this log, not taken over from another."""
+        return [t for t in self.trials if t.tuner != TUNER]
 
     @property
     def count(self) -> int:
-        return sum(len(arm.trials) for arm in self.arms)
+        return len(self.own)
 
     @property
     def leader(self) -> Trial | None:
-        good = [t for t in self.trials if t.ok]
-        return min(good, key=lambda t: t.latency) if good else None
+        leaders = [arm.leader for arm in self.arms if arm.leader is not None]
+        return min(leaders, key=lambda t: t.latency) if leaders else None
 
     @property
     def best(self) -> float:
@@ -64,18 +100,27 @@ class TaskState:
         """Rate of the leader in 1e9 operations of the direct algorithm per second."""
         return self.task.flop / self.best / 1e9 if self.best < float("inf") else 0.0
 
-    def failures(self) -> dict[str, tuple[int, str]]:
-        """How many trials failed at each stage, with the first message of each."""
-        counts: Counter[str] = Counter()
-        first: dict[str, str] = {}
-        for trial in self.trials:
-            if trial.error:
-                stage = trial.error["stage"]
-                counts[stage] += 1
-                first.setdefault(stage, trial.error["message"])
-        return {stage: (counts[stage], first[stage]) for stage in counts}
+    def rests(self, patience: int) -> bool:
+        """Whether its last ``patience`` trials brought it no gain."""
+        return stalled([self], self.own, patience)
 
 
-def estimate(states: list[TaskState]) -> float:
+def estimate(states: Sequence[TaskState]) -> float:
     """Sum of weight x best latency in seconds; infinite while a task has no valid trial."""
     return sum(s.task.weight * s.best for s in states if s.skipped is None or s.best < float("inf"))
+
+
+def stalled(states: Sequence[TaskState], trials: Sequence[Trial], patience: int) -> bool:
+    """Whether the last ``patience`` of ``trials`` improved the estimate by less than :data:`GAIN`.
+
+    ``trials`` are those of ``states`` in the order in which they were measured.
+    """
+    if len(trials) <= patience:
+        return False
+    latest = {id(t) for t in trials[-patience:]}
+    before = 0.0
+    for state in states:
+        if state.skipped is None or state.best < float("inf"):
+            earlier = (t.latency for t in state.trials if id(t) not in latest)
+            before += state.task.weight * min(earlier, default=float("inf"))
+    return before < float("inf") and estimate(states) > (1.0 - GAIN) * before

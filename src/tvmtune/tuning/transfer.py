@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.graph import spaces, traces
+from tvmtune.records.log import Log, read_log
 from tvmtune.types import Trial
 
 if TYPE_CHECKING:
     import tvm
 
-    from tvmtune.records.log import Log
     from tvmtune.tuning.model import CostModel
 
 TAKEN = 16
 """Records of one implementation that are taken over: the best, which seed the search."""
 LESSONS = 512
-"""Trials in all that the cost model is shown; replaying one takes some 10 ms."""
+"""Trials in all that the cost model is shown."""
+REPLAY = 0.01
+"""Seconds that one of them may take on average: what is left when they are spent is left out."""
 TUNER = "transfer"
 """The tuner's name in trials that are taken over; they do not count as trials of this log."""
 
@@ -36,17 +40,30 @@ class Lesson:
     trials: list[Trial]
 
 
-def check(logs: Sequence[Log]) -> None:
-    """Raise :class:`TvmtuneError` for a log of another TVM, whose traces may mean something else."""
+def read(sources: Sequence[str | Path | Log], own: Path) -> list[Log]:
+    """The logs to learn from, those that are read already as they are.
+
+    Raises :class:`UsageError` if the session's own log is among them, :class:`TvmtuneError` for one
+    that cannot be read, or that was measured with another TVM, whose traces may mean something else.
+    """
+    logs = []
     mine = version("apache-tvm")
-    for log in logs:
-        others = {h.get("versions", {}).get("apache-tvm") for h in log.headers} - {mine}
-        if others:
-            raise TvmtuneError(
-                f"--transfer-from {log.path}: it was measured with apache-tvm "
-                f"{', '.join(sorted(map(str, others)))}, and this is {mine}: its schedules may mean "
-                "something else. Leave it out, or tune that network anew."
+    for source in sources:
+        path = source.path if isinstance(source, Log) else Path(source)
+        if own.exists() and path.exists() and own.samefile(path):
+            raise UsageError(
+                f"{path} is the log of this very run, which is continued by itself: leave it out."
             )
+        log = source if isinstance(source, Log) else read_log(path)
+        versions = {h.get("versions", {}).get("apache-tvm", "unknown") for h in log.headers}
+        if versions - {mine}:
+            raise TvmtuneError(
+                f"{path} was measured with apache-tvm {', '.join(sorted(versions - {mine}))}, and "
+                f"this is {mine}: its schedules may mean something else. Leave it out, or tune that "
+                "network anew."
+            )
+        logs.append(log)
+    return logs
 
 
 def records(logs: Sequence[Log], device: str, kind: str) -> Iterator[Trial]:
@@ -59,7 +76,18 @@ def records(logs: Sequence[Log], device: str, kind: str) -> Iterator[Trial]:
                 arm.setdefault(trial.candidate, trial)
     for arm in by_arm.values():
         for trial in sorted(arm.values(), key=lambda t: t.latency)[:TAKEN]:
-            yield replace(trial, tuner=TUNER, verified=None)
+            yield replace(trial, tuner=TUNER, verified=None, extra=dict(trial.extra))
+
+
+def module_of(log: Log, trial: Trial) -> str | None:
+    """The trial's workload as the log stores it, if it does."""
+    line = log.tasks.get(trial.task) or {}
+    stored = (
+        i.get("module")
+        for i in line.get("implementations", ())
+        if i["name"] == trial.implementation
+    )
+    return next(stored, None)
 
 
 def lessons(logs: Sequence[Log], kind: str, seed: int) -> list[Lesson]:
@@ -67,15 +95,7 @@ def lessons(logs: Sequence[Log], kind: str, seed: int) -> list[Lesson]:
     found: dict[tuple[str, str], Lesson] = {}
     for log in logs:
         for trial in log.trials:
-            line = log.tasks.get(trial.task)
-            module = next(
-                (
-                    i.get("module")
-                    for i in (line or {}).get("implementations", ())
-                    if i["name"] == trial.implementation
-                ),
-                None,
-            )
+            module = module_of(log, trial)
             if module and trial.ok and trial.kind == kind:
                 # Times of another device are told apart: only ranks within a group are learnt.
                 key = (trial.device, trial.workload)
@@ -95,13 +115,20 @@ def lessons(logs: Sequence[Log], kind: str, seed: int) -> list[Lesson]:
 def teach(
     model: CostModel, found: Sequence[Lesson], target: tvm.target.Target, threads: int
 ) -> int:
-    """Show the trials to the cost model; returns how many could be replayed."""
+    """Show the trials to the cost model; returns how many could be replayed.
+
+    Each lesson has its share of the time, and what others left of theirs.
+    """
     count = 0
+    end = time.monotonic()
     for lesson in found:
+        end += REPLAY * len(lesson.trials)
         mod = traces.load_module(lesson.module)
         schedules: list[Any] = []
         latencies = []
-        for trial in lesson.trials:
+        for number, trial in enumerate(lesson.trials):
+            if number and time.monotonic() > end:
+                break
             try:
                 schedules.append(traces.apply(mod, trial.trace))
             except Exception:  # a trace that no longer applies teaches nothing
@@ -110,6 +137,6 @@ def teach(
         if schedules:
             generator = spaces.RuleSpace({"kind": str(target.kind.name)}).generator()
             context = spaces.tune_context(mod, target, generator, seed=1, threads=threads)
-            model.learn(context, schedules, latencies, lesson.workload)
+            model.learn(model.features(context, schedules), latencies, lesson.workload)
             count += len(schedules)
     return count

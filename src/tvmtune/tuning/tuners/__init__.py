@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from tvmtune.tuning.tuners.base import Tuner, TunerArgs
+    from tvmtune.types import Task
 
-TUNERS = {"xgb": "tvmtune.tuning.tuners.evolutionary", "random": "tvmtune.tuning.tuners.sampling"}
-ALIASES = {"xgb-rank": "xgb", "xgb_rank": "xgb", "evolutionary": "xgb"}
+TUNERS = {
+    "xgb": "tvmtune.tuning.tuners.evolutionary",
+    "xgb-knob": "tvmtune.tuning.tuners.knob",
+    "ga": "tvmtune.tuning.tuners.genetic",
+    "random": "tvmtune.tuning.tuners.sampling",
+    "grid": "tvmtune.tuning.tuners.grid",
+    "droplet": "tvmtune.tuning.tuners.droplet",
+}
+ALIASES = {
+    "xgb-rank": "xgb",
+    "xgb_rank": "xgb",
+    "evolutionary": "xgb",
+    "xgb_knob": "xgb-knob",
+    "genetic": "ga",
+    "gridsearch": "grid",
+    "grid-search": "grid",
+}
 
 
 def canonical(name: str) -> str:
@@ -47,6 +63,20 @@ def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]
             raise UsageError(f"--tuner-option {key}={value}: {wanted} is wanted.")
         found[key] = value if whole else float(value)
     return found
+
+
+def check_space(name: str, tasks: Sequence[Task], limited: bool) -> None:
+    """Raise :class:`UsageError` if the tuner would never end: ``grid`` on spaces of unknown size
+    without a limit on trials or time."""
+    if canonical(name) != "grid" or limited:
+        return
+    unknown = [t.name for t in tasks if any(i.space.size is None for i in t.implementations)]
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise UsageError(
+            f"tuner 'grid' goes through a whole space, and that of {', '.join(unknown[:3])}{more} has "
+            "no known size: limit the trials or the time, or choose another tuner."
+        )
 
 
 def create(name: str, args: TunerArgs) -> Tuner:

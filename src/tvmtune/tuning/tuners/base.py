@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
     from tvmtune.tuning.model import CostModel
+    from tvmtune.tuning.transfer import Lesson
     from tvmtune.types import Implementation, Trial
 
 
@@ -44,6 +45,10 @@ class TunerArgs:
     threads: int
     history: Sequence[Trial] = ()
     """Earlier trials of this implementation on this device, from the log."""
+    relatives: Sequence[Any] = ()
+    """Traces of the best candidates of other workloads, the most similar first."""
+    lessons: Sequence[Lesson] = ()
+    """Trials of other networks or devices, by workload."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The user's, out of those that the tuner's module lists in ``OPTIONS``."""
 
@@ -53,8 +58,12 @@ class Tuner(Protocol):
 
     name: str
 
-    def ask(self, count: int) -> list[Proposal]:
-        """At most ``count`` new candidates; none once the space is exhausted."""
+    def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
+        """At most ``count`` new candidates; none once the space is exhausted.
+
+        ``seconds``: about how long it may take. Without, what is proposed depends on the seed and the
+        results alone.
+        """
 
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         """How they did: seconds, infinity for a failure."""

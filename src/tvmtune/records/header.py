@@ -1,0 +1,114 @@
+"""What stands before a run's trials: its network, device and tasks; and whether a log is this run's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmtune import system
+from tvmtune.errors import TvmtuneError
+from tvmtune.records.identity import SPACE_VERSION
+from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
+from tvmtune.types import JSON, Prepared, Task, TensorSpec
+
+
+def header(prepared: Prepared) -> JSON:
+    """What governs the lines after it: network, device, versions, host."""
+    network, device = prepared.network, prepared.device
+    return {
+        "format": FORMAT,
+        "network": {
+            "name": network.name,
+            "structure_hash": network.structure_hash,
+            "weights_hash": network.weights_hash,
+            "source": network.source,
+            "layout": prepared.layout,
+            "inputs": [[i.name, list(i.shape), i.dtype] for i in network.inputs],
+            "outputs": [[o.name, list(o.shape), o.dtype] for o in network.outputs],
+        },
+        "device": device.to_json(),
+        "versions": system.versions(),
+        "host": system.fingerprint(),
+        "threads": device.threads,
+        "started": time.time(),
+    }
+
+
+def task_line(task: Task) -> JSON:
+    """A task with its workloads, so that a log needs nothing else."""
+    from tvmtune.graph.traces import store_module
+
+    return {
+        "task": task.key,
+        "anchor": task.anchor_key,
+        "index": task.index,
+        "name": task.name,
+        "weight": task.weight,
+        "flop": task.flop,
+        "args": [[list(a.shape), a.dtype] for a in task.args],
+        "implementations": [
+            {
+                "name": i.name,
+                "workload": i.workload_key,
+                "exact": i.exact,
+                "module": store_module(i.mod),
+            }
+            for i in task.implementations
+        ],
+    }
+
+
+def begin(
+    writer: LogWriter,
+    prepared: Prepared,
+    tasks: Sequence[Task],
+    history: Log | None,
+    peak: float | None,
+) -> None:
+    """One header per run, and a line for each task that the log does not describe yet.
+
+    ``peak``: the device's best rate in GFLOPS, if it is known.
+    """
+    more = {"space_version": SPACE_VERSION, "peak_gflops": peak}
+    writer.append("header", header(prepared) | more)
+    known = history.tasks if history else {}
+    for task in tasks:
+        if task.key not in known:
+            writer.append("task", task_line(task))
+
+
+def earlier(path: Path, prepared: Prepared) -> Log | None:
+    """The log at ``path`` if there is one.
+
+    Raises :class:`TvmtuneError` if it is of another network or device, or cannot be read.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    log = read_log(path)
+    network, device = prepared.network, prepared.device
+    if network.structure_hash not in {h["network"].get("structure_hash") for h in log.headers}:
+        names = {h["network"].get("name", "?") for h in log.headers}
+        mine = ", ".join(map(str, network.inputs))
+        theirs = sorted({_inputs(h["network"].get("inputs", [])) for h in log.headers})
+        raise TvmtuneError(
+            f"{path} is the log of another network ({', '.join(sorted(names))} with "
+            f"{'; '.join(theirs)}), not of this {network.name} with {mine}. "
+            "Choose another --log, or --fresh to put it aside."
+        )
+    devices = log.devices()
+    if device.identity() not in devices:
+        described = "; ".join(
+            f"{d['model'] or d['backend']}, {d['threads']} threads" for d in devices.values()
+        )
+        raise TvmtuneError(
+            f"{path} was measured on another device ({described}), not on this one "
+            f"({device.model or device.backend}, {device.threads} threads). Choose "
+            "another --log, or --fresh to put it aside."
+        )
+    return log
+
+
+def _inputs(listed: list[Any]) -> str:
+    return ", ".join(str(TensorSpec(name, tuple(shape), dtype)) for name, shape, dtype in listed)

@@ -1,0 +1,134 @@
+"""What tuners that work on points have in common: replay, de-duplication, memory of results."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from tvmtune.tuning.points import Point, Points
+from tvmtune.tuning.tuners.base import Proposal, TunerArgs
+
+DRAWS = 12
+"""Points that are tried for each new candidate before the space counts as exhausted."""
+ENUMERABLE = 20_000
+"""Points up to which a space is gone through to its end when draws find nothing new."""
+
+
+class PointTuner:
+    """A tuner that says which points it would like; the rest is done here.
+
+    A subclass has :meth:`suggest`; ``measured`` holds what it may learn from.
+    """
+
+    name = ""
+
+    def __init__(self, args: TunerArgs) -> None:
+        self.args = args
+        self.rng = random.Random(args.seed)
+        self.points = Points(args.implementation, args.target, seed=args.seed, threads=args.threads)
+        self.measured: dict[Point, float] = {}
+        """Latency in seconds of each point, infinity for failures."""
+        self.seen: set[Point] = set()
+        """Points that need not be replayed again: measured, refused, or alike."""
+        self._proposed: dict[str, Point] = {}
+        self._pool = ThreadPoolExecutor(max(1, args.threads))
+        self._rest: Iterator[Point] | None = None
+        for trial in args.history:
+            point = self.points.recall(trial.trace)
+            if point is not None:
+                self.measured[point] = trial.latency
+                self.seen.add(point)
+                self.points.observe(point)
+
+    @property
+    def size(self) -> int | None:
+        """Points in the space, where that is known."""
+        return self.points.size
+
+    def suggest(self, count: int) -> Iterator[Point]:
+        """Points in the order in which they should be tried, of which about ``count`` are wanted;
+        may be endless."""
+        raise NotImplementedError
+
+    def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
+        return self.propose(self.suggest(count), count)
+
+    def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
+        for proposal, latency in zip(proposals, latencies, strict=True):
+            point = self._proposed.pop(proposal.candidate, None)
+            if point is not None:
+                self.measured[point] = latency
+
+    def best(self, count: int) -> list[Point]:
+        """The quickest points measured."""
+        good = [p for p, seconds in self.measured.items() if seconds < float("inf")]
+        return sorted(good, key=self.measured.__getitem__)[:count]
+
+    def propose(self, wanted: Iterable[Point], count: int) -> list[Proposal]:
+        """The first ``count`` new candidates among the points, filled up from the rest of the space."""
+        found = self.replay(islice(wanted, count * DRAWS), count)
+        if len(found) < count:
+            found += self.replay(self._remaining(count), count - len(found))
+        for proposal in found:
+            self.take(proposal)
+        return found
+
+    def take(self, proposal: Proposal) -> None:
+        """Count a candidate that :meth:`replay` found as proposed."""
+        self.args.known.add(proposal.candidate)
+
+    def replay(self, wanted: Iterable[Point], count: int) -> list[Proposal]:
+        """Up to ``count`` candidates that nobody has measured, in the order of the points."""
+        found: dict[str, Proposal] = {}
+        fresh = (p for p in wanted if p not in self.seen)
+        while len(found) < count:
+            batch = []
+            for point in fresh:
+                if point not in self.seen:
+                    if None not in point.decisions:  # else TVM draws, another one each time
+                        self.seen.add(point)
+                    batch.append((point, self.rng.randrange(1, 1 << 31)))
+                if len(batch) == max(count - len(found), self.args.threads):
+                    break
+            if not batch:
+                break
+            for result in self._pool.map(self._realise, batch):
+                if result is None:
+                    continue
+                proposal, point = result
+                self.points.observe(point)
+                self.seen.add(point)
+                known = self.args.known
+                if proposal.candidate not in known and proposal.candidate not in found:
+                    found[proposal.candidate] = proposal
+                    self._proposed[proposal.candidate] = point
+        for candidate in list(found)[count:]:
+            self.forget(found.pop(candidate))
+        return list(found.values())
+
+    def point(self, proposal: Proposal) -> Point:
+        """Where a candidate that is not measured yet lies."""
+        return self._proposed[proposal.candidate]
+
+    def forget(self, proposal: Proposal) -> None:
+        """Let a candidate that is not measured after all be found again."""
+        self.seen.discard(self._proposed.pop(proposal.candidate))
+
+    def _realise(self, wanted: tuple[Point, int]) -> tuple[Proposal, Point] | None:
+        point, seed = wanted
+        found = self.points.realise(point, seed)
+        return None if found is None else (Proposal.of(found[0]), found[1])
+
+    def _remaining(self, count: int) -> Iterator[Point]:
+        """What is left of a small space; draws from one that is large or of unknown size."""
+        size = self.size
+        if size is not None and size <= ENUMERABLE:
+            if self._rest is None:
+                self._rest = iter(self.points)
+            yield from self._rest
+            self._rest = None  # some may have been given back since
+            return
+        for _ in range(count * DRAWS):
+            yield self.points.draw(self.rng)

@@ -1,0 +1,162 @@
+"""``tvmtune simulate``: from a log to a comparison of tuners, and what is wrong with other logs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.commands import complaint, tvmtune
+from tuning.surveyed import KERNEL, survey
+from tvmtune.cli import main
+
+SMALL = ("--arg", "n=8")
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    return survey(tmp_path_factory.mktemp("survey"))
+
+
+@pytest.fixture
+def ask(capsys):
+    """Runs the command; exit status, standard output, standard error."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["simulate", *map(str, args)])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_space_that_grid_has_measured_is_simulated_from_its_log(tmp_path):
+    (tmp_path / "product.py").write_text(KERNEL)
+    done = tvmtune(
+        "tune", "product.py", *SMALL, "--tuner", "grid", "--trials", 120, "--repeat", 2,
+        "--no-compile", "--log", "full.json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    reports = []
+    for name in ("a.json", "b.json"):
+        done = tvmtune(
+            "simulate", "full.json", "--tuner", "random", "--tuner", "droplet", "--seeds", 3,
+            "--json", name, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^│ random +│ +[\d.]+ \([\d.]+-[\d.]+\) │ +3/3 │", done.stdout, re.M)
+        reports.append((tmp_path / name).read_text())
+    assert reports[0] == reports[1]
+    space = next(s for s in json.loads(reports[0])["spaces"] if s["implementation"] == "template")
+    assert space["size"] == 4 * 4 * 5
+    for runs in (space["tuners"][name]["runs"] for name in ("random", "droplet")):
+        assert [run["missed"] for run in runs] == [0, 0, 0]
+        assert all(run["best_ms"] <= space["best_ms"] / 0.99 for run in runs)
+
+
+def test_the_table_compares_the_tuners(ask, log):
+    code, out, err = ask(log, "--tuner", "ga", "--tuner", "random", "--seeds", 3)
+    assert code == 0
+    assert "180 points, best 1 ms, 0.56% within 95% of it" in out
+    rows = re.findall(r"^│ (\S+) +│ +([\d.]+) \(([\d.]+)-([\d.]+)\) │ +(\d)/3 │", out, re.M)
+    assert [row[0] for row in rows] == ["ga", "random"]
+    for _, mean, low, high, reached in rows:
+        assert 1 <= float(low) <= float(mean) <= float(high) <= 180
+        assert reached == "3"
+    runs = re.findall(r"^task 0 product1 \(template\): (\w+), seed (\d): 90% after", err, re.M)
+    assert runs == [(name, str(seed)) for name in ("ga", "random") for seed in range(3)]
+
+
+def test_the_seeds_decide_the_result(ask, log, tmp_path):
+    def trials(*args: object) -> list[int]:
+        code, out, _ = ask(log, "--tuner", "ga", "--json", "-", *args)
+        assert code == 0
+        (space,) = json.loads(out)["spaces"]
+        return [run["trials_to"]["99%"] for run in space["tuners"]["ga"]["runs"]]
+
+    first = trials("--seeds", 4)
+    assert first == trials("--seeds", 4)
+    assert first[1:3] == trials("--seeds", 2, "--seed", 1)
+    assert len(set(first)) > 1
+
+
+def test_the_report_holds_what_the_table_shows(ask, log):
+    code, out, _ = ask(log, "--tuner", "ga", "--tuner-option", "mutate=0.9", "--seeds", 2,
+                       "--trials", 40, "--json", "-")  # fmt: skip
+    assert code == 0
+    report = json.loads(out)
+    assert report["tuners"] == {"ga": {"mutate": 0.9}}
+    (space,) = report["spaces"]
+    assert (space["name"], space["implementation"]) == ("product1", "template")
+    assert (space["size"], space["best_ms"], space["within"]["95%"]) == (180, 1.0, 1)
+    assert space["tuners"]["ga"]["trials_to"] == report["all"]["ga"]
+    for run in space["tuners"]["ga"]["runs"]:
+        assert run["trials"] <= 40
+
+
+def test_tasks_are_chosen_as_elsewhere(ask, log):
+    args = (log, "--tuner", "random", "--seeds", 1, "--trials", 5, "--tasks")
+    assert ask(*args, "product*")[0] == 0
+    code, _, err = ask(*args, "*conv*")
+    assert code == 2
+    assert "--tasks *conv* matches none" in complaint(err)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--tuner", "xbg"), "tuner 'xbg' is not known. Did you mean xgb"),
+        (("--tuner-option", "populatoin=9"), "xgb has no such option. Did you mean population"),
+        (("--tuner-option", "population"), "--tuner-option takes K=V"),
+        (("--tuner-option", "population=-1"), "population=-1: a whole number of at least 1"),
+        (("--seeds", "0"), "--seeds needs a number of at least 1"),
+        (("--seed", "-1"), "--seed needs a number of at least 0"),
+        (("--trials", "0"), "--trials needs a number of at least 1"),
+        (("--json", "nowhere/out.json"), "there is no directory nowhere"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_what_is_right(ask, log, args, message):
+    code, out, err = ask(log, *args)
+    assert code == 2
+    assert message in complaint(err)
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no log at log.json"),
+        ("", "log.json is empty"),
+        ("no log\n", "log.json is not a tvmtune log: its first line is not a JSON record"),
+        ('{"type": "trial"}\n', "it does not begin with a header"),
+    ],
+)
+def test_what_is_no_log_is_refused(ask, tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("log.json").write_text(content)
+    code, out, err = ask("log.json")
+    assert code == 1
+    assert message in complaint(err)
+    assert out == ""
+
+
+def test_a_log_that_does_not_hold_its_space_is_refused_with_the_remedy(ask, tmp_path):
+    code, out, err = ask(survey(tmp_path, part=0.5))
+    assert code == 1
+    said = complaint(err)
+    assert re.search(r"no space that was measured in full .*\(template\): its 90 trials", said)
+    assert said.endswith("Let tvmtune tune --tuner grid continue it to the end.")
+    assert out == ""
+
+
+def test_the_report_does_not_overwrite_the_log(ask, log):
+    before = log.read_bytes()
+    code, _, err = ask(log, "--json", log)
+    assert code == 2
+    assert "is a file that this command needs" in complaint(err)
+    assert log.read_bytes() == before

@@ -1,0 +1,35 @@
+"""A tuner that remembers what sessions gave it, and draws at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmtune.tuning.tuners import sampling
+from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
+
+OPTIONS: dict[str, int | float] = {}
+given: list[TunerArgs] = []
+asked: list[tuple[str, int, float | None]] = []
+"""Workload, count and seconds of each request."""
+
+
+class ListeningTuner(sampling.RandomTuner):
+    name = "listening"
+
+    def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
+        asked.append((self.args.implementation.workload_key, count, seconds))
+        return super().ask(count, seconds)
+
+
+def create(args: TunerArgs) -> Tuner:
+    given.append(args)
+    return ListeningTuner(args)
+
+
+def register(monkeypatch: Any) -> None:
+    """Make it known as ``listening`` for the length of a test."""
+    from tvmtune.tuning import tuners
+
+    monkeypatch.setitem(tuners.TUNERS, "listening", "tuning.listening")
+    given.clear()
+    asked.clear()
