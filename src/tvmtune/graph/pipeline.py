@@ -173,7 +173,12 @@ def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     mod = _run(mod, device, [relax.transform.SplitLayoutRewritePreproc()])
     for variable, function in others.items():
         mod.update_func(variable, function)
-    passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
+    passes = [
+        relax.transform.FoldConstant(),
+        # Without it the program keeps building tuples of weights and taking them apart on every run.
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(),
+    ]
     return _run(mod, device, passes)
 
 
