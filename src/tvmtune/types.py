@@ -170,7 +170,9 @@ class BuilderSpec:
 
     build: str
     """``"package.module:function"``, called in a build worker as
-    ``function(mod, target, options, directory) -> path``."""
+    ``function(mod, target, options, directory) -> path``. Where ``options["shipped"]`` is true the
+    kernel has to be as it will be in the library; else the function may do without what costs time
+    and changes no kernel's speed."""
     init: str | None = None
     """``"package.module:function"`` called once in each worker with ``options``."""
     options: JSON = field(default_factory=dict)

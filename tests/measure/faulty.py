@@ -1,7 +1,9 @@
-"""Build functions that misbehave on purpose; build workers import them by name."""
+"""Build functions that misbehave on purpose, and some that take notes; workers import them by name."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 from tvmtune.measure import local
@@ -53,3 +55,31 @@ def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: 
             extent = 2**50 if name == "endless" else 1024
             mod = from_source(PROGRAM.format(extent=extent, kernel=kernel))
     return local.build(mod, target, options, directory)
+
+
+NOTES = "notes.txt"
+"""Lines ``WHAT BEGIN END`` in the measurer's directory: what was built or run, and when."""
+
+
+def build_and_note(
+    mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str
+) -> str:
+    """The real thing; notes whether it was built as it will be shipped."""
+    began = time.monotonic()
+    path = local.build(mod, target, options, directory)
+    _note(directory, "shipped" if options.get("shipped") else "built", began)
+    return path
+
+
+def run_and_note(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> list[float]:
+    """The real thing, some 50 ms longer."""
+    began = time.monotonic()
+    time.sleep(0.05)
+    seconds = local.run(artifact, args, timing, options)
+    _note(str(Path(artifact).parent), "run", began)
+    return seconds
+
+
+def _note(directory: str, what: str, began: float) -> None:
+    with (Path(directory) / NOTES).open("a") as file:
+        file.write(f"{what} {began} {time.monotonic()}\n")

@@ -33,10 +33,10 @@ def implementation(*args: Any) -> Implementation:
     return Implementation("direct", workload_key(mod), mod, RuleSpace(this_machine().target))
 
 
-def double() -> Implementation:
-    """``y = 2 x`` over 1024 floats."""
-    x = te.placeholder((1024,), "float32", name="x")
-    return implementation(x, te.compute((1024,), lambda i: x[i] * 2.0, name="y"))
+def double(count: int = 1024) -> Implementation:
+    """``y = 2 x`` over ``count`` floats."""
+    x = te.placeholder((count,), "float32", name="x")
+    return implementation(x, te.compute((count,), lambda i: x[i] * 2.0, name="y"))
 
 
 def trace_of(chosen: Implementation, spoil: str = "") -> Any:
@@ -50,10 +50,26 @@ def trace_of(chosen: Implementation, spoil: str = "") -> Any:
     return traces.to_json(schedule)
 
 
-def make_measurer(build: str = "measure.faulty:build", timing: Timing = TIMING) -> Measurer:
+def make_measurer(
+    build: str = "measure.faulty:build", timing: Timing = TIMING, **runner: Any
+) -> Measurer:
+    """``runner``: what is to be otherwise in the runner of the cpu backend."""
     backend, device = host.backend("cpu"), this_machine()
     builder = replace(backend.make_builder(device), build=build)
-    return Measurer(device, builder, backend.make_runner(device), timing)
+    return Measurer(device, builder, replace(backend.make_runner(device), **runner), timing)
+
+
+@pytest.fixture
+def noting():
+    """A measurer whose builds and runs can be read from :func:`notes`."""
+    with make_measurer("measure.faulty:build_and_note", run="measure.faulty:run_and_note") as made:
+        yield made
+
+
+def notes(measurer: Measurer) -> list[tuple[str, float, float]]:
+    path = measurer.directory / faulty.NOTES
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [(what, float(began), float(ended)) for what, began, ended in lines]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +104,18 @@ def test_a_candidate_far_behind_the_best_is_given_up_early(measurer):
     candidates = [(chosen, trace_of(chosen))] * 2
     measurer.measure(candidates, lambda _, result: found.append(result), best=[1e-12, 1e3])
     assert [len(result.seconds) for result in found] == [2, TIMING.repeat]
+
+
+def test_a_hopeless_candidate_is_given_up_after_its_first_runs(measurer):
+    chosen = double(1 << 24)
+    found: list[Measurement] = []
+    measurer.measure(
+        [(chosen, trace_of(chosen))], lambda _, result: found.append(result), best=[1e-6]
+    )
+    (result,) = found
+    assert result.stage is None
+    assert len(result.seconds) == 1
+    assert result.seconds[0] > 1e-3
 
 
 @pytest.mark.parametrize("spoil", ["endless", "crashing"])
@@ -208,6 +236,71 @@ def test_libraries_are_removed_once_they_were_used(measurer):
     measure(measurer, (chosen, trace_of(chosen)), (chosen, trace_of(chosen, "crashing")))
     measurer.verify(chosen, trace_of(chosen))
     assert artifacts(measurer) == kept, "only references stay"
+
+
+def test_no_builder_works_while_a_candidate_is_timed(noting):
+    chosen = double()
+    first = noting.build([(chosen, trace_of(chosen))] * 2)
+    second = noting.build([(chosen, trace_of(chosen))] * 4)
+    found: dict[str, list[Measurement]] = {"first": [], "second": []}
+    noting.time(first, lambda _, result: found["first"].append(result))
+    noting.time(second, lambda _, result: found["second"].append(result))
+    assert [len(results) for results in found.values()] == [2, 4]
+    assert all(result.seconds for results in found.values() for result in results)
+    runs = [note for note in notes(noting) if note[0] == "run"]
+    builds = [note for note in notes(noting) if note[0] == "built"]
+    assert len(runs) == 6
+    for _, began, ended in runs:
+        assert not [b for b in builds if b[1] < ended and b[2] > began]
+
+
+def test_the_caller_goes_on_while_a_batch_is_built():
+    chosen = double()
+    timing = replace(TIMING, build_timeout=1.0)
+    with make_measurer("measure.faulty:sleep", timing) as measurer:
+        batch = measurer.build([(chosen, trace_of(chosen))])
+        assert not batch.handles[0].done()
+        found: list[Measurement] = []
+        measurer.time(batch, lambda _, result: found.append(result))
+        assert found[0].stage == "timeout"
+
+
+def test_verification_uses_what_was_built_in_the_meantime(noting):
+    chosen = double()
+    measure(noting, (chosen, trace_of(chosen)))
+    for _ in range(2):
+        deviation, _ = noting.verify(chosen, trace_of(chosen))
+        assert deviation is not None
+        assert deviation < 1e-6
+    # the candidate, the unscheduled workload, and the candidate with its weights in plain order, twice
+    assert [what for what, _, _ in notes(noting)].count("built") == 4
+
+
+def test_a_leader_is_measured_again_as_it_will_be_shipped_and_with_more_repeats(noting):
+    chosen = double()
+    result = noting.remeasure(chosen, trace_of(chosen))
+    assert len(result.seconds) > TIMING.repeat
+    assert [what for what, _, _ in notes(noting)] == ["shipped", "run"]
+    assert artifacts(noting) == []
+
+
+def test_a_leader_that_cannot_be_built_again_says_so(measurer):
+    result = measurer.remeasure(double(), [[["NoSuchStep", [], [], []]], []])
+    assert (result.seconds, result.stage) == ((), "space")
+
+
+def test_drift_is_told_relative_to_the_first_reading(measurer):
+    assert measurer.drift() == 1.0
+    later = measurer.drift()
+    assert later is not None
+    assert later > 0
+
+
+def test_a_runner_without_a_baseline_knows_of_no_drift():
+    with make_measurer(baseline=None) as measurer:
+        assert measurer.drift() is None
+    with make_measurer(baseline="measure.calls:complain") as measurer:
+        assert measurer.drift() is None
 
 
 def test_the_peak_of_the_device_is_a_sound_number(measurer):

@@ -8,8 +8,10 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tvmtune.measure.candidate import MISFIT
@@ -30,11 +32,22 @@ class Measurement:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Candidates that are being built."""
+
+    candidates: tuple[tuple[Implementation, Any], ...]
+    handles: tuple[Any, ...]
+
+
 class Measurer:
     """Builds and times candidates of one device in processes that are killed at their deadlines.
 
     With an exclusive runner, building and timing alternate: while a candidate is timed no builder
     works, and the other way round. Otherwise a candidate is timed as soon as it is built.
+
+    :meth:`measure` is :meth:`build` and :meth:`time` in one. A caller that has other work to do (the
+    next proposals) does it between the two, while the builders are busy.
     """
 
     def __init__(
@@ -46,7 +59,12 @@ class Measurer:
         self.timing = timing
         _sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"tvmtune-{os.getpid()}-"))
-        self._references: dict[str, Outcome] = {}
+        self._references: dict[str, Any] = {}
+        """Builds of unscheduled workloads, by workload."""
+        self._checks: dict[str, tuple[Any, Any]] = {}
+        """By workload, the trace of its likely leader and the build of it that verification wants."""
+        self._building: list[Any] = []
+        """Builds that may not have ended yet."""
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
         self._builders = Workers(max(1, device.threads), init=builder.init, options=builder.options)
@@ -66,6 +84,47 @@ class Measurer:
         ``best`` gives the latency in seconds that a candidate must come near to deserve all its
         repeats.
         """
+        self.time(self.build(candidates), on_result, best=best)
+
+    def build(self, candidates: Sequence[tuple[Implementation, Any]]) -> Batch:
+        """Have ``(implementation, trace)`` pairs built; returns at once. Each batch has to go
+        through :meth:`time`."""
+        handles = self._submit([(i, trace, False) for i, trace in candidates])
+        return Batch(tuple(candidates), tuple(handles))
+
+    def time(
+        self,
+        batch: Batch,
+        on_result: Callable[[int, Measurement], None],
+        *,
+        best: Sequence[float | None] | None = None,
+    ) -> None:
+        """Wait until a batch is built and time it; see :meth:`measure`.
+
+        With an exclusive runner it waits for all other batches that are being built as well. When it
+        returns, what :meth:`verify` needs for a candidate that beat the best is being built.
+        """
+        found: dict[str, tuple[float, int]] = {}
+
+        def has_run(n: int, result: Measurement) -> None:
+            if result.seconds:
+                known = best[n] if best else None
+                key = batch.candidates[n][0].workload_key
+                quickest = found.get(key, (known or float("inf"), -1))
+                found[key] = min(quickest, (median(result.seconds), n))
+            on_result(n, result)
+
+        self._time(batch, has_run, best, self.timing)
+        for n in sorted(n for _, n in found.values() if n >= 0):
+            self._prepare(*batch.candidates[n])
+
+    def _time(
+        self,
+        batch: Batch,
+        on_result: Callable[[int, Measurement], None],
+        best: Sequence[float | None] | None,
+        timing: Timing,
+    ) -> None:
         results: dict[int, Measurement] = {}
         built: dict[int, Outcome] = {}
         running: list[tuple[int, Any]] = []
@@ -80,8 +139,8 @@ class Measurer:
         def start(n: int) -> None:
             path, args = built[n].value
             options = {**self.runner.options, "best": best[n] if best else None}
-            call = (path, args, self.timing, options)
-            handle = self._runners.submit(self.runner.run, call, self.timing.run_timeout)
+            call = (path, args, timing, options)
+            handle = self._runners.submit(self.runner.run, call, timing.run_timeout)
             running.append((n, handle))
 
         def has_built(n: int, outcome: Outcome) -> None:
@@ -100,15 +159,16 @@ class Measurer:
                 Path(built[n].value[0]).unlink()
             report()
 
-        self._build([(i, trace, False) for i, trace in candidates], has_built)
+        self._collect(batch.handles, has_built)
         report()
         if self.runner.exclusive:
+            self._rest()
             for n, outcome in built.items():
                 if outcome.ok:
                     start(n)
         self._runners.collect(
             [handle for _, handle in running],
-            deadline=self.timing.run_timeout,
+            deadline=timing.run_timeout,
             stage="run",
             on_result=has_run,
         )
@@ -120,17 +180,16 @@ class Measurer:
         reached.
         """
         key = implementation.workload_key
-        wanted: list[tuple[Implementation, Any, bool]] = [(implementation, trace, True)]
-        if key not in self._references:
-            wanted.append((implementation, None, True))
-        built = self._build(wanted)
+        if key not in self._checks or self._checks[key][0] != trace:
+            self._prepare(implementation, trace)
+        _, handle = self._checks.pop(key)
+        built = self._collect([handle, self._references[key]])
         for outcome in built:
             if not outcome.ok:
+                del self._references[key]
                 return None, outcome.message
-        if len(built) == 2:
-            self._references[key] = built[1]
         path, args = built[0].value
-        reference = self._references[key].value[0]
+        reference = built[1].value[0]
         call = (path, reference, args, self.runner.options)
         # An unscheduled convolution is slow: its deadline is not a candidate's.
         deadline = max(60.0, 6 * self.timing.run_timeout)
@@ -141,12 +200,29 @@ class Measurer:
             return float("inf"), outcome.message
         return (outcome.value, "") if outcome.ok else (None, outcome.message)
 
+    def _prepare(self, implementation: Implementation, trace: Any) -> None:
+        """Have built what :meth:`verify` needs."""
+        key = implementation.workload_key
+        if key not in self._references:
+            self._references[key] = self._submit([(implementation, None, True)])[0]
+        if key in self._checks:
+            self._checks[key][1].add_done_callback(_discard)
+        self._checks[key] = (trace, self._submit([(implementation, trace, True)])[0])
+
+    def remeasure(self, implementation: Implementation, trace: Any) -> Measurement:
+        """Time a candidate with :data:`CAREFUL` times the repeats, built as it will be shipped."""
+        found: list[Measurement] = []
+        handles = self._submit([(implementation, trace, False)], {"shipped": True})
+        batch = Batch(((implementation, trace),), tuple(handles))
+        timing = replace(self.timing, repeat=CAREFUL * self.timing.repeat)
+        self._time(batch, lambda _, result: found.append(result), None, timing)
+        return found[0]
+
     def peak(self) -> float | None:
         """The device's best float32 rate in GFLOPS, or None where the runner cannot tell."""
         if self.runner.peak is None:
             return None
-        call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
-        outcome = self._runners.map(self.runner.peak, [call], deadline=60.0, stage="run")[0]
+        outcome = self._of_the_device(self.runner.peak)
         if not outcome.ok:
             warnings.warn(
                 f"the device's peak could not be measured: {outcome.message}", stacklevel=2
@@ -154,49 +230,54 @@ class Measurer:
             return None
         return float(outcome.value)
 
-    def remeasure(self, implementation: Implementation, trace: Any) -> Measurement:
-        """Build a candidate afresh and time it with :data:`CAREFUL` times the repeats."""
-        found: list[Measurement] = []
-        usual = self.timing
-        self.timing = replace(usual, repeat=CAREFUL * usual.repeat)
-        try:
-            self.measure([(implementation, trace)], lambda _, result: found.append(result))
-        finally:
-            self.timing = usual
-        return found[0]
-
     def drift(self) -> float | None:
-        """The time that a fixed kernel takes now, relative to the first time that this was asked.
+        """The time that a kernel which never changes takes now, relative to the first such reading.
 
-        None where the runner has no such kernel, or it failed.
+        It takes some 20 ms. None where the runner has no such kernel, or it failed.
         """
         if self.runner.baseline is None:
             return None
-        call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
-        outcome = self._runners.map(self.runner.baseline, [call], deadline=60.0, stage="run")[0]
+        outcome = self._of_the_device(self.runner.baseline)
         if not outcome.ok:
             return None
         if self._baseline is None:
             self._baseline = float(outcome.value)
         return float(outcome.value) / self._baseline
 
-    def _build(
+    def _of_the_device(self, function: str) -> Outcome:
+        if self.runner.exclusive:
+            self._rest()
+        call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
+        return self._runners.map(function, [call], deadline=60.0, stage="run")[0]
+
+    def _submit(
         self,
         wanted: Sequence[tuple[Implementation, Any, bool]],
-        on_result: Callable[[int, Outcome], None] | None = None,
-    ) -> list[Outcome]:
-        calls = [
-            (
-                self._workload(implementation),
-                trace,
-                whole,
-                self.builder.build,
-                self.device.target,
-                self.builder.options,
-                str(self.directory),
+        options: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Have candidates built with the builder's options and ``options``."""
+        handles = [
+            self._builders.submit(
+                BUILD,
+                (
+                    self._workload(implementation),
+                    trace,
+                    whole,
+                    self.builder.build,
+                    self.device.target,
+                    {**self.builder.options, **(options or {})},
+                    str(self.directory),
+                ),
+                self.timing.build_timeout,
             )
             for implementation, trace, whole in wanted
         ]
+        self._building = [h for h in self._building if not h.done()] + handles
+        return handles
+
+    def _collect(
+        self, handles: Sequence[Any], on_result: Callable[[int, Outcome], None] | None = None
+    ) -> list[Outcome]:
         outcomes: list[Outcome] = []
 
         def classify(n: int, outcome: Outcome) -> None:
@@ -205,14 +286,15 @@ class Measurer:
             if on_result is not None:
                 on_result(n, outcomes[-1])
 
-        self._builders.map(
-            BUILD,
-            calls,
-            deadline=self.timing.build_timeout,
-            stage="build",
-            on_result=classify,
+        self._builders.collect(
+            handles, deadline=self.timing.build_timeout, stage="build", on_result=classify
         )
         return outcomes
+
+    def _rest(self) -> None:
+        """Wait until no builder works."""
+        wait(self._building)
+        self._building = []
 
     def _workload(self, implementation: Implementation) -> str:
         path = self.directory / f"{implementation.workload_key}.json"
@@ -236,6 +318,12 @@ class Measurer:
 
 def _failed(outcome: Outcome) -> Measurement:
     return Measurement(stage=outcome.stage, message=outcome.message)  # type: ignore[arg-type]
+
+
+def _discard(handle: Any) -> None:
+    """Remove the library of a build that has ended and is not wanted any more."""
+    with contextlib.suppress(Exception):
+        Path(handle.result()[0]).unlink()
 
 
 def _sweep() -> None:

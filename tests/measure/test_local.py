@@ -1,0 +1,92 @@
+"""What a run worker does with a candidate: its arguments, and how often it runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tvm
+
+from tvmtune.measure import local
+from tvmtune.types import TensorSpec, Timing
+
+TIMING = Timing(repeat=10)
+
+
+def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec("x", shape, dtype)
+
+
+def address(array: tvm.runtime.Tensor) -> int:
+    return np.from_dlpack(array).ctypes.data
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    monkeypatch.setattr(local, "_kept", ((), []))
+
+
+def test_candidates_that_order_their_weights_otherwise_share_memory(fresh):
+    plain = local._arguments([spec(4, 8), spec(8, 16), spec(4, 16)])
+    packed = local._arguments([spec(4, 8), spec(2, 8, 8), spec(4, 16)])
+    assert [tuple(a.shape) for a in packed] == [(4, 8), (2, 8, 8), (4, 16)]
+    assert [address(a) for a in packed] == [address(a) for a in plain]
+    assert len({address(a) for a in plain}) == 3
+
+
+def test_another_workload_gets_arguments_of_its_own(fresh):
+    local._arguments([spec(4), spec(4)])
+    second = local._arguments([spec(4), spec(4, dtype="int32"), spec()])
+    assert [str(a.dtype) for a in second] == ["float32", "int32", "float32"]
+    assert tuple(second[2].shape) == ()
+    assert set(second[1].numpy()) <= {0, 1}
+
+
+class Scripted:
+    """A kernel whose repeats take the given seconds."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.left = list(seconds)
+        self.first_runs = 0
+
+    def __getitem__(self, name: str):
+        def call(*args: object) -> None:
+            self.first_runs += 1
+
+        return call
+
+    def time_evaluator(self, name: str, device: object, *, repeat: int, **_: object):
+        def evaluate(*args: object) -> SimpleNamespace:
+            taken, self.left = self.left[:repeat], self.left[repeat:]
+            return SimpleNamespace(results=taken)
+
+        return evaluate
+
+
+def run(monkeypatch, seconds: list[float], best: float | None = None) -> list[float]:
+    kernel = Scripted(seconds)
+    monkeypatch.setattr(tvm.runtime, "load_module", lambda path: kernel)
+    return local.run("kernel.so", [spec(4)], TIMING, {"best": best})
+
+
+def test_a_short_kernel_has_all_its_repeats(monkeypatch, fresh):
+    assert run(monkeypatch, [1e-3] * 20) == [1e-3] * 10
+
+
+def test_a_long_kernel_ends_once_its_times_agree(monkeypatch, fresh):
+    assert run(monkeypatch, [0.1, 0.1005] + [0.1] * 18) == [0.1, 0.1005, 0.1, 0.1, 0.1]
+
+
+def test_a_long_kernel_whose_times_differ_has_all_its_repeats(monkeypatch, fresh):
+    seconds = [0.1, 0.12, 0.14, 0.11, 0.13] * 2
+    assert run(monkeypatch, seconds + [0.1] * 10) == seconds
+
+
+def test_one_disturbed_repeat_does_not_condemn_a_candidate(monkeypatch, fresh):
+    seconds = [5e-3, *[1e-3] * 9]
+    assert run(monkeypatch, seconds, best=1e-3) == seconds
+
+
+def test_a_candidate_behind_the_best_has_two_repeats(monkeypatch, fresh):
+    assert run(monkeypatch, [1.6e-3] * 20, best=1e-3) == [1.6e-3] * 2
