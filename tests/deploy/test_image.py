@@ -51,6 +51,7 @@ def test_a_library_computes_with_the_weights_that_were_written(plan, tmp_path):
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 
 
+@pytest.mark.slow
 def test_plain_tvm_loads_it_without_tvmtune(plan, tmp_path):
     api.compile(plan, tmp_path / "lib.so", check_seed=None)
     code = (

@@ -36,6 +36,7 @@ def wrong(compiled):
     return replace(compiled, metadata=compiled.metadata | {"check": check})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "kind"),
     [
