@@ -1,6 +1,8 @@
-"""A 3x3 convolution of 28x28 pixels, 128 channels in and out, NHWC, with packed weights.
+"""A 3x3 convolution of 28x28 pixels, 128 channels in and out, NHWC and HWIO: 2520 points.
 
-tvmtune tune benchmarks/spaces/conv3x3.py --tuner grid
+Measured in full, into conv3x3.json.gz, by
+
+    python benchmarks/spaces/measure.py benchmarks/spaces/conv3x3.py
 """
 
 import numpy as np
@@ -39,6 +41,8 @@ def in_numpy(x, w):
 
 @conv3x3.template("cpu")
 def on_cpu(sch):
+    """A row and a slice of the output channels for each parallel step; a tile of pixels and channels in
+    registers, several of which may share the weights of a part of the sum."""
     block = sch.get_sblock("y")
     i, j, o, kh, kw, c = sch.get_loops(block)
     cache = sch.cache_write(block, 0, "global")

@@ -1,6 +1,8 @@
-"""A dense layer: 64 rows of 512 features to 1024, weights as (512, 1024).
+"""A dense layer: 64 rows of 512 features to 1024 units, the weights as (512, 1024): 1568 points.
 
-tvmtune tune benchmarks/spaces/dense.py --tuner grid
+Measured in full, into dense.json.gz, by
+
+    python benchmarks/spaces/measure.py benchmarks/spaces/dense.py
 """
 
 from tvm import te
@@ -24,6 +26,8 @@ def in_numpy(x, w):
 
 @dense.template("cpu")
 def on_cpu(sch):
+    """A tile of rows and units for each parallel step; a smaller one in registers, several of which
+    share eight rows of the weights."""
     block = sch.get_sblock("y")
     i, o, k = sch.get_loops(block)
     cache = sch.cache_write(block, 0, "global")
