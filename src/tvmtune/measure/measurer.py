@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tvmtune.measure.candidate import MISFIT
@@ -36,7 +35,6 @@ class Measurement:
 class Batch:
     """Candidates that are being built."""
 
-    candidates: tuple[tuple[Implementation, Any], ...]
     handles: tuple[Any, ...]
 
 
@@ -62,7 +60,7 @@ class Measurer:
         self._references: dict[str, Any] = {}
         """Builds of unscheduled workloads, by workload."""
         self._checks: dict[str, tuple[Any, Any]] = {}
-        """By workload, the trace of its likely leader and the build of it that verification wants."""
+        """By workload, the trace that :meth:`prepare` was given, and its build."""
         self._building: list[Any] = []
         """Builds that may not have ended yet."""
         self._baseline: float | None = None
@@ -89,8 +87,7 @@ class Measurer:
     def build(self, candidates: Sequence[tuple[Implementation, Any]]) -> Batch:
         """Have ``(implementation, trace)`` pairs built; returns at once. Each batch has to go
         through :meth:`time`."""
-        handles = self._submit([(i, trace, False) for i, trace in candidates])
-        return Batch(tuple(candidates), tuple(handles))
+        return Batch(tuple(self._submit([(i, trace, False) for i, trace in candidates])))
 
     def time(
         self,
@@ -101,22 +98,9 @@ class Measurer:
     ) -> None:
         """Wait until a batch is built and time it; see :meth:`measure`.
 
-        With an exclusive runner it waits for all other batches that are being built as well. When it
-        returns, what :meth:`verify` needs for a candidate that beat the best is being built.
+        With an exclusive runner it waits for all other batches that are being built as well.
         """
-        found: dict[str, tuple[float, int]] = {}
-
-        def has_run(n: int, result: Measurement) -> None:
-            if result.seconds:
-                known = best[n] if best else None
-                key = batch.candidates[n][0].workload_key
-                quickest = found.get(key, (known or float("inf"), -1))
-                found[key] = min(quickest, (median(result.seconds), n))
-            on_result(n, result)
-
-        self._time(batch, has_run, best, self.timing)
-        for n in sorted(n for _, n in found.values() if n >= 0):
-            self._prepare(*batch.candidates[n])
+        self._time(batch, on_result, best, self.timing)
 
     def _time(
         self,
@@ -173,6 +157,19 @@ class Measurer:
             on_result=has_run,
         )
 
+    def prepare(self, implementation: Implementation, trace: Any) -> None:
+        """Have built what :meth:`verify` needs; returns at once.
+
+        It is needed only before other work, or before several are verified; of a workload, the
+        latest counts.
+        """
+        key = implementation.workload_key
+        if key not in self._references:
+            self._references[key] = self._submit([(implementation, None, True)])[0]
+        if key in self._checks:
+            self._checks[key][1].add_done_callback(_discard)
+        self._checks[key] = (trace, self._submit([(implementation, trace, True)])[0])
+
     def verify(self, implementation: Implementation, trace: Any) -> tuple[float | None, str]:
         """max|y - ref| / max|ref| of a candidate against its own unscheduled workload.
 
@@ -181,7 +178,7 @@ class Measurer:
         """
         key = implementation.workload_key
         if key not in self._checks or self._checks[key][0] != trace:
-            self._prepare(implementation, trace)
+            self.prepare(implementation, trace)
         _, handle = self._checks.pop(key)
         built = self._collect([handle, self._references[key]])
         for outcome in built:
@@ -200,22 +197,12 @@ class Measurer:
             return float("inf"), outcome.message
         return (outcome.value, "") if outcome.ok else (None, outcome.message)
 
-    def _prepare(self, implementation: Implementation, trace: Any) -> None:
-        """Have built what :meth:`verify` needs."""
-        key = implementation.workload_key
-        if key not in self._references:
-            self._references[key] = self._submit([(implementation, None, True)])[0]
-        if key in self._checks:
-            self._checks[key][1].add_done_callback(_discard)
-        self._checks[key] = (trace, self._submit([(implementation, trace, True)])[0])
-
     def remeasure(self, implementation: Implementation, trace: Any) -> Measurement:
         """Time a candidate with :data:`CAREFUL` times the repeats, built as it will be shipped."""
         found: list[Measurement] = []
         handles = self._submit([(implementation, trace, False)], {"shipped": True})
-        batch = Batch(((implementation, trace),), tuple(handles))
         timing = replace(self.timing, repeat=CAREFUL * self.timing.repeat)
-        self._time(batch, lambda _, result: found.append(result), None, timing)
+        self._time(Batch(tuple(handles)), lambda _, result: found.append(result), None, timing)
         return found[0]
 
     def peak(self) -> float | None:
