@@ -1,4 +1,4 @@
-"""A 3x3 convolution of 28x28 pixels, 128 channels in and out, NHWC and HWIO: 2520 points.
+"""A 3x3 convolution of 14x14 pixels, 256 channels in and out, NHWC and HWIO: 2688 points.
 
 Measured in full, into conv3x3.json.gz, by
 
@@ -12,7 +12,7 @@ import tvmtune
 
 
 @tvmtune.operator
-def conv3x3(size: int = 28, ci: int = 128, co: int = 128):
+def conv3x3(size: int = 14, ci: int = 256, co: int = 256):
     x = te.placeholder((size, size, ci), name="x")
     w = te.placeholder((3, 3, ci, co), name="w")
     pad = te.compute(
@@ -41,19 +41,22 @@ def in_numpy(x, w):
 
 @conv3x3.template("cpu")
 def on_cpu(sch):
-    """A row and a slice of the output channels for each parallel step; a tile of pixels and channels in
-    registers, several of which may share the weights of a part of the sum."""
+    """A slice of the output channels and some rows for each parallel step; a tile of pixels and
+    channels in registers, several of which may share the weights of a part of the sum."""
     block = sch.get_sblock("y")
     i, j, o, kh, kw, c = sch.get_loops(block)
     cache = sch.cache_write(block, 0, "global")
-    cols, ji, jj = sch.split(j, sch.sample_perfect_tile(j, n=3, max_innermost_factor=28))
+    rows, ri = sch.split(i, sch.sample_perfect_tile(i, n=2, max_innermost_factor=14))
+    cols, ji = sch.split(j, sch.sample_perfect_tile(j, n=2, max_innermost_factor=14))
     outs, oi, lanes = sch.split(o, sch.sample_perfect_tile(o, n=3, max_innermost_factor=64))
     chunks, ci = sch.split(c, sch.sample_perfect_tile(c, n=2, max_innermost_factor=8))
-    sch.reorder(i, outs, cols, chunks, kh, kw, ji, ci, jj, oi, lanes)
+    sch.reorder(outs, rows, cols, chunks, kh, kw, ri, ci, ji, oi, lanes)
     sch.reverse_compute_at(cache, cols, preserve_unit_loops=True)
-    sch.parallel(sch.fuse(i, outs))
+    steps = sch.fuse(outs, rows)
+    sch.parallel(steps)
+    sch.annotate(steps, "pragma_auto_unroll_max_step", 64)
+    sch.annotate(steps, "pragma_unroll_explicit", 1)
     sch.vectorize(lanes)
     row, _, channel = sch.get_loops(sch.get_sblock("pad"))
     sch.parallel(row)
     sch.vectorize(sch.split(channel, [None, 16])[1])
-    sch.annotate(sch.get_sblock("root"), "meta_schedule.unroll_explicit", 64)

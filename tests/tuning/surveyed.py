@@ -58,13 +58,19 @@ def seconds(point: Point) -> float:
 
 
 def survey(
-    folder: Path, *, part: float = 1.0, failing: bool = False, tuner: str = "grid", n: int = 32
+    folder: Path,
+    *,
+    part: float = 1.0,
+    failing: bool = False,
+    tuner: str = "grid",
+    n: int = 32,
+    code: str = KERNEL,
 ) -> Path:
     """Write a log with the first ``part`` of the points; with ``failing`` every third has failed."""
     import tvm
 
     kernel = folder / "product.py"
-    kernel.write_text(KERNEL)
+    kernel.write_text(code)
     plan = api.plan(api.load(str(kernel), arguments={"n": n}), "cpu")
     task = plan.tasks[0]
     template = task.implementation("template")

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tuning.surveyed import survey
+from tuning.surveyed import KERNEL, survey
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.log import read_log
 from tvmtune.tuning import logged, simulate
@@ -53,6 +53,16 @@ def test_metaschedules_own_search_finds_it_too(space):
     assert runs[0] == runs[1]
     assert runs[0].best == space.best
     assert runs[0].missed == 0
+
+
+@pytest.mark.slow
+def test_a_space_that_metaschedule_cannot_mutate_is_said(tmp_path):
+    """Its mutator of unrolling takes any annotation for one that was sampled."""
+    fixed = '    sch.annotate(sch.get_sblock("root"), "meta_schedule.unroll_explicit", 16)\n'
+    (space,), _ = simulate.full_spaces(read_log(survey(tmp_path, code=KERNEL + fixed)))
+    with pytest.raises(TvmtuneError, match="MetaSchedule's own search fails on this space"):
+        simulate.play(space, "metaschedule", {}, seed=0)
+    assert simulate.play(space, "random", {}, seed=0).best == space.best
 
 
 @pytest.mark.parametrize("name", ["xgb", "ga", "random"])

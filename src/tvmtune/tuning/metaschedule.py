@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tvmtune import interrupt
+from tvmtune.errors import TvmtuneError
 from tvmtune.graph import spaces
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 
@@ -55,10 +57,18 @@ class MetaScheduleTuner:
 
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
         """A batch of the search's own size, whatever ``count`` is; none once it has given up."""
-        with self._own_random():
-            candidates = self.context.generate_measure_candidates()
-            while candidates is not None and not len(candidates):  # it may try again
+        try:
+            with self._own_random():
                 candidates = self.context.generate_measure_candidates()
+                while candidates is not None and not len(candidates):  # it may try again
+                    candidates = self.context.generate_measure_candidates()
+        except Exception as error:  # its mutators do not suit every template
+            interrupt.check()
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise TvmtuneError(
+                f"MetaSchedule's own search fails on this space: {reason[:200]}. Leave out --tuner "
+                f"{NAME}."
+            ) from error
         proposals = [Proposal.of(c.sch) for c in candidates or ()]
         self._candidates = dict(
             zip((p.candidate for p in proposals), candidates or (), strict=True)
