@@ -181,9 +181,10 @@ class Measurer:
             self.prepare(implementation, trace)
         _, handle = self._checks.pop(key)
         built = self._collect([handle, self._references[key]])
+        if not built[1].ok:
+            del self._references[key]
         for outcome in built:
             if not outcome.ok:
-                del self._references[key]
                 return None, outcome.message
         path, args = built[0].value
         reference = built[1].value[0]
@@ -201,7 +202,11 @@ class Measurer:
         """Time a candidate with :data:`CAREFUL` times the repeats, built as it will be shipped."""
         found: list[Measurement] = []
         handles = self._submit([(implementation, trace, False)], {"shipped": True})
-        timing = replace(self.timing, repeat=CAREFUL * self.timing.repeat)
+        timing = replace(
+            self.timing,
+            repeat=CAREFUL * self.timing.repeat,
+            run_timeout=CAREFUL * self.timing.run_timeout,
+        )
         self._time(Batch(tuple(handles)), lambda _, result: found.append(result), None, timing)
         return found[0]
 
