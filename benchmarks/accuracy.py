@@ -41,7 +41,7 @@ def main() -> None:
         return
     options.work.mkdir(parents=True, exist_ok=True)
     convergence.warn_if_busy()
-    log = options.log or options.work / f"accuracy-{Path(options.network).stem}.json"
+    log = options.log or options.work / f"accuracy-{convergence.stem(options.network)}.json"
     if not log.exists():
         convergence.tune(options.network, log, options.trials)
     read = read_log(log)

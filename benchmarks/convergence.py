@@ -196,6 +196,11 @@ def to_json(run: Run, plan: api.Plan) -> dict[str, Any]:
     }
 
 
+def stem(network: str) -> str:
+    """A network's name, or that of its file, for the names of other files."""
+    return Path(network).name.removesuffix(".py").removesuffix(".onnx")
+
+
 def warn_if_busy() -> None:
     """Figures of a busy machine are void."""
     load = os.getloadavg()[0]

@@ -32,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     convergence.warn_if_busy()
-    name = Path(options.network).stem if "/" in options.network else options.network
+    name = convergence.stem(options.network)
     log = options.work / f"memory-{name}-log.json"
     log.unlink(missing_ok=True)
     samples = watch(options, log)

@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     convergence.warn_if_busy()
-    source = options.work / f"transfer-source-{stem(options.source)}.json"
+    source = options.work / f"transfer-source-{convergence.stem(options.source)}.json"
     session(options.source, source, options.source_trials)
     print(
         "| network | run | final ms | common ms | trials to it | minutes to it | taken over | "
@@ -55,7 +55,7 @@ def main() -> None:
         for run in runs:
             print(row(network, plan, run, common, path(network, run.name, options)), flush=True)
         report = {run.name: convergence.to_json(run, plan) for run in runs}
-        output = options.work / f"transfer-{stem(network)}.json"
+        output = options.work / f"transfer-{convergence.stem(network)}.json"
         output.write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -103,11 +103,7 @@ def session(network: str, log: Path, trials: int, *more: str, part: int = 1) -> 
 
 
 def path(network: str, name: str, options: argparse.Namespace) -> Path:
-    return options.work / f"transfer-{stem(network)}-{options.trials}-{name}.json"
-
-
-def stem(network: str) -> str:
-    return Path(network).name.removesuffix(".py").removesuffix(".onnx")
+    return options.work / f"transfer-{convergence.stem(network)}-{options.trials}-{name}.json"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import click
 
 from tvmtune.cli.options import (
     check_writable,
+    json_option,
     library_inputs,
     library_options,
     refuse_remote,
@@ -51,13 +52,7 @@ if TYPE_CHECKING:
     "--check", is_flag=True, help="Check the outputs against the reference; exit 1 if wrong."
 )
 @click.option("--profile", is_flag=True, help="Show what each kernel costs.")
-@click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path, allow_dash=True),
-    help="Write the results as JSON; - writes them to standard output, in place of the table.",
-)
+@json_option("table")
 def command(
     library: Path,
     vs: str | None,

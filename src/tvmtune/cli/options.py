@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tvmtune.api import Plan
     from tvmtune.deploy.library import Library
+    from tvmtune.types import Task
 
 PATH = click.Path(path_type=Path)
 
@@ -98,6 +99,17 @@ vs_option = click.option(
     "torch-compile, ncnn, or all that are installed.",
     shell_complete=completion.after_commas(completion.peers),
 )
+
+
+def json_option(shown: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--json FILE``, for a command that otherwise shows ``shown``."""
+    return click.option(
+        "--json",
+        "json_file",
+        metavar="FILE",
+        type=click.Path(path_type=Path, allow_dash=True),
+        help=f"Write the results as JSON; - writes them to standard output, in place of the {shown}.",
+    )
 
 
 def library_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,27 +209,26 @@ def make_plan(
     )
 
 
-def select_tasks(plan: Plan, only: str | None) -> list[Any]:
+def select_tasks(tasks: Sequence[Task], only: str | None) -> list[Any]:
     """The tasks that ``--tasks`` names: ``3,5-8``, ``*conv2d*``, ``top5``; all without it."""
     from fnmatch import fnmatch
 
     if not only:
-        return list(plan.tasks)
+        return list(tasks)
     chosen: list[Any] = []
     for word in (w.strip() for w in only.split(",") if w.strip()):
         first, dash, last = word.partition("-")
         if word.startswith("top") and word[3:].isdigit():
-            heavy = sorted(plan.tasks, key=lambda t: -t.weight * t.flop)
+            heavy = sorted(tasks, key=lambda t: -t.weight * t.flop)
             found = heavy[: int(word[3:])]
         elif first.isdigit() and (not dash or last.isdigit()):
             indices = range(int(first), int(last or first) + 1)
-            found = [t for t in plan.tasks if t.index in indices]
+            found = [t for t in tasks if t.index in indices]
         else:
-            found = [t for t in plan.tasks if fnmatch(t.name, word)]
+            found = [t for t in tasks if fnmatch(t.name, word)]
         if not found:
             raise UsageError(
-                f"--tasks {word} matches none of the {len(plan.tasks)} tasks; "
-                "tvmtune tasks lists them."
+                f"--tasks {word} matches none of the {len(tasks)} tasks; tvmtune tasks lists them."
             )
         chosen += [t for t in found if t not in chosen]
     return sorted(chosen, key=lambda t: t.index)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +13,7 @@ from tvmtune.cli import completion
 from tvmtune.cli.options import (
     PATH,
     check_writable,
+    json_option,
     not_negative,
     parse_pairs,
     positive,
@@ -56,13 +56,7 @@ if TYPE_CHECKING:
     "--seed", default=0, show_default=True, callback=not_negative, help="Seed of the first run."
 )
 @tasks_option
-@click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path, allow_dash=True),
-    help="Write the results as JSON; - writes them to standard output, in place of the tables.",
-)
+@json_option("tables")
 def command(
     log: Path,
     wanted: Sequence[str],
@@ -92,8 +86,8 @@ def command(
 
     read = read_log(log)
     found = logged.spaces_of(read)
-    named: Any = SimpleNamespace(tasks=list({m.task.key: m.task for m in found}.values()))
-    keys = {task.key for task in select_tasks(named, only)}
+    tasks = list({m.task.key: m.task for m in found}.values())
+    keys = {task.key for task in select_tasks(tasks, only)}
     spaces, refused = simulate.full_spaces(read, [m for m in found if m.task.key in keys])
     for reason in refused:
         click.echo(f"left out, as it was not measured in full: {reason}", err=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: Any) -> None:
     """List a network's tasks: index, name, output shape, weight, GFLOP, keys, implementations."""
     plan = make_plan(**network)
-    tasks = select_tasks(plan, only)
+    tasks = select_tasks(plan.tasks, only)
     spaces = {task.index: _spaces(plan, task) for task in tasks} if space else {}
     if as_json:
         described = {

@@ -214,7 +214,7 @@ def command(
         task_patience=task_patience,
         failure_rate=max_failure_rate,
     )
-    tasks = select_tasks(plan, only)
+    tasks = select_tasks(plan.tasks, only)
     tuners.check_space(tuner, tasks, budget.limited)
     _print_plan(plan, tasks, budget, path, library if not no_compile else None)
     if dry_run:

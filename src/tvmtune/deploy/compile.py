@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tvmtune.deploy import image, metadata, verify
 from tvmtune.deploy.atomic import replacing
@@ -18,7 +17,7 @@ from tvmtune.graph.lower import RECORD
 from tvmtune.graph.tasks import DIRECT
 from tvmtune.host import Backend
 from tvmtune.records.best import best_of, comparable
-from tvmtune.records.log import Log
+from tvmtune.records.log import Log, module_of
 from tvmtune.types import JSON, Device, Network, Prepared, Task, Trial, is_operator
 
 
@@ -53,7 +52,7 @@ def choose_records(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -
     for key, trial in direct.items():
         line = lines.get(key)
         if line is not None:
-            trial.extra.setdefault("module", _module(line, trial.implementation))
+            trial.extra.setdefault("module", module_of(line, trial.implementation))
             by_anchor.setdefault(line["anchor"], []).append(trial)
     chosen = {}
     for task in tasks:
@@ -147,12 +146,6 @@ def _row(task: Task, trial: Trial | None, record: str) -> JSON:
         "latency": trial.latency if trial is not None and measured else None,
         "flop": task.flop,
     }
-
-
-def _module(line: JSON, implementation: str) -> Any:
-    return next(
-        (i.get("module") for i in line["implementations"] if i["name"] == implementation), None
-    )
 
 
 def _other_device(logs: Sequence[Log], device: Device) -> str:

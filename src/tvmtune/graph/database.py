@@ -10,6 +10,7 @@ from pathlib import Path
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.graph import traces
 from tvmtune.records.best import Selection
+from tvmtune.records.log import module_of
 
 FILES = ("database_workload.json", "database_tuning_record.json")
 """What ``JSONDatabase(work_dir=...)`` looks for."""
@@ -40,12 +41,8 @@ def export(found: Sequence[Selection], folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as made:
             database = ms.database.JSONDatabase(work_dir=made)
             for task, trials in selection.trials.items():
-                modules = {
-                    i["name"]: i.get("module")
-                    for i in selection.tasks.get(task, {}).get("implementations", ())
-                }
                 for trial in trials:
-                    stored = modules.get(trial.implementation)
+                    stored = module_of(selection.tasks.get(task), trial.implementation)
                     if not stored:
                         raise TvmtuneError(
                             f"task {task} has no stored workload for '{trial.implementation}'"

@@ -50,9 +50,7 @@ def knobs(trace: Any) -> list[Knob]:
     labels: dict[str, str] = {}
     found: list[Knob] = []
     choices = 0
-    for index, (kind, inputs, attributes, outputs) in enumerate(instructions):
-        if kind == "EnterPostproc":
-            break
+    for index, (kind, inputs, attributes, outputs) in enumerate(traces.design(instructions)):
         labels.update(_labels(kind, inputs, attributes, outputs, labels))
         value = values.get(index)
         if kind in ("SamplePerfectTile", "SamplePartitionedTile") and value is not None:
@@ -104,7 +102,7 @@ def factorings(extent: int, parts: int, innermost: int) -> int:
     if parts == 1:
         return 1 if extent <= innermost else 0
     return sum(
-        _compositions(extent // last, parts - 1) for last in _divisors(extent) if last <= innermost
+        _compositions(extent // last, parts - 1) for last in divisors(extent) if last <= innermost
     )
 
 
@@ -116,7 +114,8 @@ def _compositions(extent: int, parts: int) -> int:
     return result
 
 
-def _divisors(extent: int) -> list[int]:
+def divisors(extent: int) -> list[int]:
+    """In ascending order."""
     small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
     return small + [extent // d for d in reversed(small) if d * d != extent]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 def to_json(sch: Schedule) -> Any:
     """The schedule's trace, post-processors included, in plain JSON types."""
     return _plain(sch.trace.simplified(remove_postproc=False).as_json())
+
+
+def design(instructions: Any) -> list[Any]:
+    """The instructions of a stored trace that sample and schedule, without the post-processors'."""
+
+    def before(instruction: Any) -> bool:  # a log may hold anything
+        return not (isinstance(instruction, list) and instruction[:1] == ["EnterPostproc"])
+
+    return list(itertools.takewhile(before, instructions))
 
 
 def apply(mod: tvm.IRModule, trace: Any) -> Schedule:

@@ -95,20 +95,14 @@ class Measurer:
         on_result: Callable[[int, Measurement], None],
         *,
         best: Sequence[float | None] | None = None,
+        timing: Timing | None = None,
     ) -> None:
         """Wait until a batch is built and time it; see :meth:`measure`.
 
         With an exclusive runner it waits for all other batches that are being built as well.
+        ``timing`` takes the place of the measurer's own.
         """
-        self._time(batch, on_result, best, self.timing)
-
-    def _time(
-        self,
-        batch: Batch,
-        on_result: Callable[[int, Measurement], None],
-        best: Sequence[float | None] | None,
-        timing: Timing,
-    ) -> None:
+        timing = timing or self.timing
         results: dict[int, Measurement] = {}
         built: dict[int, Outcome] = {}
         running: list[tuple[int, Any]] = []
@@ -207,7 +201,7 @@ class Measurer:
             repeat=CAREFUL * self.timing.repeat,
             run_timeout=CAREFUL * self.timing.run_timeout,
         )
-        self._time(Batch(tuple(handles)), lambda _, result: found.append(result), None, timing)
+        self.time(Batch(tuple(handles)), lambda _, result: found.append(result), timing=timing)
         return found[0]
 
     def peak(self) -> float | None:

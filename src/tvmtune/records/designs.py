@@ -14,9 +14,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from tvmtune.graph import traces
 from tvmtune.types import JSON, digest
-
-ENTER = "EnterPostproc"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +95,13 @@ class Packer:
         if not isinstance(trace, list) or [type(part) for part in trace] != [list, list]:
             return None
         instructions, decisions = trace
-        end = next((n for n, i in enumerate(instructions) if _enters(i)), len(instructions))
-        postprocs = _compact(instructions[end:])
-        key = json.dumps(instructions[:end])
+        shared = traces.design(instructions)
+        postprocs = _compact(instructions[len(shared) :])
+        key = json.dumps(shared)
         design = self._designs.get(key)
         if design is None:
-            design = self._designs[key] = Design.of(instructions[:end], postprocs)
+            design = self._designs[key] = Design.of(shared, postprocs)
         return PackedTrace(design, decisions, _deflated(postprocs, design.example))
-
-
-def _enters(instruction: Any) -> bool:
-    return isinstance(instruction, list) and instruction[:1] == [ENTER]
 
 
 def _compact(value: Any) -> bytes:

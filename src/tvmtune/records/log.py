@@ -46,6 +46,12 @@ class Log:
         return {h["device"]["identity"]: h["device"] for h in self.headers}
 
 
+def module_of(line: JSON | None, implementation: str) -> str | None:
+    """The workload of a task line's implementation, as the log stores it; None if it does not."""
+    found = (line or {}).get("implementations", ())
+    return next((i.get("module") for i in found if i["name"] == implementation), None)
+
+
 class LogWriter:
     """Appends to a log under an exclusive lock that ends with the process.
 

@@ -35,15 +35,15 @@ FULL = 0.9
 class LoggedSpace:
     """Implements :class:`tvmtune.types.Space` by the instructions of recorded traces."""
 
-    def __init__(self, recorded: Sequence[Any], size: int, kind: str) -> None:
-        found = {
-            json.dumps(instructions): instructions for instructions in map(_sampling, recorded)
-        }
+    def __init__(self, recorded: Sequence[Trial], size: int, kind: str) -> None:
+        # A trace is unpacked when it is asked for: not all of them at a time.
+        each = (traces.design(trial.trace[0]) for trial in recorded)
+        found = {json.dumps(instructions): instructions for instructions in each}
         self.designs: list[Any] = list(found.values())
         """Instructions of each design, as traces store them."""
         self.size: int | None = size
         self._kind = kind
-        self._first = recorded[0]
+        self._first = recorded[0].trace
 
     def generator(self) -> SpaceGenerator:
         from tvm.s_tir import Trace
@@ -161,14 +161,6 @@ def full(space: Measured) -> bool:
     return True
 
 
-def _sampling(trace: Any) -> Any:
-    """The instructions of a trace up to the post-processors."""
-    instructions = trace[0]
-    kinds = [instruction[0] for instruction in instructions]
-    end = kinds.index("EnterPostproc") if "EnterPostproc" in kinds else len(kinds)
-    return instructions[:end]
-
-
 def _task(line: JSON) -> Task:
     """The task of a log's line; its implementations stand in :class:`Measured`."""
     return Task(
@@ -192,7 +184,7 @@ def _measured(task: Task, line: JSON, name: str, device: JSON, trials: Sequence[
     for trial in trials:
         before = latency.get(trial.candidate, float("inf"))
         latency[trial.candidate] = min(trial.latency, before)
-    space = LoggedSpace([t.trace for t in trials], len(latency), str(target.kind.name))
+    space = LoggedSpace(trials, len(latency), str(target.kind.name))
     mod = traces.load_module(part["module"])
     implementation = Implementation(
         name, part["workload"], mod, space, exact=part.get("exact", True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.graph import spaces, traces
-from tvmtune.graph.knobs import factorings
+from tvmtune.graph.knobs import divisors, factorings
 
 if TYPE_CHECKING:
     import random
@@ -348,18 +348,18 @@ def _beside(old: Decision, options: Sequence[Decision]) -> list[Decision]:
 
 def _factorings(extent: int, parts: int, innermost: int) -> Iterator[tuple[int, ...]]:
     """The ways to write ``extent`` as a product of ``parts`` factors, the last within ``innermost``."""
-    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
+    every = divisors(extent)
 
     def outer(rest: int, count: int) -> Iterator[tuple[int, ...]]:
         if count == 1:
             yield (rest,)
             return
-        for d in divisors:
+        for d in every:
             if rest % d == 0:
                 for others in outer(rest // d, count - 1):
                     yield (*others, d)
 
-    for last in divisors:
+    for last in every:
         if last <= innermost and parts > 1:
             for others in outer(extent // last, parts - 1):
                 yield (*others, last)
@@ -369,15 +369,11 @@ def _factorings(extent: int, parts: int, innermost: int) -> Iterator[tuple[int, 
 
 def _key(instructions: Any) -> str:
     """Text of the instructions before the post-processors."""
-    return json.dumps(list(_before_postprocs(instructions)), separators=(",", ":"))
-
-
-def _before_postprocs(instructions: Any) -> Iterator[Any]:
-    return itertools.takewhile(lambda inst: inst[0] != "EnterPostproc", instructions)
+    return json.dumps(traces.design(instructions), separators=(",", ":"))
 
 
 def _kinds(instructions: Any) -> Counter[str]:
-    return Counter(str(inst[0]) for inst in _before_postprocs(instructions))
+    return Counter(str(inst[0]) for inst in traces.design(instructions))
 
 
 def _decisions(trace: Any) -> tuple[Decision, ...]:
@@ -385,7 +381,7 @@ def _decisions(trace: Any) -> tuple[Decision, ...]:
     values = dict(decisions)
     return tuple(
         _plain(values.get(index))
-        for index, inst in enumerate(_before_postprocs(instructions))
+        for index, inst in enumerate(traces.design(instructions))
         if inst[0] in _SAMPLING
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import traces
-from tvmtune.tuning.transfer import module_of
+from tvmtune.records.log import module_of
 from tvmtune.types import Device, Trial
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Relatives:
                     key = (trial.device, trial.workload, trial.implementation)
                     groups.setdefault(key, []).append(trial)
             for (_, _, name), trials in groups.items():
-                best, module = _best(trials), module_of(log, trials[0])
+                best, module = _best(trials), module_of(log.tasks.get(trials[0].task), name)
                 if best and module:
                     try:
                         its = nature(traces.load_module(module))

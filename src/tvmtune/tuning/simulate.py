@@ -285,9 +285,4 @@ def _create(
 
 
 def _options(name: str) -> Mapping[str, Any]:
-    import importlib
-
-    if name == metaschedule.NAME:
-        return {}
-    found: Mapping[str, Any] = importlib.import_module(tuners.TUNERS[name]).OPTIONS
-    return found
+    return {} if name == metaschedule.NAME else tuners.options(name)

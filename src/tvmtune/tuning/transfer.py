@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.graph import spaces, traces
-from tvmtune.records.log import Log, read_log
+from tvmtune.records.log import Log, module_of, read_log
 from tvmtune.types import Trial
 
 if TYPE_CHECKING:
@@ -79,23 +79,12 @@ def records(logs: Sequence[Log], device: str, kind: str) -> Iterator[Trial]:
             yield replace(trial, tuner=TUNER, verified=None, extra=dict(trial.extra))
 
 
-def module_of(log: Log, trial: Trial) -> str | None:
-    """The trial's workload as the log stores it, if it does."""
-    line = log.tasks.get(trial.task) or {}
-    stored = (
-        i.get("module")
-        for i in line.get("implementations", ())
-        if i["name"] == trial.implementation
-    )
-    return next(stored, None)
-
-
 def lessons(logs: Sequence[Log], kind: str, seed: int) -> list[Lesson]:
     """Trials by workload, of any device; up to :data:`LESSONS` of them, drawn at random."""
     found: dict[tuple[str, str], Lesson] = {}
     for log in logs:
         for trial in log.trials:
-            module = module_of(log, trial)
+            module = module_of(log.tasks.get(trial.task), trial.implementation)
             if module and trial.ok and trial.kind == kind:
                 # Times of another device are told apart: only ranks within a group are learnt.
                 key = (trial.device, trial.workload)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.errors import UsageError, nearest
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from tvmtune.tuning.tuners.base import Tuner, TunerArgs
     from tvmtune.types import Task
 
@@ -38,15 +40,19 @@ def canonical(name: str) -> str:
     return key
 
 
+def options(name: str) -> dict[str, int | float]:
+    """The options of a tuner, with their defaults."""
+    found: dict[str, int | float] = _module(name).OPTIONS
+    return found
+
+
 def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]:
     """``--tuner-option`` in the types of the tuner's own defaults.
 
     Raises :class:`UsageError` for an option that the tuner does not have, or a value that is no
     positive number, or for probabilities above 1.
     """
-    import importlib
-
-    known: dict[str, int | float] = importlib.import_module(TUNERS[canonical(name)]).OPTIONS
+    known = options(name)
     found: dict[str, int | float] = {}
     for key, value in given.items():
         if key not in known:
@@ -80,6 +86,11 @@ def check_space(name: str, tasks: Sequence[Task], limited: bool) -> None:
 
 
 def create(name: str, args: TunerArgs) -> Tuner:
+    made: Tuner = _module(name).create(args)
+    return made
+
+
+def _module(name: str) -> ModuleType:
     import importlib
 
-    return importlib.import_module(TUNERS[canonical(name)]).create(args)
+    return importlib.import_module(TUNERS[canonical(name)])

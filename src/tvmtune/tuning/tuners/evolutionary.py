@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -133,9 +134,7 @@ class EvolutionaryTuner(KnobTuner):
         most = count * max(1, int(self.options["replays"]))
         if seconds is not None and self._cost:
             most = max(count, min(most, int(seconds / self._cost)))
-        looked = self.replay(self._limited(self.suggest(most), most), most)
-        if len(looked) < count:
-            looked += self.replay(self._remaining(count), count - len(looked))
+        looked = self.look(islice(self.suggest(most), 4 * most), most, count)
         if not looked:
             return []
         rows = self.args.model.features(self.points.context, [p.schedule for p in looked])
@@ -145,7 +144,7 @@ class EvolutionaryTuner(KnobTuner):
         chosen = [looked[place] for place in order[:count]]
         for place in order[:count]:
             self._features[looked[place].candidate] = rows[place]
-            self.take(looked[place])
+        self.take(chosen)
         spent = (time.perf_counter() - began) / len(looked)
         self._cost = spent if not self._cost else 0.7 * self._cost + 0.3 * spent
         return chosen
@@ -164,11 +163,6 @@ class EvolutionaryTuner(KnobTuner):
         shared = self.args.model.score(rows)
         ranks = np.argsort(np.argsort(-mine)) + np.argsort(np.argsort(-shared))
         return [int(place) for place in np.argsort(ranks, kind="stable")]
-
-    @staticmethod
-    def _limited(points: Iterator[Point], most: int) -> Iterator[Point]:
-        for _, point in zip(range(4 * most), points, strict=False):
-            yield point
 
 
 def create(args: TunerArgs) -> Tuner:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from tvmtune.tuning.points import Point
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 from tvmtune.tuning.tuners.points import PointTuner
 
@@ -20,14 +17,8 @@ class GridTuner(PointTuner):
         super().__init__(args)
         self._order = iter(self.points)
 
-    def suggest(self, count: int) -> Iterator[Point]:
-        return self._order
-
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
-        found = self.replay(self._order, count)
-        for proposal in found:
-            self.take(proposal)
-        return found
+        return self.take(self.replay(self._order, count))
 
 
 def create(args: TunerArgs) -> Tuner:

@@ -19,7 +19,8 @@ ENUMERABLE = 20_000
 class PointTuner:
     """A tuner that says which points it would like; the rest is done here.
 
-    A subclass has :meth:`suggest`; ``measured`` holds what it may learn from.
+    A subclass has :meth:`suggest`, or an :meth:`ask` of its own; ``measured`` holds what it may learn
+    from.
     """
 
     name = ""
@@ -68,16 +69,20 @@ class PointTuner:
 
     def propose(self, wanted: Iterable[Point], count: int) -> list[Proposal]:
         """The first ``count`` new candidates among the points, filled up from the rest of the space."""
-        found = self.replay(islice(wanted, count * DRAWS), count)
-        if len(found) < count:
-            found += self.replay(self._remaining(count), count - len(found))
-        for proposal in found:
-            self.take(proposal)
+        return self.take(self.look(islice(wanted, count * DRAWS), count, count))
+
+    def take(self, found: list[Proposal]) -> list[Proposal]:
+        """Count candidates that :meth:`replay` found as proposed, and return them."""
+        self.args.known.update(proposal.candidate for proposal in found)
         return found
 
-    def take(self, proposal: Proposal) -> None:
-        """Count a candidate that :meth:`replay` found as proposed."""
-        self.args.known.add(proposal.candidate)
+    def look(self, wanted: Iterable[Point], most: int, least: int) -> list[Proposal]:
+        """Up to ``most`` new candidates among the points, filled up to ``least`` from the rest of the
+        space; as :meth:`replay`."""
+        found = self.replay(wanted, most)
+        if len(found) < least:
+            found += self.replay(self._remaining(least), least - len(found))
+        return found
 
     def replay(self, wanted: Iterable[Point], count: int) -> list[Proposal]:
         """Up to ``count`` candidates that nobody has measured, in the order of the points."""
