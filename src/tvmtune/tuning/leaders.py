@@ -59,6 +59,10 @@ class Leaders:
 
     def settle(self) -> None:
         """Time again what deserves it, then check every leader that is new."""
+        for state in self._states:
+            trial = state.leader
+            if trial and trial.verified is None and trial.candidate not in self.unchecked:
+                self._measurer.prepare(state.arm_of(trial).implementation, trial.trace)
         if self._measurer.runner.kind == "measured":
             self._remeasure()
         for state in self._states:

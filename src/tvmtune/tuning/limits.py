@@ -45,13 +45,15 @@ class Limits:
         seconds = self.budget.seconds
         return float("inf") if seconds is None else seconds - self._clock()
 
-    def batch(self, key: Key | None = None, count: int = BATCH) -> int:
+    def batch(self, key: Key | None = None, count: int = BATCH, begun: int = 0) -> int:
         """Candidates that a round may have, at most ``count``; none if there is no time for one.
 
-        ``key``: the implementation whose round it is, if it is of one.
+        ``key``: the implementation whose round it is, if it is of one; ``begun``: candidates that are
+        being measured now.
         """
         limits = [limit for limit in (self.budget.trials, self.points) if limit is not None]
-        count = max(0, min([count, *(limit - len(self._trials) for limit in limits)]))
+        spent = len(self._trials) + begun
+        count = max(0, min([count, *(limit - spent for limit in limits)]))
         left = self.seconds_left
         if left < float("inf"):
             count = self._pace.fitting(key, count, left)

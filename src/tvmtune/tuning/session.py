@@ -7,7 +7,8 @@ it tells what happened. Each trial is on disk before the observer hears of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import interrupt
@@ -29,6 +30,17 @@ from tvmtune.types import Device, Task, Trial
 
 if TYPE_CHECKING:
     from tvmtune.measure.measurer import Measurement, Measurer
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Proposals for one implementation."""
+
+    state: TaskState
+    arm: Arm
+    proposals: list[Proposal]
+    asking: float
+    """Seconds that proposing took in which no builder worked."""
 
 
 class Session:
@@ -132,20 +144,12 @@ class Session:
             self._learn_from_others()
             self.leaders.settle()  # an earlier run may have been killed before it checked these
             self._measure_defaults()
+            ahead: _Round | None = None
             while not self.limits.reached():
                 interrupt.check()
                 self._look_at_the_machine()
-                choice = scheduler.pick(
-                    self.scheduling,
-                    self.states,
-                    self.budget.per_task,
-                    self.peak,
-                    self.budget.task_patience,
-                )
-                if choice is None:
-                    self.limits.nothing_left()
-                    break
-                self._round(*choice)
+                current = ahead or self._ask()
+                ahead = self._measure_round(current) if current is not None else None
             if self.limits.seconds_left > 0:
                 self._look_at_the_machine()
                 self.leaders.settle()
@@ -182,13 +186,29 @@ class Session:
             )
             del batch[:count]
 
-    def _round(self, state: TaskState, arm: Arm) -> None:
+    def _ask(self, busy: _Round | None = None) -> _Round | None:
+        """Proposals for the next round, of another task than ``busy``, which is being measured; None
+        if there are none this time, or no such task."""
+        if busy is not None and self.scheduling == "sequential":
+            return None
+        choice = scheduler.pick(
+            self.scheduling,
+            [s for s in self.states if busy is None or s is not busy.state],
+            self.budget.per_task,
+            self.peak,
+            self.budget.task_patience,
+        )
+        if choice is None:
+            if busy is None:
+                self.limits.nothing_left()
+            return None
+        state, arm = choice
         count = BATCH
         if self.budget.per_task is not None:
             count = min(count, self.budget.per_task - state.count)
-        count = self.limits.batch(arm.key, count)
+        count = self.limits.batch(arm.key, count, len(busy.proposals) if busy else 0)
         if not count:
-            return
+            return None
         self.observer.proposing(state, arm)
         began = time.monotonic()
         try:
@@ -199,15 +219,28 @@ class Session:
             interrupt.check()
             # An implementation whose space cannot be searched must not end the others' session.
             self._exhaust(state, arm, f"its space cannot be searched: {error}")
-            return
+            return None
         self._note(arm.tuner)
         if not proposals:
             arm.complete = (arm.implementation.space.size or _size(arm.tuner)) is not None
             self._exhaust(state, arm, "its space holds no further candidate")
-            return
-        latencies = self._measure([(state, arm, p) for p in proposals], self.tuner)
+            return None
+        return _Round(state, arm, proposals, 0.0 if busy else time.monotonic() - began)
+
+    def _measure_round(self, current: _Round) -> _Round | None:
+        """Measure a round and learn from it; returns what was proposed while it was being built."""
+        state, arm, proposals = current.state, current.arm, current.proposals
+        began = time.monotonic()
+        found: list[_Round | None] = []
+        latencies = self._measure(
+            [(state, arm, p) for p in proposals],
+            self.tuner,
+            meanwhile=lambda: found.append(self._ask(current)),
+        )
+        assert arm.tuner is not None
         arm.tuner.tell(proposals, latencies)
-        self._pace.rounds.add({arm.key}, len(proposals), time.monotonic() - began)
+        took = time.monotonic() - began + current.asking
+        self._pace.rounds.add({arm.key}, len(proposals), took)
         if arm.hopeless(scheduler.GIVE_UP):
             stage, (_, message) = next(iter(failures.by_stage(arm.trials).items()))
             self._exhaust(
@@ -215,6 +248,7 @@ class Session:
                 arm,
                 f"all of its {len(arm.trials)} candidates failed; first: {stage}: {message}",
             )
+        return found[0]
 
     def _create_tuner(self, state: TaskState, arm: Arm) -> Tuner:
         return create(
@@ -239,8 +273,16 @@ class Session:
             state.skipped = reason
             self.observer.skipped(state)
 
-    def _measure(self, batch: list[tuple[TaskState, Arm, Proposal]], tuner: str) -> list[float]:
-        """Measure, log, show, then settle the new leaders; latencies in the order of the batch."""
+    def _measure(
+        self,
+        batch: list[tuple[TaskState, Arm, Proposal]],
+        tuner: str,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[float]:
+        """Measure, log, show, then settle the new leaders; latencies in the order of the batch.
+
+        ``meanwhile`` is called while the builders work.
+        """
         latencies: list[float] = []
         mark = {"drift": round(self.drift.slowdown, 3)} if self.drift.slow else {}
 
@@ -271,9 +313,9 @@ class Session:
             s.best if s.best < float("inf") and a.best < float("inf") else None for s, a, _ in batch
         ]
         began = time.monotonic()
-        self.measurer.measure(
-            [(arm.implementation, p.trace) for _, arm, p in batch], on_result, best=best
-        )
+        building = self.measurer.build([(arm.implementation, p.trace) for _, arm, p in batch])
+        meanwhile()
+        self.measurer.time(building, on_result, best=best)
         took = time.monotonic() - began
         self._pace.measuring.add({arm.key for _, arm, _ in batch}, len(batch), took)
         self.leaders.settle()
