@@ -54,6 +54,10 @@ def main() -> None:
     if session.stopped_because != COMPLETE:
         sys.exit(f"not the whole space: {session.stopped_because}")
     (space,), _ = simulate.full_spaces(read_log(path))
+    size = space_size(plan.tasks)
+    if space.size != size:
+        # Points that come to the same program are measured once; a point that is lost is no joke.
+        print(f"{space.size} programs of {size} points", file=sys.stderr)
     output = options.output or options.kernel.with_suffix(".json.gz")
     output.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     print(

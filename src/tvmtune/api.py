@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,7 @@ def tune(
     from tvmtune.tuning import transfer as transfers
     from tvmtune.tuning import tuners
     from tvmtune.tuning.budget import Budget
+    from tvmtune.tuning.scheduler import check as check_scheduler
     from tvmtune.tuning.session import Session
 
     begun = time.monotonic()
@@ -121,6 +123,8 @@ def tune(
     chosen = list(tasks if tasks is not None else plan.tasks)
     budget = budget or Budget()
     tuners.check_space(tuner, chosen, budget.limited)
+    tuners.check_options(tuner, tuner_options or {})
+    check_scheduler(scheduler)
     header.earlier(path, plan.prepared)
     others = transfers.read(transfer, path)
     builder, runner = plan.backend.make_builder(plan.device), plan.backend.make_runner(plan.device)
@@ -133,13 +137,20 @@ def tune(
         peak = measurer.peak()
         header.begin(writer, plan.prepared, plan.tasks, history, peak)
         mine = plan.device.identity()
+        trials, changed = header.usable(history, plan.tasks) if history else ([], [])
+        if changed:
+            warnings.warn(
+                f"the template of {', '.join(changed)} has been changed since {path} was begun: its "
+                "trials there are not counted",
+                stacklevel=2,
+            )
         session = Session(
             chosen,
             plan.device,
             measurer,
             writer,
             budget=budget.with_defaults(),
-            history=[t for t in history.trials if t.device == mine] if history else [],
+            history=[t for t in trials if t.device == mine],
             others=others,
             tuner=tuner,
             tuner_options=tuner_options,

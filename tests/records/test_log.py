@@ -112,8 +112,16 @@ def test_a_torn_line_longer_than_one_read_is_cut(tmp_path):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"type": "task", "module": "' + b"x" * 200_000)
+    with LogWriter(path) as writer:
+        writer.append("drift", {})
+    assert path.read_bytes() == whole + b'{"type":"drift"}\n'
+
+
+def test_who_only_takes_the_lock_changes_nothing(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("a line\nand one without its end")
     LogWriter(path).close()
-    assert path.read_bytes() == whole
+    assert path.read_text() == "a line\nand one without its end"
 
 
 def test_a_whole_last_line_without_its_newline_is_no_loss(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvmtune.tuning.tuners import sampling
@@ -11,10 +12,20 @@ OPTIONS: dict[str, int | float] = {}
 given: list[TunerArgs] = []
 asked: list[tuple[str, int, float | None]] = []
 """Workload, count and seconds of each request."""
+heard: dict[str, float] = {}
+"""The latest latency of each candidate."""
 
 
 class ListeningTuner(sampling.RandomTuner):
     name = "listening"
+
+    def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
+        heard.update((p.candidate, s) for p, s in zip(proposals, latencies, strict=True))
+        super().tell(proposals, latencies)
+
+    def revise(self, candidate: str, latency: float) -> None:
+        heard[candidate] = latency
+        super().revise(candidate, latency)
 
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
         asked.append((self.args.implementation.workload_key, count, seconds))
@@ -33,3 +44,4 @@ def register(monkeypatch: Any) -> None:
     monkeypatch.setitem(tuners.TUNERS, "listening", "tuning.listening")
     given.clear()
     asked.clear()
+    heard.clear()

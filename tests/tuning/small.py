@@ -155,9 +155,13 @@ class Record(Observer):
     def __init__(self) -> None:
         self.trials: list[Trial] = []
         self.skips: dict[str, str] = {}
+        self.notes: list[str] = []
 
     def trial(self, state: Any, trial: Trial) -> None:
         self.trials.append(trial)
+
+    def noted(self, message: str) -> None:
+        self.notes.append(message)
 
     def skipped(self, state: Any) -> None:
         self.skips[state.task.name] = state.skipped

@@ -119,7 +119,24 @@ def test_a_round_that_the_time_has_no_room_for_is_not_begun():
     assert not late.reached()
     assert late.batch(KEY) == 0
     assert late.reason == "the time budget of 100 s is spent"
+    both = limits(made, spent=10.0, pace=pace, seconds=100.0, trials=1)
+    assert both.batch(KEY) == 0
+    assert both.reason == "", "the trials are spent, not the time"
     assert reason(made, spent=100.0, seconds=100.0) == "the time budget of 100 s is spent"
+
+
+def test_a_round_that_is_under_way_takes_its_share_of_what_is_left():
+    pace = Pace()
+    pace.rounds.add({KEY}, 10, 20.0)
+    made = state(0, [1.0])
+    found = limits(made, spent=60.0, pace=pace, seconds=100.0, trials=20)
+    assert found.batch(KEY) == 16
+    assert found.batch(KEY, begun={KEY: 8}) == 11, "one trial has been, eight are under way"
+    assert found.batch(KEY, begun={KEY: 18}) == 1
+    slow = limits(made, spent=60.0, pace=pace, seconds=100.0)
+    assert slow.batch(KEY, begun={KEY: 16}) == 4, "8 s are left after the round"
+    assert slow.batch(KEY, begun={KEY: 20}) == 0
+    assert slow.reason == "", "that round may turn out to be quicker"
 
 
 def test_proposing_may_take_a_quarter_of_measuring():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tvmtune.records.best import best_of
 from tvmtune.records.log import read_log
 from tvmtune.tuning import drift as drifts
 from tvmtune.tuning import leaders
-from tvmtune.tuning.drift import Drift
+from tvmtune.tuning.drift import SETTLED, Drift
 from tvmtune.tuning.session import Session
 from tvmtune.types import Trial
 
@@ -227,13 +227,33 @@ def test_readings_are_taken_at_intervals():
 
 
 def test_a_machine_that_begins_slow_is_compared_with_its_best():
-    clock = iter([1.0, 0.8, 0.95, 0.95])
-    drift = Drift(lambda: next(clock), lambda ratio, changed: None)
-    for _ in range(3):
+    clock = iter([1.0, 0.8, 0.82, 0.95, 0.95])
+    drift = looked(clock, 3)
+    assert drift.slow
+    assert drift.slowdown == pytest.approx(0.95 / 0.82)
+
+
+def test_one_lucky_reading_is_no_mark_to_be_held_against():
+    drift = looked(iter([1.0, 0.8, 1.01, 1.0]), 3)
+    assert not drift.slow
+    assert drift.slowdown == pytest.approx(1.0)
+
+
+def test_a_machine_that_was_quick_for_its_first_seconds_only_is_not_slow_for_ever():
+    drift = looked(iter([1.0] + [1.3] * 2 * SETTLED), SETTLED)
+    assert drift.slow
+    drift = looked(iter([1.0] + [1.3] * 2 * SETTLED), SETTLED + 1)
+    assert not drift.slow
+    assert drift.slowdown == pytest.approx(1.0)
+
+
+def looked(readings: Iterator[float], times: int) -> Drift:
+    """After so many looks, some of which take a second reading."""
+    drift = Drift(lambda: next(readings), lambda ratio, changed: None)
+    for _ in range(times):
         drift._due = 0.0
         drift.look()
-    assert drift.slow
-    assert drift.slowdown == pytest.approx(0.95 / 0.8)
+    return drift
 
 
 def test_a_runner_without_a_baseline_says_nothing_of_drift(log):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tuning import listening, small
@@ -118,6 +120,59 @@ def test_a_wrong_kernel_is_caught_and_the_next_takes_its_place(tmp_path):
     leader = session.states[0].leader
     assert leader is not None
     assert leader.candidate == best.candidate
+
+
+def test_a_tuner_hears_that_what_it_found_is_wrong(tmp_path, monkeypatch):
+    listening.register(monkeypatch)
+    mod = small.matmul(8)
+    with small.session(
+        tmp_path / "log.json",
+        [small.task(0, mod)],
+        build="tuning.small:build_every_other_wrong",
+        run="tuning.small:run_marked_quickly",
+        options={"references": [structure(mod)]},
+        tuner="listening",
+        trials=20,
+    ) as session:
+        session.run()
+    wrong = {t.candidate for t in session.trials if t.verified is False}
+    assert wrong
+    assert wrong & set(listening.heard)
+    for candidate, latency in listening.heard.items():
+        assert (latency == float("inf")) == (candidate in wrong)
+
+
+def test_an_implementation_that_cannot_be_searched_is_named_beside_one_that_can(tmp_path):
+    told = small.Record()
+    task = small.task(0, small.matmul(8), name="product")
+    (direct,) = task.implementations
+    task.implementations.append(replace(direct, name="template", space=small.Unsearchable()))
+    with small.session(tmp_path / "log.json", [task], observer=told, trials=40) as session:
+        session.run()
+    assert session.new == 40
+    assert told.notes == [
+        "product (template) has no default schedule: this space has no default",
+        "product (template) is left out: its space cannot be searched: this space has no rules",
+    ]
+
+
+@pytest.mark.parametrize("scheduling", ["effect", "round-robin"])
+def test_looking_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
+    """Nearly all of the time is spent in one task: it must not have to wait for the others."""
+    tasks = [
+        small.task(0, small.matmul(512), name="heavy", weight=1000),
+        small.task(1, small.matmul(8), name="light"),
+    ]
+    with small.session(
+        tmp_path / "log.json", tasks, tuner="random", scheduling=scheduling, trials=2 + 5 * BATCH
+    ) as session:
+        session.run()
+    heavy, light = (state.count for state in session.states)
+    assert heavy + light == 2 + 5 * BATCH
+    if scheduling == "effect":
+        assert heavy >= 1 + 4 * BATCH
+    else:
+        assert abs(heavy - light) <= BATCH
 
 
 def test_a_task_with_only_wrong_kernels_has_nothing_to_ship(tmp_path):

@@ -20,7 +20,9 @@ from tvmtune.tuning.tuners.base import TunerArgs
 from tvmtune.types import Implementation, Trial
 
 
-def arguments(mod: Any, known: set[str], seed: int = 1, history: Any = ()) -> TunerArgs:
+def arguments(
+    mod: Any, known: set[str], seed: int = 1, history: Any = (), threads: int = 1
+) -> TunerArgs:
     import tvm
 
     return TunerArgs(
@@ -29,7 +31,7 @@ def arguments(mod: Any, known: set[str], seed: int = 1, history: Any = ()) -> Tu
         model=CostModel(seed=seed),
         known=known,
         seed=seed,
-        threads=1,
+        threads=threads,
         history=history,
     )
 
@@ -126,11 +128,13 @@ def test_what_was_measured_leads_to_the_best_sooner_than_chance(name):
     assert statistics.mean(trials_to_the_best(name, seed) for seed in range(4)) < 36
 
 
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("count", [3, 16])
 @pytest.mark.parametrize("name", TUNERS)
-def test_every_point_is_found_in_the_end(name):
-    tuner = create(name, templated())
+def test_every_point_is_found_in_the_end(name, count, threads):
+    tuner = create(name, templated(threads=threads))
     found = set()
-    while proposals := tuner.ask(16):
+    while proposals := tuner.ask(count):
         found |= {p.candidate for p in proposals}
         tuner.tell(proposals, [valley(p.trace) for p in proposals])
     assert len(found) == tuner.size == 108
@@ -190,6 +194,32 @@ def test_what_is_good_elsewhere_is_tried_first(name):
     args = templated()
     args.relatives = [best.trace]
     assert min(valley(p.trace) for p in create(name, args).ask(4)) == 1e-5
+
+
+@pytest.mark.parametrize("name", ["xgb", "xgb-knob"])
+def test_what_is_good_elsewhere_is_tried_whatever_the_model_says(name):
+    every = []
+    grid = create("grid", templated())
+    while proposals := grid.ask(32):
+        every += proposals
+    best, *others = sorted(every, key=lambda p: valley(p.trace))
+    # All that was measured says that the best is the worst.
+    history = [record(p, 1 / valley(p.trace)) for p in others[20:60]]
+    args = templated(history=history)
+    args.known |= {p.candidate for p in others[20:60]}
+    args.relatives = [best.trace]
+    assert best.candidate in {p.candidate for p in create(name, args).ask(4)}
+
+
+@pytest.mark.parametrize("name", ["xgb", "xgb-knob", "ga", "droplet"])
+def test_a_candidate_that_turns_out_to_be_wrong_leads_nowhere(name):
+    tuner: Any = create(name, templated())
+    first = tuner.ask(8)
+    tuner.tell(first, [1e-6] + [1e-5] * 7)
+    (best,) = tuner.best(1)
+    tuner.revise(first[0].candidate, math.inf)
+    assert best not in tuner.best(8)
+    assert len(tuner.best(8)) == 7
 
 
 def test_where_nothing_works_the_model_says_so_and_the_search_goes_on():

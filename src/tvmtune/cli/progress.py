@@ -213,7 +213,7 @@ def summary(session: Session) -> None:
     rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
     out.print(
         f"{session.new} trials in {clock(session.elapsed)} ({rate:.0f} a minute), {session.total} "
-        f"in all; stopped because {session.stopped_because or 'it was interrupted'}. "
+        f"in all; stopped because {session.stopped_because or 'of an error'}. "
         f"Estimate: {milliseconds(session.estimate())}."
     )
     for state in session.states:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph import intrinsics, knobs, spaces, traces
+from tvmtune.types import digest
 
 if TYPE_CHECKING:
     import tvm
@@ -31,7 +32,10 @@ class TemplateSpace:
         self.template = template
         self._kind = str(target.kind.name)
         self._default = self._draw(mod, target)
-        found = knobs.knobs(traces.to_json(self._default))
+        drawn = traces.to_json(self._default)
+        found = knobs.knobs(drawn)
+        self.version = digest(traces.design(drawn[0]))
+        """Another one for a template that does something else."""
         self.size: int | None = knobs.size(found)
         if any(knob.options is None for knob in found):
             self.size = None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
@@ -31,11 +32,20 @@ class Measurement:
     message: str = ""
 
 
-@dataclass(frozen=True)
 class Batch:
     """Candidates that are being built."""
 
-    handles: tuple[Any, ...]
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self.handles = tuple(handles)
+        self._ended: list[float] = []
+        for handle in self.handles:
+            handle.add_done_callback(lambda _: self._ended.append(time.monotonic()))
+
+    def idle(self) -> float:
+        """Seconds since the last of them was built; 0 while one is not."""
+        if len(self._ended) < len(self.handles):
+            return 0.0
+        return time.monotonic() - max(self._ended, default=time.monotonic())
 
 
 class Measurer:
@@ -65,7 +75,12 @@ class Measurer:
         """Builds that may not have ended yet."""
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
-        self._builders = Workers(max(1, device.threads), init=builder.init, options=builder.options)
+        self._builders = Workers(
+            max(1, device.threads),
+            init=builder.init,
+            options=builder.options,
+            directory=self.directory,
+        )
         self._runners = Workers(
             runner.slots, init=runner.init, options=runner.options, directory=self.directory
         )
@@ -87,7 +102,7 @@ class Measurer:
     def build(self, candidates: Sequence[tuple[Implementation, Any]]) -> Batch:
         """Have ``(implementation, trace)`` pairs built; returns at once. Each batch has to go
         through :meth:`time`."""
-        return Batch(tuple(self._submit([(i, trace, False) for i, trace in candidates])))
+        return Batch(self._submit([(i, trace, False) for i, trace in candidates]))
 
     def time(
         self,
@@ -140,7 +155,7 @@ class Measurer:
         self._collect(batch.handles, has_built)
         report()
         if self.runner.exclusive:
-            self._rest()
+            self.rest()
             for n, outcome in built.items():
                 if outcome.ok:
                     start(n)
@@ -201,7 +216,7 @@ class Measurer:
             repeat=CAREFUL * self.timing.repeat,
             run_timeout=CAREFUL * self.timing.run_timeout,
         )
-        self.time(Batch(tuple(handles)), lambda _, result: found.append(result), timing=timing)
+        self.time(Batch(handles), lambda _, result: found.append(result), timing=timing)
         return found[0]
 
     def peak(self) -> float | None:
@@ -232,7 +247,7 @@ class Measurer:
 
     def _of_the_device(self, function: str) -> Outcome:
         if self.runner.exclusive:
-            self._rest()
+            self.rest()
         call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
         return self._runners.map(function, [call], deadline=60.0, stage="run")[0]
 
@@ -277,7 +292,7 @@ class Measurer:
         )
         return outcomes
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """Wait until no builder works."""
         wait(self._building)
         self._building = []
@@ -313,12 +328,15 @@ def _discard(handle: Any) -> None:
 
 
 def _sweep() -> None:
-    """Remove what sessions that were killed have left behind."""
+    """Remove what this user's sessions that were killed have left behind."""
     for path in Path(tempfile.gettempdir()).glob("tvmtune-[0-9]*-*"):
         owner = path.name.split("-")[1]
         if not owner.isdigit() or Path(f"/proc/{owner}").exists():
             continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid != os.getuid():
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

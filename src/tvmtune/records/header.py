@@ -11,7 +11,7 @@ from tvmtune import system
 from tvmtune.errors import TvmtuneError
 from tvmtune.records.identity import SPACE_VERSION
 from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
-from tvmtune.types import JSON, Prepared, Task, TensorSpec
+from tvmtune.types import JSON, Implementation, Prepared, Task, TensorSpec, Trial
 
 
 def header(prepared: Prepared) -> JSON:
@@ -54,6 +54,7 @@ def task_line(task: Task) -> JSON:
                 "workload": i.workload_key,
                 "exact": i.exact,
                 "module": store_module(i.mod),
+                **_space(i),
             }
             for i in task.implementations
         ],
@@ -67,7 +68,7 @@ def begin(
     history: Log | None,
     peak: float | None,
 ) -> None:
-    """One header per run, and a line for each task that the log does not describe yet.
+    """One header per run, and a line for each task that the log does not describe so yet.
 
     ``peak``: the device's best rate in GFLOPS, if it is known.
     """
@@ -75,8 +76,29 @@ def begin(
     writer.append("header", header(prepared) | more)
     known = history.tasks if history else {}
     for task in tasks:
-        if task.key not in known:
-            writer.append("task", task_line(task))
+        line = task_line(task)
+        if known.get(task.key) != {"type": "task", **line}:
+            writer.append("task", line)
+
+
+def usable(log: Log, tasks: Sequence[Task]) -> tuple[list[Trial], list[str]]:
+    """The log's trials, without those of a template that has been changed since; and the names of the
+    tasks whose template that is."""
+    changed = set()
+    for task in tasks:
+        stored = {i["name"]: i for i in log.tasks.get(task.key, {}).get("implementations", ())}
+        for implementation in task.implementations:
+            before = stored.get(implementation.name, {}).get("space")
+            if before is not None and before != _space(implementation).get("space"):
+                changed.add((task.key, implementation.name))
+    trials = [t for t in log.trials if (t.task, t.implementation) not in changed]
+    return trials, sorted({t.name for t in tasks if any(key == t.key for key, _ in changed)})
+
+
+def _space(implementation: Implementation) -> JSON:
+    """What tells a template from what it was before its author changed it."""
+    version = getattr(implementation.space, "version", None)
+    return {} if version is None else {"space": version}
 
 
 def earlier(path: Path, prepared: Prepared) -> Log | None:

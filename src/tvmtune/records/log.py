@@ -78,13 +78,17 @@ class LogWriter:
             raise TvmtuneError(
                 f"another process is writing to {path}. Wait for it, or choose another --log."
             ) from None
-        self._cut_torn_line()
+        self._begun = False
+        """Whether it has written anything; until then the file is as it was found."""
         sync_directory(path.parent)
 
     def append(self, kind: str, record: JSON) -> None:
         """Write one line and wait until it is on disk."""
         line = json.dumps({"type": kind, **record}, separators=(",", ":")) + "\n"
         data = line.encode()
+        if not self._begun:
+            self._cut_torn_line()
+            self._begun = True
         start = os.fstat(self._fd).st_size
         try:
             written = os.write(self._fd, data)
@@ -162,6 +166,11 @@ def read_log(path: Path) -> Log:
             if cut and log.headers:
                 log.torn = True
                 break
+            if cut:
+                raise TvmtuneError(
+                    f"{path} is not a tvmtune log, or was cut short before anything was measured: its "
+                    "only line is no JSON record. Delete it, or choose another file."
+                )
             where = "its first line" if not log.headers else f"line {number}"
             raise TvmtuneError(f"{path} is not a tvmtune log: {where} is not a JSON record.")
         try:

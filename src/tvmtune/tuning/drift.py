@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 EVERY = 20.0
 """Seconds between two readings."""
 SLOWER = 1.1
 """From this factor on, a candidate's time says more about the machine than about the candidate."""
+SETTLED = 9
+"""Readings in a row that agree, after which a slow machine is taken for what it is: one that is quick
+for its first seconds only, say."""
+AGREE = 0.05
+"""That readings agree: the slowest lies within this part of the quickest."""
 
 
 class Drift:
@@ -24,7 +30,9 @@ class Drift:
         self._measure = measure
         self._report = report
         self._due = 0.0
+        self._latest: deque[float] = deque(maxlen=SETTLED)
         self.fastest = float("inf")
+        """What later readings are compared with."""
         self.slowest = 0.0
         self.slowdown = 1.0
         """The latest reading, relative to the fastest."""
@@ -36,7 +44,7 @@ class Drift:
     @property
     def spread(self) -> float:
         """By which part the slowest reading lies above the fastest."""
-        return self.slowest / self.fastest - 1.0 if self.slowest else 0.0
+        return max(0.0, self.slowest / self.fastest - 1.0) if self.slowest else 0.0
 
     def look(self) -> None:
         """Take a reading if one is due."""
@@ -45,13 +53,18 @@ class Drift:
             return
         self._due = now + EVERY
         ratio = self._measure()
-        if ratio is not None and ratio > SLOWER * self.fastest:
-            again = self._measure()  # one disturbance is no drift
-            ratio = min(ratio, again or ratio)
         if ratio is None:
             return
+        # One disturbance is no drift, and one lucky reading is no new mark.
+        if ratio > SLOWER * self.fastest:
+            ratio = min(ratio, self._measure() or ratio)
+        elif ratio < self.fastest / SLOWER and self._latest:
+            ratio = max(ratio, self._measure() or ratio)
         before = self.slow
+        self._latest.append(ratio)
         self.fastest = min(self.fastest, ratio)
         self.slowest = max(self.slowest, ratio)
+        if len(self._latest) == SETTLED and max(self._latest) <= (1 + AGREE) * min(self._latest):
+            self.fastest = min(self._latest)
         self.slowdown = ratio / self.fastest
         self._report(ratio, self.slow != before)

@@ -12,7 +12,7 @@ from tvmtune.records.log import LogWriter
 from tvmtune.records.repeats import add_repeats
 from tvmtune.tuning.drift import Drift
 from tvmtune.tuning.observer import Observer
-from tvmtune.tuning.state import TaskState, estimate
+from tvmtune.tuning.state import Arm, TaskState, estimate
 from tvmtune.types import Trial
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Leaders:
 
     The quickest of many measurements is quick by chance, too. So the leader of a task that counts is
     timed again, with more repeats, and the median over all of them decides whether it still leads.
-    ``clock`` gives the seconds since the session began.
+    ``clock`` gives the seconds since the session began; ``revised`` hears of each candidate whose time
+    or verdict has changed.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Leaders:
         observer: Observer,
         drift: Drift,
         clock: Callable[[], float],
+        revised: Callable[[Arm, Trial], None] = lambda arm, trial: None,
     ) -> None:
         self.unchecked: dict[str, str] = {}
         """Leaders (by candidate) on which no verdict could be reached, with the reason."""
@@ -53,6 +55,7 @@ class Leaders:
         self._observer = observer
         self._drift = drift
         self._clock = clock
+        self._revised = revised
         self._done = 0
         self._gone: set[str] = set()
         """Those that could not be timed again."""
@@ -93,13 +96,16 @@ class Leaders:
             self._time_again(state, trial)
 
     def _time_again(self, state: TaskState, trial: Trial) -> None:
-        began = time.monotonic()
         arm = state.arm_of(trial)
+        self._measurer.rest()  # others' builds are not what timing it again costs
+        began = time.monotonic()
         result = self._measurer.remeasure(arm.implementation, trial.trace)
         self.spent += time.monotonic() - began
         self._done += 1
         if not result.seconds:
             self._gone.add(trial.candidate)
+            if result.stage in ("crash", "run"):  # as it would do in the library
+                self._demote(state, trial, f"{result.stage} when timed again: {result.message}")
             return
         before = trial.latency
         seconds = list(result.seconds)
@@ -114,6 +120,7 @@ class Leaders:
         )
         add_repeats(trial, seconds)
         arm.revise()
+        self._revised(arm, trial)
         self._observer.remeasured(state, trial, before)
 
     def verify(self, state: TaskState) -> None:
@@ -127,22 +134,38 @@ class Leaders:
             error, message = self._measurer.verify(arm.implementation, trial.trace)
             if error is None:
                 self.unchecked[trial.candidate] = message
+                self._log_verdict(trial, None, message)
+            elif error <= allowed:
+                trial.verified = True
+                self._log_verdict(trial, error, message)
             else:
-                trial.verified = error <= allowed
-            if trial.verified is False:
                 message = (
                     message or f"max|y - ref| / max|ref| is {error:.2e}, more than {allowed:g}"
                 )
-                trial.error = {"stage": "wrong-answer", "message": message}
-                arm.revise()
-            self._log.append(
-                "verdict",
-                {
-                    "workload": trial.workload,
-                    "candidate": trial.candidate,
-                    "verified": trial.verified,
-                    "deviation": "inf" if error == float("inf") else error,
-                    "message": message,
-                },
-            )
+                self._demote(state, trial, message, error)
+                continue
             self._observer.verdict(state, trial)
+
+    def _demote(
+        self, state: TaskState, trial: Trial, message: str, error: float = float("inf")
+    ) -> None:
+        """The candidate must not be shipped: the next one leads."""
+        trial.verified = False
+        trial.error = {"stage": "wrong-answer", "message": message}
+        arm = state.arm_of(trial)
+        arm.revise()
+        self._revised(arm, trial)
+        self._log_verdict(trial, error, message)
+        self._observer.verdict(state, trial)
+
+    def _log_verdict(self, trial: Trial, error: float | None, message: str) -> None:
+        self._log.append(
+            "verdict",
+            {
+                "workload": trial.workload,
+                "candidate": trial.candidate,
+                "verified": trial.verified,
+                "deviation": "inf" if error == float("inf") else error,
+                "message": message,
+            },
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tvmtune.tuning.budget import Budget, space_size
 from tvmtune.tuning.pace import Key, Pace
@@ -45,20 +45,28 @@ class Limits:
         seconds = self.budget.seconds
         return float("inf") if seconds is None else seconds - self._clock()
 
-    def batch(self, key: Key | None = None, count: int = BATCH, begun: int = 0) -> int:
+    def batch(
+        self,
+        key: Key | None = None,
+        count: int = BATCH,
+        begun: Mapping[Key, int] | None = None,
+    ) -> int:
         """Candidates that a round may have, at most ``count``; none if there is no time for one.
 
-        ``key``: the implementation whose round it is, if it is of one; ``begun``: candidates that are
-        being measured now.
+        ``key``: the implementation whose round it is, if it is of one; ``begun``: how many candidates
+        of which implementations are being measured now.
         """
+        begun = begun or {}
         limits = [limit for limit in (self.budget.trials, self.points) if limit is not None]
-        spent = len(self._trials) + begun
+        spent = len(self._trials) + sum(begun.values())
         count = max(0, min([count, *(limit - spent for limit in limits)]))
         left = self.seconds_left
-        if left < float("inf"):
-            count = self._pace.fitting(key, count, left)
-            if not count:
-                self._out_of_time()
+        if not count or left == float("inf"):
+            return count
+        left -= sum(n * (self._pace.rounds.of(k) or 0.0) for k, n in begun.items())
+        count = self._pace.fitting(key, count, left)
+        if not count and not begun:
+            self._out_of_time()
         return count
 
     def reached(self) -> bool:
@@ -93,4 +101,11 @@ class Limits:
             return False
         whole = estimate(self._states)
         heavy = [s for s in self._states if s.task.weight * s.best > HEAVY * whole]
-        return all(len(s.trials) >= BATCH or s.skipped for s in heavy)
+        return all(len(s.trials) >= BATCH or s.skipped or self._no_more(s) for s in heavy)
+
+    def _no_more(self, state: TaskState) -> bool:
+        """Whether the budget gives the task no more trials."""
+        most, patience = self.budget.per_task, self.budget.task_patience
+        if most is not None and state.count >= most:
+            return True
+        return patience is not None and state.rests(patience)

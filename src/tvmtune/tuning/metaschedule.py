@@ -75,6 +75,9 @@ class MetaScheduleTuner:
         )
         return proposals
 
+    def revise(self, candidate: str, latency: float) -> None:
+        """MetaSchedule's search takes nothing back."""
+
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         from tvm.s_tir import meta_schedule as ms
 

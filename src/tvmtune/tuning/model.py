@@ -9,6 +9,7 @@ sample the same things.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 LEAST = 8
 """Measurements before a model is fitted at all."""
 GROWTH = 1.1
-"""The model is fitted anew when the data has grown by this factor."""
+"""The model is fitted anew when the measurements of the workload in focus have grown by this factor."""
+OTHERS_GROWTH = 1.5
+"""Or all measurements by this one."""
 OTHERS = 0.3
 """Weight of other workloads' measurements beside those of the workload in focus."""
 MOST = 4000
@@ -45,17 +48,43 @@ class Lessons:
         self.rows: list[np.ndarray] = []
         self.latency: list[float] = []
         self.group: list[str] = []
+        self.changes = 0
+        """How often a measurement that is known has been revised."""
+        self._place: dict[tuple[str, str], int] = {}
+        """By workload and candidate."""
+        self._count: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, rows: Sequence[np.ndarray], latencies: Sequence[float], workload: str) -> None:
-        """``rows``: (places, columns) for each candidate; seconds, infinity for failures."""
-        for each, latency in zip(rows, latencies, strict=True):
+    def count(self, workload: str) -> int:
+        """Measurements of one workload."""
+        return self._count[workload]
+
+    def add(
+        self,
+        rows: Sequence[np.ndarray],
+        latencies: Sequence[float],
+        workload: str,
+        candidates: Sequence[str] = (),
+    ) -> None:
+        """``rows``: (places, columns) for each candidate; seconds, infinity for failures. Those whose
+        names are given, too, can be revised."""
+        for number, (each, latency) in enumerate(zip(rows, latencies, strict=True)):
             if len(each):
+                if candidates:
+                    self._place[workload, candidates[number]] = len(self.rows)
                 self.rows.append(each)
                 self.latency.append(latency)
                 self.group.append(workload)
+                self._count[workload] += 1
+
+    def revise(self, workload: str, candidate: str, latency: float) -> None:
+        """A measurement was corrected, or its result was found to be wrong (infinity)."""
+        place = self._place.get((workload, candidate))
+        if place is not None and self.latency[place] != latency:
+            self.latency[place] = latency
+            self.changes += 1
 
 
 class CostModel:
@@ -72,13 +101,15 @@ class CostModel:
         focus: str | None = None,
     ) -> None:
         self.seed = seed
-        self.lessons = lessons or Lessons()
+        self.lessons = Lessons() if lessons is None else lessons
         self.focus = focus
         self.note: str | None = None
         """Why it cannot be fitted, if so; scores are random then."""
         self._rng = np.random.RandomState(seed & 0x7FFFFFFF)
         self._shared: dict[str, Lessons] = {}
-        self._fitted = 0
+        self._fitted = (0, 0)
+        """Measurements in focus, and of all, that the model has seen."""
+        self._revised = 0
         self._booster: Any = None
         self._extractor: Any = None
 
@@ -87,10 +118,20 @@ class CostModel:
         lessons = self._shared.setdefault(signature, Lessons())
         return CostModel(seed=self.seed, lessons=lessons, focus=workload)
 
-    def learn(self, rows: Sequence[np.ndarray], latencies: Sequence[float], workload: str) -> None:
+    def learn(
+        self,
+        rows: Sequence[np.ndarray],
+        latencies: Sequence[float],
+        workload: str,
+        candidates: Sequence[str] = (),
+    ) -> None:
         """Add measurements (seconds, infinity for failures) of one workload, by its key. Only ratios
-        within a workload are learnt."""
-        self.lessons.add(rows, latencies, workload)
+        within a workload are learnt. ``candidates``: their names, if they may be revised later."""
+        self.lessons.add(rows, latencies, workload, candidates)
+
+    def revise(self, workload: str, candidate: str, latency: float) -> None:
+        """Correct what was learnt of a candidate; see :meth:`Lessons.revise`."""
+        self.lessons.revise(workload, candidate, latency)
 
     def score(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """One score for each candidate's rows."""
@@ -122,9 +163,12 @@ class CostModel:
 
     def _fit_if_due(self) -> None:
         known = len(self.lessons)
-        if known < max(LEAST, GROWTH * self._fitted, self._fitted + 1):
+        own = known if self.focus is None else self.lessons.count(self.focus)
+        fitted, whole = self._fitted
+        grown = own >= max(GROWTH * fitted, fitted + 1) or known >= OTHERS_GROWTH * max(whole, 1)
+        if known < LEAST or not (grown or self.lessons.changes != self._revised):
             return
-        self._fitted = known
+        self._fitted, self._revised = (own, known), self.lessons.changes
         wanted, counts, rows, weight = self._data()
         if not wanted.any():
             self.note = f"none of the {known} candidates measured so far works"

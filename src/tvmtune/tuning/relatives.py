@@ -99,7 +99,10 @@ class Relatives:
     def _nature(self, arm: Arm) -> Nature | None:
         key = arm.implementation.workload_key
         if key not in self._natures:
-            self._natures[key] = nature(arm.implementation.mod)
+            try:
+                self._natures[key] = nature(arm.implementation.mod)
+            except Exception:  # an odd kernel is like no other
+                self._natures[key] = None
         return self._natures[key]
 
     def _from_session(self, arm: Arm) -> Iterator[_Donor]:

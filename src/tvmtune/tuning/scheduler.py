@@ -21,7 +21,7 @@ and one round."""
 HOPELESS = 1.3
 """An implementation slower than the task's best by this factor after :data:`EXPLORE` trials rests."""
 GIVE_UP = 48
-"""Failures in a row, with never a success, after which a task is skipped."""
+"""Failures, with never a success, after which an implementation is left out."""
 
 
 def check(name: str) -> str:
@@ -53,7 +53,7 @@ def pick(
     elif name == "sequential":
         state = open_states[0]
     elif name == "round-robin":
-        state = min(open_states, key=lambda s: (s.count, s.task.index))
+        state = min(open_states, key=lambda s: (s.begun, s.task.index))
     else:
         state = max(open_states, key=lambda s: gain(s, choose_arm(s, top), top))
     return state, choose_arm(state, top)
@@ -76,10 +76,10 @@ def gain(state: TaskState, arm: Arm, top: float | None = None) -> float:
     One that has had few trials may still improve by much, but a direct algorithm never beyond
     ``top``, a rate in GFLOPS.
     """
-    done = len(arm.trials)
+    done = arm.begun
     best = state.best
     recent = 0.0
-    if done > WINDOW and arm.best_after[-WINDOW - 1] < float("inf"):
+    if len(arm.best_after) > WINDOW and arm.best_after[-WINDOW - 1] < float("inf"):
         recent = max(0.0, arm.best_after[-WINDOW - 1] - arm.best_after[-1]) / WINDOW
     room = max(0.5 * (best - _floor(state, arm, top)), 0.01 * best)
     # Hope fades as trials go by without any gain, and for one that lags behind.
@@ -96,11 +96,11 @@ def choose_arm(state: TaskState, top: float | None = None) -> Arm:
     """
     arms = [a for a in state.arms if not a.exhausted] or state.arms
     arms = [a for a in arms if _floor(state, a, top) < state.best] or arms
-    fresh = [a for a in arms if len(a.trials) < EXPLORE and not _failing(a)]
+    fresh = [a for a in arms if a.begun < EXPLORE and not _failing(a)]
     near = [a for a in arms if a.best <= HOPELESS * state.best]
-    unmeasured = [a for a in fresh if not a.trials]
+    unmeasured = [a for a in fresh if not a.begun]
     if state.best == float("inf") or unmeasured:
-        return min(unmeasured or fresh or arms, key=lambda a: len(a.trials))
+        return min(unmeasured or fresh or arms, key=lambda a: a.begun)
     worth = [a for a in arms if a in fresh or a in near] or arms
     return max(worth, key=lambda a: gain(state, a, top))
 
@@ -117,6 +117,6 @@ def _failing(arm: Arm) -> bool:
 def _open(state: TaskState, per_task: int | None, patience: int | None) -> bool:
     if state.skipped is not None or all(a.exhausted for a in state.arms):
         return False
-    if per_task is not None and state.count >= per_task:
+    if per_task is not None and state.begun >= per_task:
         return False
     return patience is None or not state.rests(patience)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import interrupt
@@ -26,10 +26,16 @@ from tvmtune.tuning.relatives import Relatives
 from tvmtune.tuning.state import Arm, TaskState, estimate
 from tvmtune.tuning.tuners import check_options, create
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
+from tvmtune.tuning.tuners.points import ENUMERABLE
 from tvmtune.types import Device, Task, Trial
 
 if TYPE_CHECKING:
     from tvmtune.measure.measurer import Measurement, Measurer
+
+
+INTERRUPTED = "it was interrupted"
+
+_Candidate = tuple[TaskState, Arm, Proposal]
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class _Round:
     arm: Arm
     proposals: list[Proposal]
     asking: float
-    """Seconds that proposing took in which no builder worked."""
+    """Seconds that proposing took while no builder worked."""
 
 
 class Session:
@@ -97,7 +103,13 @@ class Session:
         """Of this log, earlier runs included, in the order in which they were measured."""
         self.drift = Drift(lambda: self.measurer.drift(), self._drifted)
         self.leaders = Leaders(
-            self.states, measurer, log, self.observer, self.drift, lambda: self.elapsed
+            self.states,
+            measurer,
+            log,
+            self.observer,
+            self.drift,
+            lambda: self.elapsed,
+            self._revised,
         )
         self._kind = measurer.runner.kind
         self._relatives = Relatives(self.states, others, device, self._kind)
@@ -126,7 +138,7 @@ class Session:
 
     @property
     def stopped_because(self) -> str:
-        """Empty while it runs, and if it was interrupted."""
+        """Empty while it runs, and if an error ended it."""
         return self.limits.reason
 
     def estimate(self) -> float:
@@ -153,47 +165,61 @@ class Session:
             if self.limits.seconds_left > 0:
                 self._look_at_the_machine()
                 self.leaders.settle()
+        except KeyboardInterrupt:
+            self.limits.reason = INTERRUPTED
+            raise
         finally:
             self.observer.finished(self)
 
     def _measure_defaults(self) -> None:
         """First of all the default schedule of every implementation: an estimate in seconds, and the
         baseline that tuning has to beat."""
-        batch: list[tuple[TaskState, Arm, Proposal]] = []
-        order = sorted(self.states, key=lambda s: -s.task.weight * s.task.flop)
-        for state in order:
-            for arm in state.arms:
-                if arm.trials:
-                    continue
-                implementation = arm.implementation
-                try:
-                    schedule = implementation.space.default(implementation.mod, self.target)
-                except Exception:  # the tuner may still find one
-                    interrupt.check()
-                    continue
-                proposal = Proposal.of(schedule)
-                self._known_of(arm).add(proposal.candidate)
-                batch.append((state, arm, proposal))
+        states = sorted(self.states, key=lambda s: -s.task.weight * s.task.flop)
+        waiting = [(s, arm) for s in states for arm in s.arms if not arm.trials]
         # every task before any second implementation, should the budget be that small
-        batch.sort(key=lambda entry: entry[1] is not entry[0].arms[0])
-        while batch and not self.limits.reached() and (count := self.limits.batch()):
+        waiting.sort(key=lambda entry: entry[1] is not entry[0].arms[0])
+        batch: list[_Candidate] = []
+        while (batch or waiting) and not self.limits.reached():
             began = time.monotonic()
-            self._measure(batch[:count], "default")
-            self._pace.rounds.add(
-                {arm.key for _, arm, _ in batch[:count]},
-                len(batch[:count]),
-                time.monotonic() - began,
-            )
-            del batch[:count]
+            batch = batch or self._defaults(waiting)
+            count = self.limits.batch(count=len(batch))
+            if not batch or not count:
+                break
+            ahead: list[_Candidate] = []
+            self._measure(batch[:count], "default", lambda: ahead.extend(self._defaults(waiting)))  # noqa: B023
+            took = time.monotonic() - began
+            self._pace.rounds.add({arm.key for _, arm, _ in batch[:count]}, count, took)
+            batch = batch[count:] + ahead
+
+    def _defaults(self, waiting: list[tuple[TaskState, Arm]]) -> list[_Candidate]:
+        """Default schedules for some of the arms, which are taken off ``waiting``."""
+        found: list[_Candidate] = []
+        while waiting and len(found) < BATCH:
+            interrupt.check()
+            state, arm = waiting.pop(0)
+            implementation = arm.implementation
+            try:
+                schedule = implementation.space.default(implementation.mod, self.target)
+            except Exception as error:  # the tuner may still find one
+                interrupt.check()
+                self.observer.noted(f"{_name(state, arm)} has no default schedule: {_line(error)}")
+                continue
+            proposal = Proposal.of(schedule)
+            # A template may come to the same program as the direct implementation of its workload.
+            if proposal.candidate not in self._known_of(arm):
+                self._known_of(arm).add(proposal.candidate)
+                found.append((state, arm, proposal))
+        return found
 
     def _ask(self, busy: _Round | None = None) -> _Round | None:
-        """Proposals for the next round, of another task than ``busy``, which is being measured; None
-        if there are none this time, or no such task."""
-        if busy is not None and self.scheduling == "sequential":
-            return None
+        """Proposals for the next round; None if there are none this time.
+
+        While ``busy`` is being measured, only if the next round is another implementation's, and its
+        tuner is there already: a new one begins with what others have found until then.
+        """
         choice = scheduler.pick(
             self.scheduling,
-            [s for s in self.states if busy is None or s is not busy.state],
+            self.states,
             self.budget.per_task,
             self.peak,
             self.budget.task_patience,
@@ -203,10 +229,13 @@ class Session:
                 self.limits.nothing_left()
             return None
         state, arm = choice
+        if busy is not None and (arm is busy.arm or arm.tuner is None):
+            return None
         count = BATCH
         if self.budget.per_task is not None:
-            count = min(count, self.budget.per_task - state.count)
-        count = self.limits.batch(arm.key, count, len(busy.proposals) if busy else 0)
+            count = min(count, self.budget.per_task - state.begun)
+        begun = {busy.arm.key: len(busy.proposals)} if busy else {}
+        count = self.limits.batch(arm.key, count, begun)
         if not count:
             return None
         self.observer.proposing(state, arm)
@@ -218,28 +247,40 @@ class Session:
         except Exception as error:
             interrupt.check()
             # An implementation whose space cannot be searched must not end the others' session.
-            self._exhaust(state, arm, f"its space cannot be searched: {error}")
+            self._exhaust(state, arm, f"its space cannot be searched: {_line(error)}", tell=True)
             return None
         self._note(arm.tuner)
         if not proposals:
-            arm.complete = (arm.implementation.space.size or _size(arm.tuner)) is not None
+            arm.complete = _gone_through(arm)
             self._exhaust(state, arm, "its space holds no further candidate")
             return None
-        return _Round(state, arm, proposals, 0.0 if busy else time.monotonic() - began)
+        return _Round(state, arm, proposals, time.monotonic() - began)
 
     def _measure_round(self, current: _Round) -> _Round | None:
         """Measure a round and learn from it; returns what was proposed while it was being built."""
         state, arm, proposals = current.state, current.arm, current.proposals
-        began = time.monotonic()
-        found: list[_Round | None] = []
-        latencies = self._measure(
-            [(state, arm, p) for p in proposals],
-            self.tuner,
-            meanwhile=lambda: found.append(self._ask(current)),
-        )
         assert arm.tuner is not None
-        arm.tuner.tell(proposals, latencies)
-        took = time.monotonic() - began + current.asking
+        ahead: list[_Round] = []
+
+        def meanwhile() -> None:
+            found = self._ask(current)
+            if found is not None:
+                ahead.append(found)
+
+        began = time.monotonic()
+        arm.pending = len(proposals)
+        try:
+            trials, late = self._measure(
+                [(state, arm, p) for p in proposals], self.tuner, meanwhile
+            )
+        finally:
+            arm.pending = 0
+        try:
+            arm.tuner.tell(proposals, [trial.latency for trial in trials])
+        except Exception as error:
+            interrupt.check()
+            self._exhaust(state, arm, f"its tuner failed: {_line(error)}", tell=True)
+        took = time.monotonic() - began - late + current.asking
         self._pace.rounds.add({arm.key}, len(proposals), took)
         if arm.hopeless(scheduler.GIVE_UP):
             stage, (_, message) = next(iter(failures.by_stage(arm.trials).items()))
@@ -247,8 +288,10 @@ class Session:
                 state,
                 arm,
                 f"all of its {len(arm.trials)} candidates failed; first: {stage}: {message}",
+                tell=True,
             )
-        return found[0]
+        # What proposing took beyond the time in which the builders were busy anyway.
+        return replace(ahead[0], asking=late) if ahead else None
 
     def _create_tuner(self, state: TaskState, arm: Arm) -> Tuner:
         return create(
@@ -267,23 +310,30 @@ class Session:
             ),
         )
 
-    def _exhaust(self, state: TaskState, arm: Arm, reason: str) -> None:
+    def _exhaust(self, state: TaskState, arm: Arm, reason: str, *, tell: bool = False) -> None:
+        """The implementation gets no more trials; ``tell``: its user should know even if others of the
+        task do."""
         arm.exhausted = True
         if all(a.exhausted for a in state.arms):
             state.skipped = reason
             self.observer.skipped(state)
+        elif tell:
+            self.observer.noted(f"{_name(state, arm)} is left out: {reason}")
+
+    def _revised(self, arm: Arm, trial: Trial) -> None:
+        """What is known of a candidate has changed."""
+        if arm.tuner is not None:
+            arm.tuner.revise(trial.candidate, trial.latency)
 
     def _measure(
-        self,
-        batch: list[tuple[TaskState, Arm, Proposal]],
-        tuner: str,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> list[float]:
-        """Measure, log, show, then settle the new leaders; latencies in the order of the batch.
+        self, batch: list[_Candidate], tuner: str, meanwhile: Callable[[], None]
+    ) -> tuple[list[Trial], float]:
+        """Measure, log, show, then settle the new leaders; the trials in the order of the batch.
 
-        ``meanwhile`` is called while the builders work.
+        ``meanwhile`` is called while the builders work; the seconds that it took longer than they are
+        returned, too.
         """
-        latencies: list[float] = []
+        trials: list[Trial] = []
         mark = {"drift": round(self.drift.slowdown, 3)} if self.drift.slow else {}
 
         def on_result(index: int, result: Measurement) -> None:
@@ -304,9 +354,10 @@ class Session:
             )
             self.log.trial(trial)
             state.add(arm, trial)
+            arm.pending = max(0, arm.pending - 1)
             self.trials.append(trial)
             self.slowed += bool(mark)
-            latencies.append(trial.latency)
+            trials.append(trial)
             self.observer.trial(state, trial)
 
         best = [
@@ -315,8 +366,9 @@ class Session:
         began = time.monotonic()
         building = self.measurer.build([(arm.implementation, p.trace) for _, arm, p in batch])
         meanwhile()
+        late = building.idle()
         self.measurer.time(building, on_result, best=best)
-        took = time.monotonic() - began
+        took = time.monotonic() - began - late
         self._pace.measuring.add({arm.key for _, arm, _ in batch}, len(batch), took)
         self.leaders.settle()
         reason = failures.too_many(
@@ -325,7 +377,7 @@ class Session:
         if reason:
             self.limits.reason = "too many trials failed"
             raise TvmtuneError(f"tuning was given up: {reason}")
-        return latencies
+        return trials, late
 
     def _look_at_the_machine(self) -> None:
         if self._kind == "measured":
@@ -389,7 +441,19 @@ class Session:
         return self._target
 
 
-def _size(tuner: Tuner) -> int | None:
-    """The size of the space as far as the tuner knows it."""
-    size: int | None = getattr(tuner, "size", None)
-    return size
+def _gone_through(arm: Arm) -> bool:
+    """Whether a tuner that knows nothing more has seen every point."""
+    size = arm.implementation.space.size
+    if size is None:
+        size = getattr(arm.tuner, "size", None)
+    return size is not None and size <= ENUMERABLE
+
+
+def _name(state: TaskState, arm: Arm) -> str:
+    return f"{state.task.name} ({arm.implementation.name})"
+
+
+def _line(error: BaseException) -> str:
+    """The part of an error that says what is wrong: TVM puts it on the last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

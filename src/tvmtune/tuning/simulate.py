@@ -6,6 +6,7 @@ best of the space. It is deterministic by its seed: one thread, and no clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -239,7 +240,7 @@ def play(
                 if run.best <= seconds:
                     run.reached.setdefault(part, run.trials)
         done = len(run.reached) == len(PARTS) or run.trials >= limit
-        if run.missed > (1 - logged.FULL) * run.trials and (done or run.trials >= EARLY):
+        if (done or run.trials >= EARLY) and run.missed > _bearable(run.trials):
             raise TvmtuneError(
                 f"{space} was not measured in full: {run.missed} of the first {run.trials} proposals "
                 f"of {name} are not in the log. Let tvmtune tune --tuner grid continue it to the end."
@@ -247,6 +248,13 @@ def play(
         if not done:
             tuner.tell(proposals, latencies)
     return run
+
+
+def _bearable(trials: int) -> float:
+    """Proposals that may be missing from the log if it holds :data:`tvmtune.tuning.logged.FULL` of the
+    space; three standard deviations more than is to be expected."""
+    lacking = 1 - logged.FULL
+    return lacking * trials + 3 * math.sqrt(lacking * logged.FULL * trials)
 
 
 def interval(groups: Sequence[Sequence[float]]) -> tuple[float, float, float]:

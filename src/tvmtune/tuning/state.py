@@ -19,6 +19,8 @@ class Arm:
     implementation: Implementation
     trials: list[Trial] = field(default_factory=list)
     tuner: Tuner | None = None
+    pending: int = 0
+    """Candidates that are being measured."""
     exhausted: bool = False
     """It gets no more trials."""
     complete: bool = False
@@ -27,6 +29,11 @@ class Arm:
     """Best latency in seconds after each trial: what the scheduler extrapolates."""
     leader: Trial | None = None
     """The quickest of those not known to be wrong."""
+
+    @property
+    def begun(self) -> int:
+        """Trials, with those that are being measured."""
+        return len(self.trials) + self.pending
 
     @property
     def key(self) -> Key:
@@ -85,6 +92,11 @@ class TaskState:
     @property
     def count(self) -> int:
         return len(self.own)
+
+    @property
+    def begun(self) -> int:
+        """With those that are being measured."""
+        return self.count + sum(arm.pending for arm in self.arms)
 
     @property
     def leader(self) -> Trial | None:

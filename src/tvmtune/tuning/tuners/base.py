@@ -67,3 +67,7 @@ class Tuner(Protocol):
 
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         """How they did: seconds, infinity for a failure."""
+
+    def revise(self, candidate: str, latency: float) -> None:
+        """What it was told of a candidate, or found in the history, has changed: timed again, or found
+        to give a wrong result (infinity)."""

@@ -42,32 +42,57 @@ class KnobTuner(PointTuner):
         self.options = {**OPTIONS, **args.options}
         self.workload = args.implementation.workload_key
         self.model = args.model.of_points(self.points.signature, self.workload)
-        self._teach(list(self.measured.items()), self.workload)
+        history = {name: self.measured[point] for name, point in self._names.items()}
+        self._teach([(self._names[n], s) for n, s in history.items()], self.workload, [*history])
         self._study()
         adapted = [self.points.adapt(trace) for trace in args.relatives]
         self._first = [p for p in adapted if p is not None]
         """Points that are good elsewhere: tried before anything else."""
 
     def suggest(self, count: int) -> Iterator[Point]:
+        yield from self._sure(count)
+        yield from self._promising()
+
+    def _sure(self, count: int) -> Iterator[Point]:
+        """Of a round of ``count``, the points that the model is not asked about."""
         while self._first:
             yield self._first.pop(0)
-        if len(self.measured) < WARMUP and not self._informed():
+        if not self._cold:
+            for _ in range(count):
+                if self.rng.random() < float(self.options["epsilon"]):
+                    yield self.points.draw(self.rng)
+
+    def _promising(self) -> Iterator[Point]:
+        """The rest, the best by the model first."""
+        if self._cold:
             yield from self._around_best()
-        chance = float(self.options["epsilon"])
-        for point in self._evolved():
-            if self.rng.random() < chance:
-                yield self.points.draw(self.rng)
-            yield point
+        yield from self._evolved()
+
+    @property
+    def _cold(self) -> bool:
+        """Whether the model knows too little to be asked."""
+        return len(self.measured) < WARMUP and not self._informed()
 
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         points = [self.point(p) for p in proposals]
         super().tell(proposals, latencies)
-        self._teach(list(zip(points, latencies, strict=True)), self.workload)
+        names = [p.candidate for p in proposals]
+        self._teach(list(zip(points, latencies, strict=True)), self.workload, names)
 
-    def _teach(self, results: Sequence[tuple[Point, float]], workload: str) -> None:
+    def revise(self, candidate: str, latency: float) -> None:
+        super().revise(candidate, latency)
+        self.model.revise(self.workload, candidate, latency)
+
+    def _teach(
+        self,
+        results: Sequence[tuple[Point, float]],
+        workload: str,
+        candidates: Sequence[str] = (),
+    ) -> None:
         if results:
             rows = self.points.vectors([point for point, _ in results])
-            self.model.learn([row[None] for row in rows], [s for _, s in results], workload)
+            latencies = [seconds for _, seconds in results]
+            self.model.learn([row[None] for row in rows], latencies, workload, candidates)
 
     def _study(self) -> None:
         """Learn from other logs what the first tuner of this signature has not learnt already."""
@@ -134,11 +159,16 @@ class EvolutionaryTuner(KnobTuner):
         most = count * max(1, int(self.options["replays"]))
         if seconds is not None and self._cost:
             most = max(count, min(most, int(seconds / self._cost)))
-        looked = self.look(islice(self.suggest(most), 4 * most), most, count)
+        sure = self.take(self.replay(self._sure(count), count))
+        wanted = count - len(sure)
+        looked = sure + self.look(
+            islice(self._promising(), 4 * most), most - len(sure) if wanted else 0, wanted
+        )
         if not looked:
             return []
         rows = self.args.model.features(self.points.context, [p.schedule for p in looked])
-        order = self._order(looked, rows)
+        # Those that are sure come first whatever the models say.
+        order = [*range(len(sure)), *self._order(looked, rows, len(sure))]
         for place in order[count:]:
             self.forget(looked[place])
         chosen = [looked[place] for place in order[:count]]
@@ -151,18 +181,27 @@ class EvolutionaryTuner(KnobTuner):
 
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         super().tell(proposals, latencies)
-        rows = [self._features.pop(p.candidate) for p in proposals]
-        self.args.model.learn(rows, latencies, self.workload)
+        names = [p.candidate for p in proposals]
+        rows = [self._features.pop(name) for name in names]
+        self.args.model.learn(rows, latencies, self.workload, names)
 
-    def _order(self, looked: Sequence[Proposal], rows: Sequence[np.ndarray]) -> list[int]:
-        """Places of the candidates, the most promising first: the mean rank under both models."""
-        if not self.args.model.ready:
-            return list(range(len(looked)))
-        points = self.points.vectors([self.point(p) for p in looked])
+    def revise(self, candidate: str, latency: float) -> None:
+        super().revise(candidate, latency)
+        self.args.model.revise(self.workload, candidate, latency)
+
+    def _order(
+        self, looked: Sequence[Proposal], rows: Sequence[np.ndarray], first: int
+    ) -> list[int]:
+        """Places from ``first`` on, the most promising candidates before the others: by the mean rank
+        under both models."""
+        places = list(range(first, len(looked)))
+        if not places or not self.args.model.ready:
+            return places
+        points = self.points.vectors([self.point(looked[place]) for place in places])
         mine = self.model.score([row[None] for row in points])
-        shared = self.args.model.score(rows)
+        shared = self.args.model.score([rows[place] for place in places])
         ranks = np.argsort(np.argsort(-mine)) + np.argsort(np.argsort(-shared))
-        return [int(place) for place in np.argsort(ranks, kind="stable")]
+        return [places[place] for place in np.argsort(ranks, kind="stable")]
 
 
 def create(args: TunerArgs) -> Tuner:

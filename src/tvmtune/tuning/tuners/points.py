@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,12 +35,13 @@ class PointTuner:
         self.seen: set[Point] = set()
         """Points that need not be replayed again: measured, refused, or alike."""
         self._proposed: dict[str, Point] = {}
-        self._pool = ThreadPoolExecutor(max(1, args.threads))
-        self._rest: Iterator[Point] | None = None
+        self._names: dict[str, Point] = {}
+        """Points of the candidates that were measured."""
         for trial in args.history:
             point = self.points.recall(trial.trace)
             if point is not None:
                 self.measured[point] = trial.latency
+                self._names[trial.candidate] = point
                 self.seen.add(point)
                 self.points.observe(point)
 
@@ -61,6 +63,12 @@ class PointTuner:
             point = self._proposed.pop(proposal.candidate, None)
             if point is not None:
                 self.measured[point] = latency
+                self._names[proposal.candidate] = point
+
+    def revise(self, candidate: str, latency: float) -> None:
+        point = self._names.get(candidate)
+        if point is not None:
+            self.measured[point] = latency
 
     def best(self, count: int) -> list[Point]:
         """The quickest points measured."""
@@ -89,17 +97,18 @@ class PointTuner:
         found: dict[str, Proposal] = {}
         fresh = (p for p in wanted if p not in self.seen)
         while len(found) < count:
+            lacking = count - len(found)
             batch = []
             for point in fresh:
                 if point not in self.seen:
                     if None not in point.decisions:  # else TVM draws, another one each time
                         self.seen.add(point)
                     batch.append((point, self.rng.randrange(1, 1 << 31)))
-                if len(batch) == max(count - len(found), self.args.threads):
+                if len(batch) == lacking:
                     break
             if not batch:
                 break
-            for result in self._pool.map(self._realise, batch):
+            for result in _pool(self.args.threads).map(self._realise, batch):
                 if result is None:
                     continue
                 proposal, point = result
@@ -109,8 +118,6 @@ class PointTuner:
                 if proposal.candidate not in known and proposal.candidate not in found:
                     found[proposal.candidate] = proposal
                     self._proposed[proposal.candidate] = point
-        for candidate in list(found)[count:]:
-            self.forget(found.pop(candidate))
         return list(found.values())
 
     def point(self, proposal: Proposal) -> Point:
@@ -130,10 +137,13 @@ class PointTuner:
         """What is left of a small space; draws from one that is large or of unknown size."""
         size = self.size
         if size is not None and size <= ENUMERABLE:
-            if self._rest is None:
-                self._rest = iter(self.points)
-            yield from self._rest
-            self._rest = None  # some may have been given back since
+            yield from self.points  # from the start: some may have been given back
             return
         for _ in range(count * DRAWS):
             yield self.points.draw(self.rng)
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """For all tuners of the process: a large network has hundreds."""
+    return ThreadPoolExecutor(max(1, threads))

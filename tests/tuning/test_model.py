@@ -1,0 +1,80 @@
+"""The cost model: what it learns from, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvmtune.tuning.model import LEAST, CostModel
+
+
+def rows(count: int, seed: int = 0) -> list[np.ndarray]:
+    """One row of two columns for each candidate; the first column decides how quick it is."""
+    drawn = np.random.RandomState(seed).uniform(size=(count, 2)).astype("float32")
+    return [row[None] for row in drawn]
+
+
+def seconds(found: list[np.ndarray]) -> list[float]:
+    return [1e-3 * (1.1 - float(row[0, 0])) for row in found]
+
+
+def right_order(model: CostModel) -> float:
+    """The part of pairs that the scores put in the right order."""
+    new = rows(40, seed=9)
+    scores, wanted = model.score(new), np.array(seconds(new))
+    pairs = [(a, b) for a in range(40) for b in range(a)]
+    return float(np.mean([(scores[a] > scores[b]) == (wanted[a] < wanted[b]) for a, b in pairs]))
+
+
+def test_scores_are_chance_until_a_few_candidates_are_known():
+    model = CostModel(seed=1)
+    model.learn(rows(LEAST - 1), seconds(rows(LEAST - 1)), "w")
+    assert not model.ready
+    model.learn(rows(60, seed=2), seconds(rows(60, seed=2)), "w")
+    assert model.ready
+    assert right_order(model) > 0.9
+
+
+def test_workloads_with_the_same_knobs_learn_from_each_other():
+    model = CostModel(seed=1)
+    first, second = model.of_points("tiles", "w1"), model.of_points("tiles", "w2")
+    first.learn(rows(60), seconds(rows(60)), "w1")
+    assert len(second.lessons) == 60
+    assert right_order(second) > 0.9
+    assert not model.of_points("other tiles", "w3").ready
+
+
+def test_only_ratios_within_a_workload_are_learnt():
+    """Another workload takes a thousand times as long, and its order is the same."""
+    alone, taught = CostModel(seed=1, focus="small"), CostModel(seed=1, focus="small")
+    taught.learn(rows(60), [1e3 * s for s in seconds(rows(60))], "large")
+    for model in (alone, taught):
+        model.learn(rows(10, seed=3), seconds(rows(10, seed=3)), "small")
+    assert right_order(taught) > 0.8
+    assert right_order(taught) > right_order(alone)
+
+
+def test_what_is_revised_is_learnt_anew():
+    model = CostModel(seed=1)
+    found = rows(40)
+    times = seconds(found)
+    names = [f"c{n}" for n in range(40)]
+    model.learn(found, times, "w", names)
+    before = model.score(found)
+    # The quickest turns out to be wrong: nothing may be measured against it any more.
+    quickest = int(np.argmin(times))
+    model.revise("w", names[quickest], float("inf"))
+    after = model.score(found)
+    assert after[quickest] < 0.3 < before[quickest]
+    second = int(np.argsort(times)[1])
+    assert after[second] == pytest.approx(1.0, abs=0.1)
+    model.revise("w", "unknown", 1.0)
+
+
+def test_the_model_follows_the_workload_in_focus():
+    """Much that is known of others must not keep it from looking at what is new here."""
+    model = CostModel(seed=1, focus="mine")
+    model.learn(rows(200), [1e-3] * 200, "other")
+    assert model.ready
+    model.learn(rows(60, seed=2), seconds(rows(60, seed=2)), "mine")
+    assert right_order(model) > 0.8
