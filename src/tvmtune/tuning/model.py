@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +24,7 @@ LEAST = 8
 GROWTH = 1.1
 """The model is fitted anew when the measurements of the workload in focus have grown by this factor."""
 OTHERS_GROWTH = 1.5
-"""Or all measurements by this one."""
-OTHERS = 0.3
-"""Weight of other workloads' measurements beside those of the workload in focus."""
+"""What it expects before it knows any is fitted anew when those of others have grown by this one."""
 MOST = 4000
 """Measurements that a model is fitted to; of more, the latest."""
 ROUNDS = 80
@@ -90,7 +89,9 @@ class Lessons:
 class CostModel:
     """Scores candidates; higher is better, and random while too little is known.
 
-    ``focus``: the workload whose candidates are scored; measurements of others count less.
+    ``focus``: the workload whose candidates are scored. Measurements of others then give what is to be
+    expected, and those of the workload itself correct it: what is known of it is not outvoted, however
+    much is known of others.
     """
 
     def __init__(
@@ -107,10 +108,8 @@ class CostModel:
         """Why it cannot be fitted, if so; scores are random then."""
         self._rng = np.random.RandomState(seed & 0x7FFFFFFF)
         self._shared: dict[str, Lessons] = {}
-        self._fitted = (0, 0)
-        """Measurements in focus, and of all, that the model has seen."""
-        self._revised = 0
-        self._booster: Any = None
+        self._own = _Fit()
+        self._others = _Fit()
         self._extractor: Any = None
 
     def of_points(self, signature: str, workload: str) -> CostModel:
@@ -137,9 +136,9 @@ class CostModel:
         """One score for each candidate's rows."""
         counts = [len(each) for each in rows]
         self._fit_if_due()
-        if self._booster is None or not sum(counts):
+        if not self._fitted or not sum(counts):
             return self._rng.uniform(size=len(rows))
-        raw = self._booster.inplace_predict(np.concatenate(rows))
+        raw = self._raw(np.concatenate(rows))
         owner = np.repeat(np.arange(len(rows)), counts)
         return np.bincount(owner, weights=raw, minlength=len(rows))
 
@@ -147,7 +146,19 @@ class CostModel:
     def ready(self) -> bool:
         """Whether scores mean anything."""
         self._fit_if_due()
-        return self._booster is not None
+        return self._fitted
+
+    @property
+    def _fitted(self) -> bool:
+        return self._own.booster is not None or self._others.booster is not None
+
+    def _raw(self, rows: np.ndarray) -> np.ndarray:
+        """The part of each row in its candidate's score."""
+        raw = np.zeros(len(rows))
+        for fit in (self._others, self._own):
+            if fit.booster is not None:
+                raw += fit.booster.inplace_predict(rows)
+        return raw
 
     def features(self, context: Any, schedules: Sequence[Schedule]) -> list[np.ndarray]:
         """The program features of each schedule: (stores, 164) float32."""
@@ -162,49 +173,58 @@ class CostModel:
         return [t.numpy().astype("float32") for t in tensors]
 
     def _fit_if_due(self) -> None:
-        known = len(self.lessons)
-        own = known if self.focus is None else self.lessons.count(self.focus)
-        fitted, whole = self._fitted
-        grown = own >= max(GROWTH * fitted, fitted + 1) or known >= OTHERS_GROWTH * max(whole, 1)
-        if known < LEAST or not (grown or self.lessons.changes != self._revised):
-            return
-        self._fitted, self._revised = (own, known), self.lessons.changes
-        wanted, counts, rows, weight = self._data()
+        lessons = self.lessons
+        own = len(lessons) if self.focus is None else lessons.count(self.focus)
+        others = len(lessons) - own
+        if self._others.due(others, lessons.changes, OTHERS_GROWTH):
+            self._fit(self._others, [n for n, g in enumerate(lessons.group) if g != self.focus])
+            self._own.known = 0  # it corrects another expectation now
+        if self._own.due(own, lessons.changes, GROWTH):
+            of_mine = (n for n, g in enumerate(lessons.group) if self.focus in (None, g))
+            self._fit(self._own, list(of_mine))
+
+    def _fit(self, fit: _Fit, places: Sequence[int]) -> None:
+        """Fit to the lessons at ``places``, which hold all of a workload's."""
+        fit.known, fit.changes = len(places), self.lessons.changes
+        wanted, counts, rows = self._data(places)
         if not wanted.any():
-            self.note = f"none of the {known} candidates measured so far works"
+            if fit is self._own:
+                self.note = f"none of the {len(places)} candidates measured so far works"
             return
+        expected = np.zeros(len(rows))
+        if fit is self._own and self._others.booster is not None:
+            expected = self._others.booster.inplace_predict(rows)
         try:
-            self._booster = self._train(wanted, counts, rows, weight)
+            fit.booster = self._train(wanted, counts, rows, expected)
             self.note = None
         except Exception as error:  # whatever XGBoost dislikes must not end the session
             self.note = f"XGBoost cannot be fitted: {str(error).splitlines()[0][:200]}"
-            self._booster = None
+            fit.booster = None
 
-    def _data(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(score wanted, rows) of each candidate, all rows, weight of each candidate."""
+    def _data(self, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(score wanted, number of rows) of each candidate, and all rows; of the latest lessons."""
         lessons = self.lessons
-        latency = np.array(lessons.latency[-MOST:])
-        groups = lessons.group[-MOST:]
         best: dict[str, float] = {}
-        for group, seconds in zip(lessons.group, lessons.latency, strict=True):
-            best[group] = min(seconds, best.get(group, float("inf")))
+        for n in places:
+            group = lessons.group[n]
+            best[group] = min(lessons.latency[n], best.get(group, float("inf")))
+        latest = places[-MOST:]
+        latency = np.array([lessons.latency[n] for n in latest])
+        top = np.array([best[lessons.group[n]] for n in latest])
         finite = np.isfinite(latency)
         wanted = np.zeros(len(latency))
-        top = np.array([best[g] for g in groups])
         wanted[finite] = top[finite] / latency[finite]
-        # What is quick has to be told apart; what is slow only has to be known as slow.
-        weight = np.maximum(wanted, 0.02)
-        if self.focus is not None:
-            weight *= np.array([1.0 if g == self.focus else OTHERS for g in groups])
-        rows = lessons.rows[-MOST:]
-        return wanted, np.array([len(r) for r in rows]), np.concatenate(rows), weight
+        rows = [lessons.rows[n] for n in latest]
+        return wanted, np.array([len(r) for r in rows]), np.concatenate(rows)
 
     def _train(
-        self, wanted: np.ndarray, counts: np.ndarray, rows: np.ndarray, weight: np.ndarray
+        self, wanted: np.ndarray, counts: np.ndarray, rows: np.ndarray, expected: np.ndarray
     ) -> Any:
         import xgboost
 
         owner = np.repeat(np.arange(len(counts)), counts)
+        # What is quick has to be told apart; what is slow only has to be known as slow.
+        weight = np.maximum(wanted, 0.02)
 
         def objective(predicted: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
             total = np.bincount(owner, weights=predicted.ravel(), minlength=len(counts))
@@ -212,7 +232,24 @@ class CostModel:
 
         return xgboost.train(
             {**PARAMS, "seed": self.seed, "base_score": 0.0},
-            xgboost.DMatrix(rows, nthread=1),
+            xgboost.DMatrix(rows, base_margin=expected, nthread=1),
             num_boost_round=ROUNDS,
             obj=objective,
         )
+
+
+@dataclass
+class _Fit:
+    """Trees, and what they were fitted to."""
+
+    booster: Any = None
+    known: int = 0
+    """Measurements."""
+    changes: int = 0
+    """Of :class:`Lessons`."""
+
+    def due(self, known: int, changes: int, growth: float) -> bool:
+        """Whether ``known`` measurements, of which some may have been revised, ask for another fit."""
+        if known < LEAST:
+            return False
+        return known >= max(growth * self.known, self.known + 1) or changes != self.changes
