@@ -23,6 +23,7 @@ OPTIONS: dict[str, int | float] = {
     "parents": 64,
     "mutate": 0.6,
     "epsilon": 0.1,
+    "steps": 0.25,
     "replays": 3,
 }
 """``--tuner-option``: points in a generation; generations per round; the best of one that bring forth
@@ -58,9 +59,18 @@ class KnobTuner(PointTuner):
         while self._first:
             yield self._first.pop(0)
         if not self._cold:
+            yield from islice(self._steps(), round(count * float(self.options["steps"])))
             for _ in range(count):
                 if self.rng.random() < float(self.options["epsilon"]):
                     yield self.points.draw(self.rng)
+
+    def _steps(self) -> Iterator[Point]:
+        """Unmeasured neighbours of the best points: what a descent would try next."""
+        for centre in self.best(8):
+            near = [p for p in dict.fromkeys(self.points.neighbours(centre)) if p not in self.seen]
+            if near:
+                scores = self.model.score([row[None] for row in self.points.vectors(near)])
+                yield from (near[place] for place in np.argsort(-scores, kind="stable"))
 
     def _promising(self) -> Iterator[Point]:
         """The rest, the best by the model first."""
