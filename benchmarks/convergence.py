@@ -22,7 +22,6 @@ from typing import Any
 from tvmtune import api
 from tvmtune.measure.measurer import Measurer
 from tvmtune.records.log import read_log
-from tvmtune.tuning.transfer import TUNER as TAKEN
 from tvmtune.types import Implementation, Timing
 
 BATCH = 32
@@ -141,11 +140,11 @@ def from_log(
     found = []
     trials = 0
     for trial in read_log(log).trials:
-        trials += trial.tuner != TAKEN
+        trials += trial.own
         implementation = arms.get((trial.task, trial.implementation))
         if implementation is not None and trial.ok:
             # what was taken over from another log was there at once
-            when = max(0.0, trial.time - began) if trial.tuner != TAKEN else 0.0
+            when = max(0.0, trial.time - began) if trial.own else 0.0
             found.append(
                 Found(when, trials, trial.task, implementation, trial.trace, trial.latency)
             )

@@ -128,6 +128,10 @@ class Implementation:
     """False if it rounds differently from the direct algorithm (Winograd does)."""
 
 
+DEFAULT, TRANSFER = "default", "transfer"
+"""In the place of a tuner's name: default schedules, and records that another log was found to hold."""
+
+
 @dataclass
 class Task:
     """A distinct fused subgraph of the network."""
@@ -259,6 +263,16 @@ class Trial:
     device: str = ""
     """Identity of the device that it was measured on."""
     extra: JSON = field(default_factory=dict)
+
+    @property
+    def own(self) -> bool:
+        """Whether it was measured for the log that it is in, and counts as a trial of its."""
+        return self.tuner != TRANSFER
+
+    @property
+    def searched(self) -> bool:
+        """Whether a tuner proposed it."""
+        return self.tuner not in (DEFAULT, TRANSFER)
 
     @property
     def ok(self) -> bool:

@@ -12,7 +12,7 @@ from tvmtune.tuning.budget import Budget
 from tvmtune.tuning.limits import BATCH, COMPLETE, Limits
 from tvmtune.tuning.pace import LEAST, Pace
 from tvmtune.tuning.state import TaskState, stalled
-from tvmtune.tuning.transfer import TUNER
+from tvmtune.types import TRANSFER
 
 KEY = ("w0.0", "way0")
 
@@ -66,7 +66,7 @@ def test_patience_waits_until_every_heavy_task_had_a_round():
 def test_records_of_other_logs_are_known_before_the_first_trial():
     made = state(0, [])
     for _ in range(40):
-        add(made, made.arms[0], 1.0, tuner=TUNER)
+        add(made, made.arms[0], 1.0, tuner=TRANSFER)
     for _ in range(4):
         add(made, made.arms[0], 2.0)
     assert reason(made, patience=4) == "", "all four trials are the last four"

@@ -8,7 +8,7 @@ from tuning.invented import INF, add, state
 from tvmtune.errors import UsageError
 from tvmtune.tuning import scheduler
 from tvmtune.tuning.state import TaskState, estimate
-from tvmtune.tuning.transfer import TUNER
+from tvmtune.types import TRANSFER
 
 
 def picked(name: str, states: list[TaskState], per_task: int | None = None) -> str | None:
@@ -54,7 +54,7 @@ def test_effect_leaves_a_task_that_no_longer_improves():
 def test_what_was_taken_over_is_no_trial_of_a_task():
     states = [state(0, [1.0, 1.0]), state(1, [1.0])]
     for _ in range(5):
-        add(states[1], states[1].arms[0], 1.0, tuner=TUNER)
+        add(states[1], states[1].arms[0], 1.0, tuner=TRANSFER)
     assert picked("round-robin", states) == "task1"
     assert picked("round-robin", states, per_task=2) == "task1"
 

@@ -12,7 +12,7 @@ from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.log import FORMAT, read_log
 from tvmtune.tuning import transfer
 from tvmtune.tuning.budget import Budget
-from tvmtune.types import Timing
+from tvmtune.types import TRANSFER, Timing
 
 RGB2YUV = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
 QUICK = Timing(repeat=2)
@@ -36,10 +36,10 @@ def test_records_of_the_same_workload_are_taken_over_without_a_trial(donor, tmp_
     )
     given = {t.candidate: t for t in read_log(donor).trials if t.ok}
     found = read_log(tmp_path / "log.json").trials
-    taken = [t for t in found if t.tuner == transfer.TUNER]
+    taken = [t for t in found if t.tuner == TRANSFER]
     assert session.taken == len(taken) == min(transfer.TAKEN + 1, len(given))
     assert all(t.seconds == given[t.candidate].seconds for t in taken)
-    fresh = [t for t in found if t.tuner != transfer.TUNER]
+    fresh = [t for t in found if t.tuner != TRANSFER]
     assert session.new == len(fresh) == 3
     assert not {t.candidate for t in fresh} & {t.candidate for t in taken}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ def begin(
             writer.append("task", line)
 
 
+def check_tvm(log: Log, why: str) -> None:
+    """Raise :class:`TvmtuneError` if a log was measured with another TVM than this one; ``why`` that
+    matters, and what to do."""
+    mine = version("apache-tvm")
+    others = {str(h.get("versions", {}).get("apache-tvm", "unknown")) for h in log.headers} - {mine}
+    if others:
+        raise TvmtuneError(
+            f"{log.path} was measured with apache-tvm {', '.join(sorted(others))}, and this is "
+            f"{mine}, {why}"
+        )
+
+
 def usable(log: Log, tasks: Sequence[Task]) -> tuple[list[Trial], list[str]]:
     """The log's trials, without those of a template that has been changed since; and the names of the
     tasks whose template that is."""
@@ -97,8 +110,8 @@ def usable(log: Log, tasks: Sequence[Task]) -> tuple[list[Trial], list[str]]:
 
 def _space(implementation: Implementation) -> JSON:
     """What tells a template from what it was before its author changed it."""
-    version = getattr(implementation.space, "version", None)
-    return {} if version is None else {"space": version}
+    digest = getattr(implementation.space, "version", None)
+    return {} if digest is None else {"space": digest}
 
 
 def earlier(path: Path, prepared: Prepared) -> Log | None:

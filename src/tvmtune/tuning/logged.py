@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph import intrinsics, rules, spaces, traces
+from tvmtune.records import header
 from tvmtune.records.identity import structure
-from tvmtune.tuning import transfer
 from tvmtune.types import JSON, Implementation, Task, TensorSpec, Trial
 
 if TYPE_CHECKING:
@@ -100,23 +99,15 @@ def spaces_of(log: Log) -> list[Measured]:
     left out. Raises :class:`TvmtuneError` if nothing remains, for a log of another TVM, whose
     candidates have other digests, and for one that lacks its workloads.
     """
-    mine = version("apache-tvm")
-    others = {h.get("versions", {}).get("apache-tvm", mine) for h in log.headers} - {mine}
-    if others:
-        raise TvmtuneError(
-            f"{log.path} was measured with apache-tvm {', '.join(sorted(map(str, others)))}, and this "
-            f"is {mine}, where candidates have other digests. Simulate it with the TVM of the log."
-        )
+    header.check_tvm(
+        log, "where candidates have other digests. Simulate it with the TVM of the log."
+    )
     groups: dict[tuple[str, str, str, str], list[Trial]] = {}
     for trial in log.trials:
         # times of other devices, and modelled ones, are never ranked together
         group = (trial.task, trial.implementation, trial.device, trial.kind)
         groups.setdefault(group, []).append(trial)
-    groups = {
-        group: trials
-        for group, trials in groups.items()
-        if {t.tuner for t in trials} - {"default", transfer.TUNER}
-    }
+    groups = {group: trials for group, trials in groups.items() if any(t.searched for t in trials)}
     if not groups:
         raise TvmtuneError(
             f"{log.path} holds no trials of a search: there is no space to simulate. Measure one with "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import traces
 from tvmtune.records.log import module_of
-from tvmtune.types import Device, Trial
+from tvmtune.types import DEFAULT, Device, Trial
 
 if TYPE_CHECKING:
     import tvm
@@ -140,5 +140,5 @@ class Relatives:
 
 def _best(trials: Sequence[Trial]) -> list[Trial]:
     """Those that a search found; a default schedule is there without one."""
-    good = [t for t in trials if t.ok and t.tuner != "default"]
+    good = [t for t in trials if t.ok and t.tuner != DEFAULT]
     return sorted(good, key=lambda t: t.latency)[:EACH]

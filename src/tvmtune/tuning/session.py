@@ -27,7 +27,7 @@ from tvmtune.tuning.state import Arm, TaskState, estimate
 from tvmtune.tuning.tuners import check_options, create
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 from tvmtune.tuning.tuners.points import ENUMERABLE
-from tvmtune.types import Device, Task, Trial
+from tvmtune.types import DEFAULT, Device, Task, Trial
 
 if TYPE_CHECKING:
     from tvmtune.measure.measurer import Measurement, Measurer
@@ -54,9 +54,9 @@ class Session:
 
     ``history`` holds the log's earlier trials of this device: they count towards the budget, are
     not measured again, and teach the cost model. ``others`` are other logs: their records of the
-    same workloads on this device are taken over, without a trial; all their trials teach the model,
-    and their best candidates are tried where a workload is similar. ``begun`` is when the time budget
-    began, by :func:`time.monotonic`.
+    same workloads on this device are taken over, without a trial; the others teach the models, as many
+    as a short while allows, and the best are tried where a workload is similar. ``begun`` is when the
+    time budget began, by :func:`time.monotonic`.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Session:
             if not batch or not count:
                 break
             ahead: list[_Candidate] = []
-            self._measure(batch[:count], "default", lambda: ahead.extend(self._defaults(waiting)))  # noqa: B023
+            self._measure(batch[:count], DEFAULT, lambda: ahead.extend(self._defaults(waiting)))  # noqa: B023
             took = time.monotonic() - began
             self._pace.rounds.add({arm.key for _, arm, _ in batch[:count]}, count, took)
             batch = batch[count:] + ahead
@@ -402,10 +402,10 @@ class Session:
             if state is not None and arm is not None and trial.kind == self._kind:
                 state.add(arm, trial)
                 self._known_of(arm).add(trial.candidate)
-                if trial.tuner == transfer.TUNER:
-                    self.taken += 1
-                else:
+                if trial.own:
                     self.trials.append(trial)
+                else:
+                    self.taken += 1
         self.resumed = len(self.trials)
 
     def _learn_from_others(self) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from tvmtune.tuning.budget import GAIN
 from tvmtune.tuning.pace import Key
-from tvmtune.tuning.transfer import TUNER
 from tvmtune.tuning.tuners.base import Tuner
 from tvmtune.types import Implementation, Task, Trial
 
@@ -87,7 +86,7 @@ class TaskState:
     @property
     def own(self) -> list[Trial]:
         """Those that were measured for this log, not taken over from another."""
-        return [t for t in self.trials if t.tuner != TUNER]
+        return [t for t in self.trials if t.own]
 
     @property
     def count(self) -> int:

@@ -6,14 +6,14 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import UsageError
 from tvmtune.graph import spaces, traces
+from tvmtune.records import header
 from tvmtune.records.log import Log, module_of, read_log
-from tvmtune.types import Trial
+from tvmtune.types import TRANSFER, Trial
 
 if TYPE_CHECKING:
     import tvm
@@ -26,8 +26,6 @@ LESSONS = 512
 """Trials in all that the cost model is shown."""
 REPLAY = 0.01
 """Seconds that one of them may take on average: what is left when they are spent is left out."""
-TUNER = "transfer"
-"""The tuner's name in trials that are taken over; they do not count as trials of this log."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ def read(sources: Sequence[str | Path | Log], own: Path) -> list[Log]:
     that cannot be read, or that was measured with another TVM, whose traces may mean something else.
     """
     logs = []
-    mine = version("apache-tvm")
     for source in sources:
         path = source.path if isinstance(source, Log) else Path(source)
         if own.exists() and path.exists() and own.samefile(path):
@@ -55,13 +52,10 @@ def read(sources: Sequence[str | Path | Log], own: Path) -> list[Log]:
                 f"{path} is the log of this very run, which is continued by itself: leave it out."
             )
         log = source if isinstance(source, Log) else read_log(path)
-        versions = {h.get("versions", {}).get("apache-tvm", "unknown") for h in log.headers}
-        if versions - {mine}:
-            raise TvmtuneError(
-                f"{path} was measured with apache-tvm {', '.join(sorted(versions - {mine}))}, and "
-                f"this is {mine}: its schedules may mean something else. Leave it out, or tune that "
-                "network anew."
-            )
+        header.check_tvm(
+            log,
+            "where its schedules may mean something else. Leave it out, or tune that network anew.",
+        )
         logs.append(log)
     return logs
 
@@ -76,7 +70,7 @@ def records(logs: Sequence[Log], device: str, kind: str) -> Iterator[Trial]:
                 arm.setdefault(trial.candidate, trial)
     for arm in by_arm.values():
         for trial in sorted(arm.values(), key=lambda t: t.latency)[:TAKEN]:
-            yield replace(trial, tuner=TUNER, verified=None, extra=dict(trial.extra))
+            yield replace(trial, tuner=TRANSFER, verified=None, extra=dict(trial.extra))
 
 
 def lessons(logs: Sequence[Log], kind: str, seed: int) -> list[Lesson]:

@@ -1,0 +1,90 @@
+"""What a log says before its trials, and which of its trials a later run may count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvmtune import api
+from tvmtune.records import header
+from tvmtune.records.log import LogWriter, read_log
+from tvmtune.types import DEFAULT, Trial
+
+KERNEL = """
+import numpy as np
+from tvm import te
+import tvmtune
+
+
+@tvmtune.operator
+def double(n: int = 64):
+    x = te.placeholder((n,), name="x")
+    return [x, te.compute((n,), lambda i: x[i] * 2.0, name="y")]
+
+
+@double.reference
+def reference(x):
+    return x * 2
+
+
+@double.template("cpu")
+def template(sch):
+    (i,) = sch.get_loops(sch.get_sblock("y"))
+    outer, inner = sch.split(i, sch.sample_perfect_tile(i, n=2, max_innermost_factor=16))
+    sch.CHOSEN
+"""
+
+
+def planned(folder: Path, chosen: str) -> api.Plan:
+    folder.mkdir(exist_ok=True)
+    path = folder / "kernel.py"
+    path.write_text(KERNEL.replace("CHOSEN", chosen))
+    return api.plan(api.load(str(path)), "cpu", attrs={"threads": 1})
+
+
+def begun(plan: api.Plan, path: Path) -> None:
+    history = read_log(path) if path.exists() else None
+    with LogWriter(path) as writer:
+        header.begin(writer, plan.prepared, plan.tasks, history, None)
+
+
+def measured(plan: api.Plan, path: Path) -> None:
+    (task,) = plan.tasks
+    with LogWriter(path) as writer:
+        for number, each in enumerate(task.implementations):
+            writer.trial(
+                Trial(
+                    task.key,
+                    each.name,
+                    each.workload_key,
+                    candidate=str(number),
+                    trace=[[], []],
+                    seconds=[1.0],
+                    tuner=DEFAULT,
+                )
+            )
+
+
+def test_a_template_that_was_changed_begins_anew_and_the_rest_is_kept(tmp_path):
+    path = tmp_path / "log.json"
+    before = planned(tmp_path / "a", "vectorize(inner)")
+    begun(before, path)
+    measured(before, path)
+    same, changed = header.usable(read_log(path), before.tasks)
+    assert [t.implementation for t in same] == ["direct", "template"]
+    assert changed == []
+    after = planned(tmp_path / "a", "unroll(inner)")
+    kept, changed = header.usable(read_log(path), after.tasks)
+    assert [t.implementation for t in kept] == ["direct"]
+    assert changed == [after.tasks[0].name]
+
+
+def test_a_task_is_described_again_only_if_it_is_another_one(tmp_path):
+    path = tmp_path / "log.json"
+    before = planned(tmp_path / "a", "vectorize(inner)")
+    begun(before, path)
+    begun(before, path)
+    described = [line for line in path.read_text().splitlines() if '"type":"task"' in line]
+    assert len(described) == 1
+    begun(planned(tmp_path / "a", "unroll(inner)"), path)
+    described = [line for line in path.read_text().splitlines() if '"type":"task"' in line]
+    assert len(described) == 2
