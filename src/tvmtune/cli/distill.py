@@ -43,7 +43,7 @@ def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str) ->
         check_writable("-o", target)
         kept = distill(read, target, top=top)
     else:
-        from tvmtune.graph.database import export
+        from tvmtune.records.database import export
 
         target = output or logs[0].with_suffix(".metaschedule")
         found = select(read, top)
