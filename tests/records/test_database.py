@@ -13,9 +13,9 @@ from records.sample_log import device, header, task, trial
 from tvmtune import api
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.graph import pipeline
-from tvmtune.records.database import FILES, export
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.records.best import select
+from tvmtune.records.database import FILES, export
 from tvmtune.records.log import LogWriter, read_log
 from tvmtune.tuning.session import Budget
 
