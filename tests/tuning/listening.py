@@ -17,8 +17,6 @@ heard: dict[str, float] = {}
 
 
 class ListeningTuner(sampling.RandomTuner):
-    name = "listening"
-
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         heard.update((p.candidate, s) for p, s in zip(proposals, latencies, strict=True))
         super().tell(proposals, latencies)

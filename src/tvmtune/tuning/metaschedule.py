@@ -24,7 +24,6 @@ BATCH = 64
 class MetaScheduleTuner:
     """One task of ``ms.tune_tasks`` by ask and tell."""
 
-    name = NAME
     batch = BATCH
 
     def __init__(self, args: TunerArgs) -> None:

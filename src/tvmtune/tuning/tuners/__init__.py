@@ -64,7 +64,7 @@ def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]
             )
         whole = isinstance(known[key], int)
         number = isinstance(value, int) or (isinstance(value, float) and not whole)
-        if not number or value < whole or (not whole and value > 1):
+        if not number or not (value >= 1 if whole else 0 <= value <= 1):
             wanted = "a whole number of at least 1" if whole else "a number between 0 and 1"
             raise UsageError(f"--tuner-option {key}={value}: {wanted} is wanted.")
         found[key] = value if whole else float(value)

@@ -56,8 +56,6 @@ class TunerArgs:
 class Tuner(Protocol):
     """Proposes candidates of one implementation."""
 
-    name: str
-
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
         """At most ``count`` new candidates; none once the space is exhausted.
 

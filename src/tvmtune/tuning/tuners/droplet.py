@@ -20,8 +20,6 @@ class DropletTuner(PointTuner):
     """Measures the neighbours of the best point and moves when one is better; where none is, the next
     best point that has unmeasured neighbours is the next start."""
 
-    name = "droplet"
-
     def __init__(self, args: TunerArgs) -> None:
         super().__init__(args)
         self._start = int({**OPTIONS, **args.options}["start"])

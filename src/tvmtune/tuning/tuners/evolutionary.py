@@ -36,8 +36,6 @@ WARMUP = 16
 class KnobTuner(PointTuner):
     """The model sees decisions only."""
 
-    name = "xgb-knob"
-
     def __init__(self, args: TunerArgs) -> None:
         super().__init__(args)
         self.options = {**OPTIONS, **args.options}
@@ -155,8 +153,6 @@ class KnobTuner(PointTuner):
 
 class EvolutionaryTuner(KnobTuner):
     """A second look, at the programs of the points that the first model likes."""
-
-    name = "xgb"
 
     def __init__(self, args: TunerArgs) -> None:
         self._features: dict[str, np.ndarray] = {}

@@ -19,8 +19,6 @@ class GeneticTuner(PointTuner):
     The population is renewed with every result, whatever the size of a round.
     """
 
-    name = "ga"
-
     def __init__(self, args: TunerArgs) -> None:
         super().__init__(args)
         options = {**OPTIONS, **args.options}

@@ -11,8 +11,6 @@ OPTIONS: dict[str, int | float] = {}
 class GridTuner(PointTuner):
     """Goes through the space from its first point to its last, the last knob fastest."""
 
-    name = "grid"
-
     def __init__(self, args: TunerArgs) -> None:
         super().__init__(args)
         self._order = iter(self.points)

@@ -24,8 +24,6 @@ class PointTuner:
     from.
     """
 
-    name = ""
-
     def __init__(self, args: TunerArgs) -> None:
         self.args = args
         self.rng = random.Random(args.seed)

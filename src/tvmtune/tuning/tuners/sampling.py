@@ -14,8 +14,6 @@ OPTIONS: dict[str, int | float] = {}
 class RandomTuner(PointTuner):
     """Draws a design, then every decision in it, uniformly."""
 
-    name = "random"
-
     def suggest(self, count: int) -> Iterator[Point]:
         while True:
             yield self.points.draw(self.rng)
