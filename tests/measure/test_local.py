@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,3 +92,39 @@ def test_one_disturbed_repeat_does_not_condemn_a_candidate(monkeypatch, fresh):
 
 def test_a_candidate_behind_the_best_has_two_repeats(monkeypatch, fresh):
     assert run(monkeypatch, [1.6e-3] * 20, best=1e-3) == [1.6e-3] * 2
+
+
+def test_half_a_file_of_reference_results_is_never_believed(tmp_path, monkeypatch):
+    """As a full disk leaves it: the check fails, and the next one does not find what it wrote."""
+    reference = tmp_path / "reference.so"
+    args = [TensorSpec("x", (4,), "float32"), TensorSpec("y", (4,), "float32")]
+
+    def after(artifact: str, values: Any) -> Any:
+        return [values[0], np.full(4, 2.0 if "wrong" in artifact else 1.0, "float32")]
+
+    def fails(file: Any, **arrays: Any) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(local, "_after", after)
+    with monkeypatch.context() as full:
+        full.setattr(np, "savez", fails)
+        with pytest.raises(OSError, match="No space"):
+            local.check("right.so", str(reference), args, {})
+    assert list(tmp_path.iterdir()) == []
+    assert local.check("right.so", str(reference), args, {}) == 0.0
+    with np.load(reference.with_suffix(".npz")) as stored:
+        assert list(stored) == ["1"], "inputs are not kept: they may be half a gigabyte"
+    assert local.check("wrong.so", str(reference), args, {}) == pytest.approx(1.0)
+
+
+def test_a_kernel_that_writes_into_its_inputs_is_wrong(tmp_path, monkeypatch):
+    args = [TensorSpec("x", (4,), "float32"), TensorSpec("y", (4,), "float32")]
+
+    def after(artifact: str, values: Any) -> Any:
+        spoilt = values[0] * 2 if "spoils" in artifact else values[0]
+        return [spoilt, np.ones(4, "float32")]
+
+    monkeypatch.setattr(local, "_after", after)
+    assert local.check("right.so", str(tmp_path / "r.so"), args, {}) == 0.0
+    assert local.check("spoils.so", str(tmp_path / "r.so"), args, {}) > 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -153,32 +154,47 @@ def check(
 ) -> float:
     """The worst of max|y - ref| / max|ref| over all arguments after both have run.
 
-    Outputs are filled with NaN first, so that a kernel that writes nothing is wrong. The reference's
-    results are kept beside its library: it is slow, and is asked again for the next leader.
+    Outputs are filled with NaN first, so that a kernel that writes nothing is wrong. What the reference
+    changed is kept beside its library: it is slow, and is asked again for the next leader.
     """
     cache = Path(reference).with_suffix(".npz")
-    if cache.exists():
-        with np.load(cache) as stored:
-            expected = [stored[f"arr_{i}"] for i in range(len(args))]
-    else:
-        expected = _after(reference, args)
-        np.savez(cache, *expected)
+    before = _before(args)
+    if not cache.exists():
+        after = _after(reference, before)
+        changed = {
+            str(n): new
+            for n, (old, new) in enumerate(zip(before, after, strict=True))
+            if not np.array_equal(old, new)  # true for NaN, too: an output that was not written
+        }
+        # Whole or not at all: a full disk must not leave half of it to be believed.
+        fresh = cache.with_name(f"{cache.stem}-{os.getpid()}.tmp")
+        try:
+            with fresh.open("wb") as file:
+                np.savez(file, **changed)  # type: ignore[arg-type]
+            fresh.replace(cache)
+        finally:
+            fresh.unlink(missing_ok=True)
+    with np.load(cache) as stored:
+        expected = [stored.get(str(n), old) for n, old in enumerate(before)]
     worst = 0.0
-    for got, want in zip(_after(artifact, args), expected, strict=True):
+    for got, want in zip(_after(artifact, before), expected, strict=True):
         worst = max(worst, relative_error(got, want))
     return worst
 
 
-def _after(artifact: str, args: Sequence[TensorSpec]) -> list[np.ndarray]:
+def _before(args: Sequence[TensorSpec]) -> list[np.ndarray]:
+    """What each argument is before the call; the last is an output."""
+    values = [_fill(spec, seed=index) for index, spec in enumerate(args)]
+    if values and values[-1].dtype.kind == "f":
+        values[-1][...] = np.nan
+    return values
+
+
+def _after(artifact: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     import tvm
 
     module = tvm.runtime.load_module(artifact)
-    arrays = []
-    for index, spec in enumerate(args):
-        values = _fill(spec, seed=index)
-        if index == len(args) - 1 and values.dtype.kind == "f":
-            values[...] = np.nan
-        arrays.append(tvm.runtime.tensor(values, tvm.cpu(0)))
+    arrays = [tvm.runtime.tensor(each, tvm.cpu(0)) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]
 
