@@ -30,8 +30,8 @@ OPTIONS: dict[str, int | float] = {
 the next; probability that a child is changed beyond its parents; part of a round that is drawn at
 random instead of by the model; part of it that are neighbours of the best points; programs that are
 looked at for each that is measured (``xgb``)."""
-# ``steps`` on the spaces of benchmarks/, 48 seeds of xgb-knob, trials to 95% of the best: without 146 and
-# 48, a quarter 95 and 42, half 90 and 40, three quarters 81 and 45.
+# ``steps`` on the spaces of benchmarks/, xgb-knob with 48 seeds, trials to 95% of the best: without 146
+# and 48, a quarter 95 and 42, half 90 and 40, three quarters 81 and 45.
 WARMUP = 16
 """Measurements of a workload before its own model is trusted, where no other workload helps."""
 
