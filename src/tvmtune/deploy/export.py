@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -145,7 +147,17 @@ def _link(command: list[str], inherited: Sequence[int], path: Path) -> None:
     if done.returncode != 0:
         complaint = (done.stderr.strip() or done.stdout.strip()).splitlines()
         why = complaint[-1] if complaint else f"exit status {done.returncode}"
+        if _is_full(path.parent, command):
+            why = os.strerror(errno.ENOSPC)  # lld maps its output into memory, and crashes then
         raise TvmtuneError(f"cannot write {path}: {why}")
+
+
+def _is_full(folder: Path, command: Sequence[str]) -> bool:
+    """Whether the folder's disk has no room for the objects that a linker was called with."""
+    with contextlib.suppress(OSError):
+        objects = sum(Path(word).stat().st_size for word in command if word.endswith(".o"))
+        return shutil.disk_usage(folder).free < objects
+    return False
 
 
 def _first_line(exc: Exception) -> str:
