@@ -82,6 +82,8 @@ class Device:
     params: JSON = field(default_factory=dict)
     """Hardware parameters, read from the device or given by the user."""
     remote: str | None = None
+    """Key of the boards that it is measured on, ``KEY@HOST:PORT`` where their tracker is not the
+    default one; None for this machine."""
     runtime: str = "cpu"
     """TVM's name of the device type that kernels run on."""
     model: str = ""
@@ -90,8 +92,13 @@ class Device:
     def identity(self) -> str:
         """Hex digest of everything that makes measured times comparable."""
         return digest(
-            [self.backend, self.target, self.attrs, self.threads, self.model, self.remote or ""]
+            [self.backend, self.target, self.attrs, self.threads, self.model, self.key or ""]
         )
+
+    @property
+    def key(self) -> str | None:
+        """What its boards are called, whichever tracker knows them."""
+        return self.remote.partition("@")[0] if self.remote else None
 
     def to_json(self) -> JSON:
         return asdict(self) | {"identity": self.identity()}
@@ -176,6 +183,9 @@ class BuilderSpec:
     init: str | None = None
     """``"package.module:function"`` called once in each worker with ``options``."""
     options: JSON = field(default_factory=dict)
+    reference: JSON | None = None
+    """TVM target for the unscheduled workloads that candidates are checked against; None: the device's.
+    Where candidates run on a board, this machine's: an unscheduled convolution is slow enough here."""
 
 
 @dataclass(frozen=True)

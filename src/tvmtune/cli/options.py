@@ -268,6 +268,38 @@ def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+host_option = click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at; 0.0.0.0 for all, which opens it to everyone on the network.",
+)
+
+
+def tracker_option(shown: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--tracker``, whose purpose is ``shown``."""
+    return click.option("--tracker", metavar="HOST:PORT", help=shown)
+
+
+def warn_if_open(host: str, what: str) -> None:
+    """Say in plain words what it means to listen at another address than this machine's own."""
+    from tvmtune.farm.protocol import Address
+
+    if not Address(host, 1).is_local:
+        click.echo(
+            f"warning: at {host}, everyone who reaches this {what} can run any code and read and write "
+            "any file that you can: TVM's RPC knows no passwords and no encryption. Let only machines "
+            "that you trust reach it, or use an SSH tunnel (docs/farm.md).",
+            err=True,
+        )
+
+
+def port(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    if value is not None and not 0 < value < 65536:
+        raise click.BadParameter(f"{value} is no port.", ctx, param)
+    return value
+
+
 def positive(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
     """A click callback: whole numbers of at least 1."""
     if value is not None and value < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ AGREE = 0.01
 """That times agree: the middle half of them lies within this part of their median."""
 
 _block: Any = None
-_kept: tuple[Any, list[Any]] = ((), [])
-"""In a run worker: the arguments of the last candidate, and what they are called by."""
+_kept: Arguments | None = None
+"""In a run worker: what candidates are called with."""
 
 
 def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
@@ -90,7 +90,9 @@ def run(
 
     device = tvm.cpu(0)
     module = tvm.runtime.load_module(artifact)
-    arrays = _arguments(args)
+    global _kept
+    _kept = _kept or Arguments(device)
+    arrays = _kept.of(args)
     best = options.get("best")
 
     def look() -> float:
@@ -109,6 +111,20 @@ def run(
         )
         return [float(s) for s in evaluator(*arrays).results]
 
+    return sample(look, measure, timing, best)
+
+
+def sample(
+    look: Callable[[], float],
+    measure: Callable[[int], list[float]],
+    timing: Timing,
+    best: float | None,
+) -> list[float]:
+    """Seconds per call, one value per repeat, of a candidate that may be given up early.
+
+    ``look`` makes one call and returns its seconds, ``measure`` so many repeats. ``best`` is what the
+    candidate has to come near, in seconds; see :func:`run`.
+    """
     if best:
         limit = max(HOPELESS * best, SHORT)
         seconds = look()
@@ -132,20 +148,27 @@ def _agree(values: list[float]) -> bool:
     return bool(high - low < AGREE * middle)
 
 
-def _arguments(args: Sequence[TensorSpec]) -> list[Any]:
-    """Arrays to call a candidate with.
+class Arguments:
+    """Arrays to call candidates with, on ``device``.
 
     Candidates of a workload differ in the order of their weights alone: they get the same memory,
     which is filled once (9 MB of weights take 30 ms, as long as all runs of a good candidate).
     """
-    import tvm
 
-    global _kept
-    key = tuple((product(spec.shape), spec.dtype) for spec in args)
-    if _kept[0] != key:
-        _kept = ((), [])  # the old ones go before the new ones come
-        _kept = (key, [tvm.runtime.tensor(_fill(spec).reshape(-1), tvm.cpu(0)) for spec in args])
-    return [flat._create_view(spec.shape) for flat, spec in zip(_kept[1], args, strict=True)]
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._key: Any = ()
+        self._flat: list[Any] = []
+
+    def of(self, args: Sequence[TensorSpec]) -> list[Any]:
+        import tvm
+
+        key = tuple((product(spec.shape), spec.dtype) for spec in args)
+        if self._key != key:
+            self._key, self._flat = (), []  # the old ones go before the new ones come
+            self._flat = [tvm.runtime.tensor(fill(s).reshape(-1), self.device) for s in args]
+            self._key = key
+        return [flat._create_view(s.shape) for flat, s in zip(self._flat, args, strict=True)]
 
 
 def check(
@@ -156,34 +179,47 @@ def check(
     Outputs are filled with NaN first, so that a kernel that writes nothing is wrong. The reference's
     results are kept beside its library: it is slow, and is asked again for the next leader.
     """
+    return compare(lambda values: _after(artifact, values), reference, args)
+
+
+def compare(
+    after: Callable[[list[np.ndarray]], list[np.ndarray]],
+    reference: str,
+    args: Sequence[TensorSpec],
+) -> float:
+    """:func:`check` for a candidate that ``after`` calls with values for all arguments, returning what
+    they are then; the reference is a library of this machine's."""
     cache = Path(reference).with_suffix(".npz")
     if cache.exists():
         with np.load(cache) as stored:
             expected = [stored[f"arr_{i}"] for i in range(len(args))]
     else:
-        expected = _after(reference, args)
+        expected = _after(reference, _values(args))
         np.savez(cache, *expected)
     worst = 0.0
-    for got, want in zip(_after(artifact, args), expected, strict=True):
+    for got, want in zip(after(_values(args)), expected, strict=True):
         worst = max(worst, relative_error(got, want))
     return worst
 
 
-def _after(artifact: str, args: Sequence[TensorSpec]) -> list[np.ndarray]:
+def _values(args: Sequence[TensorSpec]) -> list[np.ndarray]:
+    """What each argument is before the call; the last one is the output."""
+    values = [fill(spec, seed=index) for index, spec in enumerate(args)]
+    if values and values[-1].dtype.kind == "f":
+        values[-1][...] = np.nan
+    return values
+
+
+def _after(artifact: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     import tvm
 
     module = tvm.runtime.load_module(artifact)
-    arrays = []
-    for index, spec in enumerate(args):
-        values = _fill(spec, seed=index)
-        if index == len(args) - 1 and values.dtype.kind == "f":
-            values[...] = np.nan
-        arrays.append(tvm.runtime.tensor(values, tvm.cpu(0)))
+    arrays = [tvm.runtime.tensor(each, tvm.cpu(0)) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]
 
 
-def _fill(spec: TensorSpec, seed: int = 0) -> np.ndarray:
+def fill(spec: TensorSpec, seed: int = 0) -> np.ndarray:
     """Standard-normal floats, or 0 and 1 for integers (a safe index anywhere).
 
     A block of 64 Ki values is repeated: drawing 46 MB of weights afresh would cost more than timing.

@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tvmtune.farm import protocol
 from tvmtune.measure.candidate import MISFIT
 from tvmtune.measure.workers import Outcome, Workers
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
+
+if TYPE_CHECKING:
+    from tvmtune.farm.boards import Boards
 
 BUILD = "tvmtune.measure.candidate:build"
 CAREFUL = 3
@@ -44,12 +48,22 @@ class Measurer:
     With an exclusive runner, building and timing alternate: while a candidate is timed no builder
     works, and the other way round. Otherwise a candidate is timed as soon as it is built.
 
+    Where the device is a board, or many of one kind, candidates are timed there: ``wait`` is how many
+    seconds the session may be without any, and ``say`` hears of boards that come and go.
+
     :meth:`measure` is :meth:`build` and :meth:`time` in one. A caller that has other work to do (the
     next proposals) does it between the two, while the builders are busy.
     """
 
     def __init__(
-        self, device: Device, builder: BuilderSpec, runner: RunnerSpec, timing: Timing
+        self,
+        device: Device,
+        builder: BuilderSpec,
+        runner: RunnerSpec,
+        timing: Timing,
+        *,
+        wait: float | None = None,
+        say: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.device = device
         self.builder = builder
@@ -66,9 +80,7 @@ class Measurer:
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
         self._builders = Workers(max(1, device.threads), init=builder.init, options=builder.options)
-        self._runners = Workers(
-            runner.slots, init=runner.init, options=runner.options, directory=self.directory
-        )
+        self._runners = self._make_runners(wait, say)
 
     def measure(
         self,
@@ -236,6 +248,22 @@ class Measurer:
         call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
         return self._runners.map(function, [call], deadline=60.0, stage="run")[0]
 
+    def _make_runners(self, wait: float | None, say: Callable[[str], None]) -> Workers | Boards:
+        runner, remote = self.runner, self.device.remote
+        if remote is None:
+            return Workers(
+                runner.slots, init=runner.init, options=runner.options, directory=self.directory
+            )
+        from tvmtune.farm import boards
+
+        return boards.Boards(
+            *protocol.find(remote),
+            wait=boards.WAIT if wait is None else wait,
+            say=say,
+            options=runner.options,
+            directory=self.directory,
+        )
+
     def _submit(
         self,
         wanted: Sequence[tuple[Implementation, Any, bool]],
@@ -250,7 +278,7 @@ class Measurer:
                     trace,
                     whole,
                     self.builder.build,
-                    self.device.target,
+                    (self.builder.reference if trace is None else None) or self.device.target,
                     {**self.builder.options, **(options or {})},
                     str(self.directory),
                 ),
