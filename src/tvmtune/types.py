@@ -183,9 +183,16 @@ class BuilderSpec:
     init: str | None = None
     """``"package.module:function"`` called once in each worker with ``options``."""
     options: JSON = field(default_factory=dict)
-    reference: JSON | None = None
-    """TVM target for the unscheduled workloads that candidates are checked against; None: the device's.
-    Where candidates run on a board, this machine's: an unscheduled convolution is slow enough here."""
+    reference: Reference | None = None
+    """How the unscheduled workloads are built that candidates are checked against, where it is not as
+    candidates are: for this machine, where candidates run on a board."""
+
+    @dataclass(frozen=True)
+    class Reference:
+        """TVM target, and options that take the place of the builder's."""
+
+        target: JSON
+        options: JSON = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -43,23 +43,16 @@ def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
-    from tvmtune.system import find_linker
+    from tvmtune.measure import specs
 
-    return BuilderSpec(build="tvmtune.measure.local:build", options={"linker": find_linker()})
+    return specs.builder(device)
 
 
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
-    from tvmtune.system import find_linker
+    from tvmtune.measure import specs
 
-    return RunnerSpec(
-        peak="tvmtune.measure.peak:measure",
-        baseline="tvmtune.measure.peak:baseline",
-        run="tvmtune.measure.local:run",
-        check="tvmtune.measure.local:check",
-        init="tvmtune.measure.local:init",
-        options={"threads": device.threads, "linker": find_linker()},
-    )
+    return specs.runner(device)
 
 
 @hookimpl

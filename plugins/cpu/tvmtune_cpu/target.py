@@ -47,7 +47,7 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
 
 def space(device: Device) -> RuleSpace:
     """TVM's rules for the target, with a default schedule for the processor's vector width."""
-    return RuleSpace(device.target, vector=_lanes(device))
+    return RuleSpace(device.target)
 
 
 def caches() -> dict[str, Any]:
@@ -76,11 +76,3 @@ def _threads(given: Any) -> int:
     except ValueError:
         raise UsageError(f"threads={given} is not a number.") from None
     return choose(count, count)
-
-
-def _lanes(device: Device) -> int:
-    """float32 values in one vector register."""
-    import tvm
-
-    bits = tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(device.target))
-    return max(4, int(bits) // 32)

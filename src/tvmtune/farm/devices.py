@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmtune import system
-from tvmtune.farm.protocol import Address, Tracker, Unreachable
+from tvmtune.farm.protocol import Address, Tracker, Unreachable, find
 from tvmtune.measure.workers import Workers
 
 TELLING = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "neon", "asimd", "asimdhp", "asimddp", "i8mm", "sve")
@@ -18,6 +18,7 @@ PROBE = 30.0
 """Seconds that a probe may take, the wait for a free board aside."""
 HOLD = 1.0
 """Seconds that a probe keeps its board, so that another probe gets another one."""
+PROBING = "tvmtune.farm.devices:probe"
 MOST = 16
 """Probes at once."""
 
@@ -100,6 +101,21 @@ def check_known(tracker: Tracker, key: str) -> None:
     )
 
 
+def ask(remote: str, wait: float = PROBE) -> dict[str, Any] | None:
+    """What one of the boards of ``KEY`` or ``KEY@HOST:PORT`` says of itself; None where TVM's own server
+    serves it. Raises :class:`TvmtuneError` if none answers within ``wait`` seconds."""
+    key, tracker = find(remote)
+    with Tracker(tracker) as line:
+        check_known(line, key)
+    with Workers(1) as workers:
+        call = (key, str(tracker), wait, 0.0)
+        outcome = workers.map(PROBING, [call], deadline=wait + PROBE, stage="run")[0]
+    if not outcome.ok:
+        raise Unreachable(f"the board '{key}' does not answer: {outcome.message}")
+    described: dict[str, Any] | None = outcome.value["described"]
+    return described
+
+
 def version_trouble(described: dict[str, Any] | None) -> str:
     """What keeps a board's TVM from working with this one; empty if nothing does."""
     if described is None:
@@ -123,10 +139,8 @@ def probe_all(tracker: Address, rows: Sequence[Queue], wait: float) -> list[Prob
     gate = min(MOST, len(wanted))
     limit = wait + HOLD + PROBE
     with Workers(gate) as workers:
-        calls = [(key, str(tracker), wait) for key in wanted]
-        outcomes = workers.map(
-            "tvmtune.farm.devices:probe", calls, deadline=limit, stage="run"
-        )
+        calls = [(key, str(tracker), wait, HOLD) for key in wanted]
+        outcomes = workers.map(PROBING, calls, deadline=limit, stage="run")
     found = []
     for key, outcome in zip(wanted, outcomes, strict=True):
         if outcome.ok:
@@ -138,7 +152,7 @@ def probe_all(tracker: Address, rows: Sequence[Queue], wait: float) -> list[Prob
     return sorted(found, key=lambda each: (each.key, each.address))
 
 
-def probe(key: str, tracker: str, wait: float) -> dict[str, Any]:
+def probe(key: str, tracker: str, wait: float, hold: float) -> dict[str, Any]:
     """Borrow a board and have it say what it is; runs in a process that may be killed.
 
     Returns ``address``, ``seconds`` of a round trip, and ``described`` or None.
@@ -153,5 +167,5 @@ def probe(key: str, tracker: str, wait: float) -> dict[str, Any]:
             echo() if echo is describe else echo("there and back")
         seconds = time.perf_counter() - began
         found = None if describe is None else json.loads(str(describe()))
-        time.sleep(HOLD)  # or the tracker would lend the same board to the next probe
+        time.sleep(hold)  # or the tracker would lend the same board to the next probe
         return {"address": str(board.address), "seconds": seconds, "described": found}

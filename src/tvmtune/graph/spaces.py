@@ -15,21 +15,35 @@ if TYPE_CHECKING:
 class RuleSpace:
     """What TVM's schedule rules for the target generate, e.g. multi-level tiling on CPUs.
 
-    Its size is not known. ``vector`` is the width in elements that the default schedule aims at.
+    Its size is not known. ``vector`` is the width in elements that the default schedule aims at; None
+    for that of the target's registers. ``rules`` names the rules of another kind of target than TVM
+    would choose.
     """
 
     size: int | None = None
 
-    def __init__(self, target: dict[str, Any], *, vector: int = 16) -> None:
+    def __init__(
+        self, target: dict[str, Any], *, vector: int | None = None, rules: str | None = None
+    ) -> None:
         self.target = target
-        self.vector = vector
+        self.vector = lanes(target) if vector is None else vector
+        self.rules = rules
 
     def generator(self) -> SpaceGenerator:
         from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
         intrinsics.load_for(str(self.target["kind"]))
         rules.register()
-        return SpaceGenerator.create("post-order-apply")
+        if self.rules is None:
+            return SpaceGenerator.create("post-order-apply")
+        from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule
+        from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+
+        return PostOrderApply(
+            sch_rules=ScheduleRule.create(self.rules),
+            postprocs=Postproc.create(self.rules),
+            mutator_probs=Mutator.create(self.rules),
+        )
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """The tiles that a good kernel of this shape usually has, with the rules doing the rest.
@@ -55,6 +69,14 @@ class RuleSpace:
             if best is not None:
                 return best[1]
         return _as_written(mod)
+
+
+def lanes(target: dict[str, Any]) -> int:
+    """float32 values in one of the target's vector registers."""
+    import tvm
+
+    bits = tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(target))
+    return max(4, int(bits) // 32)
 
 
 def _as_written(mod: tvm.IRModule) -> Schedule:

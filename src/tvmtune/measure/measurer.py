@@ -278,8 +278,7 @@ class Measurer:
                     trace,
                     whole,
                     self.builder.build,
-                    (self.builder.reference if trace is None else None) or self.device.target,
-                    {**self.builder.options, **(options or {})},
+                    *self._how(trace, options or {}),
                     str(self.directory),
                 ),
                 self.timing.build_timeout,
@@ -288,6 +287,13 @@ class Measurer:
         ]
         self._building = [h for h in self._building if not h.done()] + handles
         return handles
+
+    def _how(self, trace: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Target and options for a candidate, or for an unscheduled workload."""
+        reference = self.builder.reference
+        if trace is None and reference is not None:
+            return reference.target, {**self.builder.options, **reference.options, **options}
+        return self.device.target, {**self.builder.options, **options}
 
     def _collect(
         self, handles: Sequence[Any], on_result: Callable[[int, Outcome], None] | None = None
