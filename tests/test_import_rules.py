@@ -19,7 +19,8 @@ FORBIDDEN = {
     "*": ["tvmtune.cli"],
     "records": ["tvmtune.tuning", "tvmtune.host", "tvmtune.measure", "tvmtune.networks"],
     "graph": ["tvmtune.host", "tvmtune.tuning"],
-    "measure": ["tvmtune.host", "tvmtune.tuning"],
+    "farm": ["tvmtune.tuning", "tvmtune.measure", "tvmtune.graph", "tvmtune.deploy"],
+    "measure": ["tvmtune.host", "tvmtune.tuning", "tvmtune.deploy"],
     "tuning": ["tvmtune.host"],
     "networks": ["tvmtune.host", "tvmtune.tuning", "tvmtune.records", "tvmtune.measure"],
 }

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.deploy import metadata
 from tvmtune.errors import TvmtuneError
 from tvmtune.farm import devices, protocol
-from tvmtune.farm.boards import CLIENT, ENSURE, OVERHEAD, SLOW_LINE
-from tvmtune.measure.workers import Workers
+from tvmtune.farm.lending import ENSURE, DESCRIBE, INIT, OVERHEAD, SLOW_LINE, Board, with_board
+from tvmtune.workers import Workers
+
+import numpy as np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tvmtune.deploy.session import KernelTime
     from tvmtune.types import JSON
 
@@ -26,6 +26,9 @@ WAIT = 60.0
 """Seconds to wait for a board that is in use."""
 RUN = 300.0
 """Seconds that one turn of calls may take."""
+
+_library: tuple[Any, Any]
+"""In the process that keeps the board: the virtual machine of the library, and its device."""
 
 
 class RemoteSession:
@@ -50,13 +53,13 @@ class RemoteSession:
         self.key = key
         self.threads = threads or int(described["threads"])
         self._workers = Workers(
-            1, init=f"{CLIENT}:init", options={"threads": self.threads}, recycle=0
+            1, init=INIT, options={"threads": self.threads}, recycle=0
         )
         try:
             address = self._call(ENSURE, (str(tracker), key, wait), wait + OVERHEAD)
             if address is None:
                 raise TvmtuneError(f"no board '{key}' became free within {wait:g} s: all are in use")
-            self.board: JSON | None = self._ask("describe", limit=OVERHEAD)
+            self.board: JSON | None = self._ask(DESCRIBE, limit=OVERHEAD)
             metadata.check_runnable(path, described, self.board or {})
             limit = path.stat().st_size / SLOW_LINE + RUN
             self._ask("open_library", str(path), described["device"].get("runtime", "cpu"), limit=limit)
@@ -83,7 +86,8 @@ class RemoteSession:
         self._workers.close()
 
     def _ask(self, function: str, *arguments: Any, limit: float) -> Any:
-        kind, value = self._call(f"{CLIENT}:{function}", arguments, limit)
+        name = function if ":" in function else f"{__name__}:{function}"
+        kind, value = self._call(name, arguments, limit)
         if kind == "value":
             return value
         if kind == "crash":
@@ -101,3 +105,41 @@ class RemoteSession:
         return outcome.value
 
 
+@with_board
+def open_library(board: Board, path: str, runtime: str) -> None:
+    """Upload a compiled network and load it into the board's virtual machine."""
+    from tvm.runtime.vm import VirtualMachine
+
+    global _library
+    board.session.upload(path, "library.so")
+    device = board.session.device(runtime, 0)
+    _library = (VirtualMachine(board.session.load_module("library.so"), device), device)
+    board.session.remove("library.so")
+
+
+@with_board
+def set_inputs(board: Board, arrays: Sequence[np.ndarray]) -> None:
+    import tvm
+
+    machine, device = _library
+    machine.set_input("main", *[tvm.runtime.tensor(a, device) for a in arrays])
+
+
+@with_board
+def invoke(board: Board, count: int) -> float:
+    """Seconds that ``count`` calls take, by the board's clock."""
+    machine, device = _library
+    timer = machine.time_evaluator("invoke_stateful", device, number=count, repeat=1)
+    return float(timer("main").mean) * count
+
+
+@with_board
+def outputs(board: Board) -> list[np.ndarray]:
+    found = _library[0].get_outputs("main")
+    return [t.numpy() for t in _flat(found)]
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in _flat(part)]
+    return [value]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvmtune import system
 from tvmtune.farm.protocol import Address, Tracker, Unreachable, find
-from tvmtune.measure.workers import Workers
+from tvmtune.workers import Workers
 
 TELLING = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "neon", "asimd", "asimdhp", "asimddp", "i8mm", "sve")
 """Extensions that are worth a place in a table, under Linux's names."""
@@ -157,9 +157,9 @@ def probe(key: str, tracker: str, wait: float, hold: float) -> dict[str, Any]:
 
     Returns ``address``, ``seconds`` of a round trip, and ``described`` or None.
     """
-    from tvmtune.farm import client
+    from tvmtune.farm import lending
 
-    with client.borrow(Address.parse(tracker), key, wait) as board:
+    with lending.borrow(Address.parse(tracker), key, wait) as board:
         describe = board.function("tvmtune.board.describe")
         echo = board.function("testing.echo") or describe
         began = time.perf_counter()

@@ -26,7 +26,7 @@ class RuleSpace:
         self, target: dict[str, Any], *, vector: int | None = None, rules: str | None = None
     ) -> None:
         self.target = target
-        self.vector = lanes(target) if vector is None else vector
+        self.vector = vector
         self.rules = rules
 
     def generator(self) -> SpaceGenerator:
@@ -55,13 +55,14 @@ class RuleSpace:
             designs = list(context.generate_design_space())
         except Exception:  # a kernel with loops of its own making, such as a scatter
             return _as_written(mod)
+        vector = lanes(self.target) if self.vector is None else self.vector
         postprocs = list(context.space_generator.postprocs)
         # The re-ordering of weights cannot follow every way in which a constant may be read.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
         for usable in (postprocs, safe):
             best: tuple[float, Schedule] | None = None
             for design in designs:
-                for score, trace in preferred_traces(design, self.vector):
+                for score, trace in preferred_traces(design, vector):
                     sch = replay(mod, trace, usable)
                     if sch is not None and (best is None or score > best[0]):
                         best = (score, sch)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.farm import protocol
 from tvmtune.measure.candidate import MISFIT
-from tvmtune.measure.workers import Outcome, Workers
+from tvmtune.workers import Outcome, Workers
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
 
 if TYPE_CHECKING:
-    from tvmtune.farm.boards import Boards
+    from tvmtune.measure.boards import Boards
 
 BUILD = "tvmtune.measure.candidate:build"
 CAREFUL = 3
@@ -254,7 +254,7 @@ class Measurer:
             return Workers(
                 runner.slots, init=runner.init, options=runner.options, directory=self.directory
             )
-        from tvmtune.farm import boards
+        from tvmtune.measure import boards
 
         return boards.Boards(
             *protocol.find(remote),

@@ -32,8 +32,8 @@ def runner(device: Device) -> RunnerSpec:
     """
     if device.remote is not None:
         return RunnerSpec(
-            run="tvmtune.farm.client:run",
-            check="tvmtune.farm.client:check",
+            run="tvmtune.measure.remote:run",
+            check="tvmtune.measure.remote:check",
             exclusive=False,
             options={
                 "threads": device.threads,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import processes
-from tvmtune.measure.workers import Outcome, Workers
+from tvmtune.workers import Outcome, Workers
 
 CALLS = "measure.calls"
 
@@ -128,7 +128,7 @@ def test_an_interrupt_in_the_session_leaves_a_pool_that_closes_at_once():
 SESSION = f"""
 import sys
 sys.path[:] = {sys.path!r}
-from tvmtune.measure.workers import Workers
+from tvmtune.workers import Workers
 with Workers(2) as pool:
     if sys.argv[1:]:
         print("ready", flush=True)

@@ -1,8 +1,8 @@
 """Workers on boards: calls wait in one queue, and each board takes the next as soon as it is free.
 
-It has the interface of :class:`tvmtune.measure.workers.Workers`. Behind it stand *lanes*, as many as the
+It has the interface of :class:`tvmtune.workers.Workers`. Behind it stand *lanes*, as many as the
 tracker lists boards under the key; lanes come and go while tuning runs. A lane is a process of this
-machine that holds a session with one board (client.py) and is killed at the deadline of what it does,
+machine that holds a session with one board (lending.py) and is killed at the deadline of what it does,
 whatever the board does: a client of TVM's RPC may hang for ever.
 
 What went wrong is told apart:
@@ -27,8 +27,9 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.farm import devices, protocol
+from tvmtune.farm.lending import ENSURE, INIT, OVERHEAD, RELEASE, SLOW_LINE
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
-from tvmtune.measure.workers import Outcome, Workers
+from tvmtune.workers import Outcome, Workers
 
 LOOK = 2.0
 """Seconds between two looks at the tracker."""
@@ -40,14 +41,6 @@ PATIENCE = 15.0
 """Seconds without a free board after which the user hears of it."""
 STRIKES = 2
 """Boards that a call may take down before it is to blame."""
-SLOW_LINE = 200e3
-"""Bytes per second that an upload has to make."""
-OVERHEAD = 20.0
-"""Seconds that a call may take beyond its deadline and its upload: messages, and the board's memory."""
-
-CLIENT = "tvmtune.farm.client"
-ENSURE, RELEASE = f"{CLIENT}:ensure", f"{CLIENT}:release"
-
 
 class NoBoard(TvmtuneError):
     """No board came within the time that the user is willing to wait."""
@@ -68,7 +61,7 @@ class Boards:
     """Calls functions by name with a board of ``key`` at hand. ``say`` hears of boards that come, go and
     are waited for.
 
-    A function returns what :mod:`tvmtune.farm.client` says. Raises :class:`Unreachable` if there is no
+    A function returns what :func:`tvmtune.farm.lending.with_board` says. Raises :class:`Unreachable` if there is no
     tracker, or no board of that key.
     """
 
@@ -118,7 +111,7 @@ class Boards:
         stage: str,
         on_result: Callable[[int, Outcome], None] | None = None,
     ) -> list[Outcome]:
-        """As :meth:`tvmtune.measure.workers.Workers.map`."""
+        """As :meth:`tvmtune.workers.Workers.map`."""
         handles = [self.submit(function, call, deadline) for call in calls]
         return self.collect(handles, deadline=deadline, stage=stage, on_result=on_result)
 
@@ -130,7 +123,7 @@ class Boards:
         stage: str,
         on_result: Callable[[int, Outcome], None] | None = None,
     ) -> list[Outcome]:
-        """As :meth:`tvmtune.measure.workers.Workers.collect`; raises :class:`NoBoard` where none came."""
+        """As :meth:`tvmtune.workers.Workers.collect`; raises :class:`NoBoard` where none came."""
         outcomes: list[Outcome] = []
         try:
             for index, handle in enumerate(handles):
@@ -328,7 +321,7 @@ class _Lane(threading.Thread):
         if self._workers is None:
             self._workers = Workers(
                 1,
-                init=f"{CLIENT}:init",
+                init=INIT,
                 options=self._boards._options,
                 recycle=0,
                 directory=self._boards._directory,
