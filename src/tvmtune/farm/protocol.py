@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,8 @@ MOST = 1 << 20
 LONGEST_KEY = 1024
 PATIENCE = 10.0
 """Seconds for an answer from a tracker or a server that is there."""
+GLANCE = 0.2
+"""Seconds after which one who waits for a board is asked whether it is still wanted."""
 
 _INT = struct.Struct("<i")
 
@@ -151,12 +155,19 @@ class Tracker:
             raise self._stranger()
         return dict(answer[1])
 
-    def request(self, key: str, wait: float, priority: int = 1) -> tuple[Address, str] | None:
-        """A board and the key that it expects; None if none became free within ``wait`` seconds.
+    def request(
+        self,
+        key: str,
+        wait: float,
+        priority: int = 1,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> tuple[Address, str] | None:
+        """A board and the key that it expects; None if none became free within ``wait`` seconds, or
+        before ``wanted`` said no.
 
-        The connection cannot be used any more after a None: a board may still be assigned to it.
+        The connection is closed after a None, by which the tracker knows to keep its boards.
         """
-        answer = self.call([REQUEST, key, "", priority], wait)
+        answer = self.call([REQUEST, key, "", priority], wait, wanted)
         if answer is None:
             self.close()
             return None
@@ -165,21 +176,23 @@ class Tracker:
         host, port, match = answer[1]
         return Address(host, int(port)), str(match)
 
-    def call(self, message: Any, wait: float | None = None) -> Any:
-        """Send a message and return the answer; None if ``wait`` seconds pass first."""
+    def call(
+        self, message: Any, wait: float | None = None, wanted: Callable[[], bool] = lambda: True
+    ) -> Any:
+        """Send a message and return the answer; None if it does not begin within ``wait`` seconds,
+        or before ``wanted`` says no."""
         try:
             self._socket.settimeout(self.patience)
             self._socket.sendall(pack(message))
             if wait is not None:
-                self._socket.settimeout(max(wait, 0.001))
-            try:
-                head = self._receive(4)
-            except TimeoutError:
-                if wait is not None:
-                    return None
-                raise
-            self._socket.settimeout(self.patience)
-            size = read_integer(head)
+                end = time.monotonic() + wait
+                while not self._answers(min(GLANCE, end - time.monotonic())):
+                    if time.monotonic() > end or not wanted():
+                        # an answer that has come meanwhile would be a board that nobody uses
+                        if self._answers(0.0):
+                            break
+                        return None
+            size = read_integer(self._receive(4))
             if not 0 < size <= MOST:
                 raise self._stranger()
             return json.loads(self._receive(size))
@@ -195,6 +208,12 @@ class Tracker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _answers(self, wait: float) -> bool:
+        """Whether something, or the end, has come from the tracker within ``wait`` seconds."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1e3 * max(0.0, wait)))
 
     def _receive(self, size: int) -> bytes:
         return receive(self._socket, size)
