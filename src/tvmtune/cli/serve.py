@@ -74,5 +74,4 @@ def command(
         },
     )
     server = Server(serving, say)
-    say(f"serving '{key}' at {Address(host, server.port)}")
     asyncio.run(server.run())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import asyncio
 
 import click
 
@@ -24,11 +24,7 @@ def command(host: str, port: int) -> None:
     from tvmtune.farm.tracker import Supervised
 
     warn_if_open(host, "tracker")
-    tracker = Supervised(Address(host, port), say)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: tracker.stop())
-    say(f"the tracker listens at {tracker.address}")
-    tracker.watch()
+    asyncio.run(Supervised(Address(host, port), say).run())
 
 
 def say(message: str) -> None:

@@ -6,12 +6,18 @@ do without on boards that TVM's own server serves.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 PREFIX = "tvmtune.board."
+_FILLER = "tvm.contrib.random.random_fill_for_measure"
+"""MetaSchedule's runner fills inputs with it."""
 
 
 class _Folder:
@@ -22,11 +28,30 @@ class _Folder:
         self.libs: list[Any] = []
 
     def relpath(self, name: str) -> str:
-        return str(self.path / Path(name).name)
+        return os.path.join(self.path, name)  # noqa: PTH118, "" stands for the folder itself
 
 
-def serve(connection: int, folder: Path, options: dict[str, Any]) -> None:
-    """Serve the client at the other end of ``connection`` until it leaves.
+def check(options: dict[str, Any]) -> None:
+    """Once, before the first session: raise what would keep every session from being served."""
+    import tvm
+
+    if tvm.get_global_func("rpc.ServerLoop", allow_missing=True) is None:
+        raise RuntimeError("its TVM was built without RPC")
+    if tvm.get_global_func(_FILLER, allow_missing=True) is None:
+        # A TVM without its compiler does not load this part of its runtime by itself.
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(
+                str(Path(tvm.__file__).parent / "lib" / "libtvm_runtime_extra.so"), os.RTLD_GLOBAL
+            )
+    if options.get("target"):
+        from tvmtune import host
+
+        host.backend(options["target"])
+
+
+def prepare(folder: Path, options: dict[str, Any]) -> Callable[[int], None]:
+    """Make this process a session whose files lie in ``folder``; what it returns serves the client at the
+    other end of a connection until it leaves.
 
     ``options``: ``libraries``, paths to load first; ``target`` and ``options``, the backend whose
     ``serve_init`` is called, and with what.
@@ -35,17 +60,28 @@ def serve(connection: int, folder: Path, options: dict[str, Any]) -> None:
     import tvm_ffi
     from tvm.rpc import server
 
+    from tvmtune.farm import functions
+
     logging.getLogger("RPCServer").setLevel(logging.WARNING)
     server._server_env(":".join(options.get("libraries", ())), _Folder(folder))
     tvm_ffi.register_global_func(PREFIX + "describe", _describe, override=True)
+    functions.register()
     if options.get("target"):
         from tvmtune import host
 
         host.backend(options["target"]).serve_init(dict(options.get("options", {})))
-    tvm.get_global_func("rpc.ServerLoop")(connection)
+    loop: Callable[[int], None] = tvm.get_global_func("rpc.ServerLoop")
+    return loop
 
 
 def _describe() -> str:
+    import tvm
+
     from tvmtune.farm import describe
 
-    return json.dumps(describe.describe())
+    found = describe.describe()
+    # LLVM's name for the processor, where there is an LLVM
+    processor = tvm.get_global_func("target.llvm_get_system_cpu", allow_missing=True)
+    if processor is not None:
+        found["mcpu"] = str(processor())
+    return json.dumps(found)

@@ -36,6 +36,8 @@ TRACKER_PORT = 9190
 SERVER_PORTS = range(9090, 9190)
 """Where a server looks for a free port, from the first on."""
 LOCAL = "127.0.0.1"
+OURS = "tvmtune"
+"""With this word a server tells the tracker, which passes it on, that it is one of tvmtune's."""
 
 MOST = 1 << 20
 """Bytes in a message; more is taken for garbage."""
@@ -236,6 +238,32 @@ def receive(connection: socket.socket, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+def listen(host: str, ports: range) -> socket.socket:
+    """A socket that listens on the first port of ``ports`` that is free, and does not block; raises
+    :class:`TvmtuneError` where there is none."""
+    try:
+        family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise TvmtuneError(f"cannot listen at '{host}': {error.strerror or error}.") from None
+    for port in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(64)
+        except OSError as error:
+            listener.close()
+            if port != ports[-1]:
+                continue
+            which = f"port {port}" if len(ports) == 1 else f"the ports {ports[0]} to {ports[-1]}"
+            raise TvmtuneError(
+                f"cannot listen on {which} of {host}: {error.strerror}. Choose another with --port."
+            ) from None
+        listener.setblocking(False)
+        return listener
+    raise TvmtuneError("there is no port to listen on.")
 
 
 def is_alive(server: Address, patience: float = 3.0) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import select
 import signal
 import socket
@@ -23,21 +22,18 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.farm import protocol
-from tvmtune.farm.nursery import Nursery, Session
 from tvmtune.farm.protocol import LOCAL, SERVER_PORTS, Address
+from tvmtune.farm.registration import Registration
+from tvmtune.farm.sessions import Nursery, Session, scratch
 
 GREETING = 10.0
 """Seconds in which a client has to have said who it is."""
-PING = 2.0
-"""Seconds between two looks at the tracker."""
-UNCLAIMED = 6.0
-"""Seconds after which a board is offered anew that the tracker has given away, but nobody came to."""
-RETRY = 5.0
-"""Seconds between attempts to reach the tracker."""
+GREETERS = 128
+"""Connections that may be about to do so; the oldest has to go where there are more."""
 FAREWELL = 1.0
 """Seconds that a session has to end by itself once its client has gone."""
-LOOK = 0.2
-"""Seconds between two looks at whether the client is still there."""
+RETRY = 5.0
+"""Seconds between attempts at what should not fail."""
 
 
 @dataclass
@@ -51,7 +47,7 @@ class Serving:
     custom_address: str | None = None
     """What clients are to connect to, where the tracker sees another address."""
     nursery: dict[str, Any] = field(default_factory=dict)
-    """What sessions need: see :mod:`tvmtune.farm.nursery`."""
+    """What sessions need: see :func:`tvmtune.farm.board.prepare`."""
 
 
 @dataclass
@@ -70,81 +66,116 @@ class Server:
     def __init__(self, serving: Serving, say: Callable[[str], None]) -> None:
         self.serving = serving
         self.say = say
-        self._listener = _listen(serving.host, serving.ports)
+        self._listener = protocol.listen(serving.host, serving.ports)
         self.port: int = self._listener.getsockname()[1]
-        self._match = serving.key
-        """The key that the next client has to know; with a tracker, another one each time."""
-        self._clients: asyncio.Queue[_Client] = asyncio.Queue()
-        self._idle = asyncio.Event()
-        """Set while a client can be served."""
-        self._stopping = asyncio.Event()
 
     async def run(self) -> None:
+        """Until :meth:`stop`, SIGINT or SIGTERM."""
+        self._stopping = asyncio.Event()
+        self._clients: asyncio.Queue[_Client] = asyncio.Queue()
+        self._registration: Registration | None = None
+        if self.serving.tracker is not None:
+            self._registration = Registration(
+                self.serving.tracker,
+                self.serving.key,
+                (self.serving.custom_address, self.port),
+                self.say,
+            )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
-        async with Nursery(self.serving.nursery) as nursery:
-            tasks = [
-                asyncio.create_task(self._accept()),
-                asyncio.create_task(self._serve(nursery)),
-                asyncio.create_task(self._stopping.wait()),
-            ]
-            if self.serving.tracker is not None:
-                tasks.append(asyncio.create_task(self._register(self.serving.tracker)))
-            done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
-        self._listener.close()
-        for task in done:
-            task.result()
+        with contextlib.closing(self._listener), scratch() as folder:
+            work = asyncio.create_task(self._work(self.serving.nursery | {"folder": str(folder)}))
+            stop = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
 
     def stop(self) -> None:
         """End the session that runs, if any, and :meth:`run`."""
         self._stopping.set()
 
+    async def _work(self, options: dict[str, Any]) -> None:
+        async with Nursery(options) as nursery:
+            where = Address(self.serving.host, self.port)
+            self.say(f"serving '{self.serving.key}' at {where}, TVM {nursery.versions['apache-tvm']}")
+            tasks = [
+                asyncio.create_task(self._accept()),
+                asyncio.create_task(self._serve(nursery)),
+            ]
+            if self._registration is not None:
+                tasks.append(asyncio.create_task(self._registration.run()))
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        greeting: set[asyncio.Task[None]] = set()
-        while True:
-            try:
-                connection, address = await loop.sock_accept(self._listener)
-            except OSError as error:  # too many open files, say: those who are here may leave
-                self.say(f"cannot accept a connection: {error.strerror}")
-                await asyncio.sleep(LOOK)
-                continue
-            task = asyncio.create_task(self._greet(connection, f"{address[0]}:{address[1]}"))
-            greeting.add(task)
-            task.add_done_callback(greeting.discard)
+        greeting: dict[asyncio.Task[None], None] = {}  # a set that remembers the order
+        try:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(self._listener)
+                except OSError as error:  # too many open files, say: those who are here may leave
+                    self.say(f"cannot accept a connection: {error.strerror}")
+                    await asyncio.sleep(RETRY)
+                    continue
+                if len(greeting) >= GREETERS:
+                    next(iter(greeting)).cancel()
+                task = asyncio.create_task(self._greet(connection, str(Address(*address[:2]))))
+                greeting[task] = None
+                task.add_done_callback(lambda done: greeting.pop(done, None))
+        finally:
+            for task in list(greeting):
+                task.cancel()
 
     async def _greet(self, connection: socket.socket, address: str) -> None:
         """Find out who that is; only one who knows the key stays connected."""
         connection.setblocking(False)
+        admitted = False
         try:
             words = await asyncio.wait_for(_read_greeting(connection), GREETING)
-        except (OSError, ValueError, asyncio.TimeoutError):
-            connection.close()
-            return
-        except asyncio.CancelledError:
-            connection.close()
-            raise
-        if not words or words[0] != f"client:{self._match}":
-            with contextlib.suppress(OSError):
+            if self._admit(words[0] if words else ""):
+                admitted = True
+                await self._clients.put(_Client(connection, address, _timeout(words[1:])))
+            else:
                 connection.send(protocol.integer(protocol.MISMATCH))
-            connection.close()
-            return
-        if self.serving.tracker is not None:
-            self._match = ""  # used up
-        await self._clients.put(_Client(connection, address, _timeout(words[1:])))
+        except (OSError, ValueError, asyncio.TimeoutError):
+            pass  # it left, or is none of TVM's clients
+        finally:
+            if not admitted:
+                connection.close()
+
+    def _admit(self, who: str) -> bool:
+        if self._registration is not None:
+            return self._registration.claim(who.removeprefix("client:"))
+        return who == f"client:{self.serving.key}"
 
     async def _serve(self, nursery: Nursery) -> None:
         while True:
-            self._idle.set()
+            await self._prepare(nursery)
+            if self._registration is not None and self._clients.empty():
+                self._registration.offer()
             client = await self._clients.get()
-            self._idle.clear()
             with contextlib.closing(client.connection):
                 if not _has_left(client.connection):
                     await self._session(nursery, client)
+
+    async def _prepare(self, nursery: Nursery) -> None:
+        """Have the nursery ready before the board is offered."""
+        while True:
+            try:
+                await nursery.ensure()
+            except (TvmtuneError, OSError) as error:
+                self.say(f"{error} Trying again in {RETRY:.0f} s")
+                await asyncio.sleep(RETRY)
+            else:
+                return
 
     async def _session(self, nursery: Nursery, client: _Client) -> None:
         loop = asyncio.get_running_loop()
@@ -153,8 +184,15 @@ class Server:
         try:
             _keep_alive(client.connection)
             await asyncio.wait_for(loop.sock_sendall(client.connection, answer), GREETING)
-            session = await nursery.begin(client.connection)
+            client.connection.setblocking(True)  # TVM expects it; the session shares this
         except (OSError, asyncio.TimeoutError):
+            return
+        try:
+            session = await nursery.begin(client.connection)
+        except (OSError, TvmtuneError, asyncio.TimeoutError) as error:
+            why = f"the board cannot start a session: {error or 'it took too long'}"
+            self.say(f"{client.address}: {why}")
+            await nursery.answer(client.connection, why)
             return
         self.say(f"serving {client.address}")
         try:
@@ -167,101 +205,23 @@ class Server:
 
     async def _watch(self, session: Session, client: _Client) -> str:
         """Wait for the end of a session; returns what its client has to be told, if anything."""
-        loop = asyncio.get_running_loop()
-        ends = None if client.timeout is None else loop.time() + client.timeout
-        left: float | None = None
-        while True:
-            done, _ = await asyncio.wait([session.ended], timeout=LOOK)
-            if done:
-                return session.ended.result()
-            now = loop.time()
-            if ends is not None and now > ends:
+        left = asyncio.create_task(_leaves(client.connection))
+        try:
+            done, _ = await asyncio.wait(
+                [session.ended, left], timeout=client.timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
                 return (
                     f"RPCSessionTimeoutError: the {client.timeout:g} s of this session are over; "
                     "ask for more with session_timeout"
                 )
-            if left is None and _has_left(client.connection):
-                left = now
-            if left is not None and now > left + FAREWELL:
-                return "its client left while it was at work"
-
-    async def _register(self, tracker: Address) -> None:
-        """Offer the board to the tracker whenever it is idle, for as long as this process lives."""
-        complained = False
-        while True:
-            try:
-                reader, writer = await asyncio.wait_for(
-                    asyncio.open_connection(tracker.host, tracker.port), protocol.PATIENCE
-                )
-            except (OSError, asyncio.TimeoutError) as error:
-                if not complained:
-                    reason = error.strerror if isinstance(error, OSError) else "it does not answer"
-                    self.say(f"no tracker at {tracker} ({reason}): trying again")
-                    complained = True
-                await asyncio.sleep(RETRY)
-                continue
-            try:
-                await self._offer(_Line(reader, writer), tracker)
-            except (OSError, EOFError, ValueError, asyncio.TimeoutError):
-                self._match = ""
-                self.say(f"the tracker at {tracker} is gone: trying again")
-                complained = True
-            finally:
-                writer.close()
-            await asyncio.sleep(RETRY / 5)
-
-    async def _offer(self, line: _Line, tracker: Address) -> None:
-        """Returns never; raises what a broken connection raises."""
-        key = self.serving.key
-        await line.greet()
-        info = {"key": f"server:{key}", "addr": [self.serving.custom_address, self.port]}
-        await line.call([protocol.UPDATE_INFO, info])
-        self.say(f"registered with the tracker at {tracker} as {key}")
-        self._match = ""
-        taken = 0.0
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._idle.wait()
-            if not self._match:
-                match = protocol.match_key(key)
-                offer = [protocol.PUT, key, [self.port, match], self.serving.custom_address]
-                if await line.call(offer) != protocol.SUCCESS:
-                    raise ValueError("the tracker refused the board")
-                self._match, taken = match, 0.0
-            await asyncio.sleep(PING / 10 if not self._idle.is_set() else PING)
-            waiting = await line.call([protocol.PENDING])
-            if self._match and self._match not in waiting:
-                taken = taken or loop.time()
-                if loop.time() - taken > UNCLAIMED:
-                    self.say("nobody came for the board: offering it anew")
-                    self._match = ""
-
-
-class _Line:
-    """Messages to and from the tracker, each within its deadline."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def greet(self) -> None:
-        self._writer.write(protocol.integer(protocol.TRACKER_MAGIC))
-        if await self._integer() != protocol.TRACKER_MAGIC:
-            raise ValueError("not a tracker")
-
-    async def call(self, message: Any) -> Any:
-        import json
-
-        self._writer.write(protocol.pack(message))
-        size = await self._integer()
-        if not 0 < size <= protocol.MOST:
-            raise ValueError("not a tracker")
-        data = await asyncio.wait_for(self._reader.readexactly(size), protocol.PATIENCE)
-        return json.loads(data)
-
-    async def _integer(self) -> int:
-        data = await asyncio.wait_for(self._reader.readexactly(4), protocol.PATIENCE)
-        return protocol.read_integer(data)
+            if not session.ended.done():
+                await asyncio.wait([session.ended], timeout=FAREWELL)
+        finally:
+            left.cancel()
+        if session.ended.done():
+            return session.ended.result()
+        return "its client left while it was at work"
 
 
 async def _read_greeting(connection: socket.socket) -> list[str]:
@@ -289,33 +249,9 @@ def _timeout(options: list[str]) -> float | None:
     for option in options:
         if option.startswith("-timeout="):
             with contextlib.suppress(ValueError):
-                return float(option.removeprefix("-timeout=")) or None
+                seconds = float(option.removeprefix("-timeout="))
+                return seconds if 0 < seconds < float("inf") else None
     return None
-
-
-def _listen(host: str, ports: range) -> socket.socket:
-    """A listening socket on the first port of ``ports`` that is free."""
-    try:
-        family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise TvmtuneError(f"cannot serve at '{host}': {error.strerror or error}.") from None
-    for port in ports:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(64)
-        except OSError as error:
-            listener.close()
-            if port != ports[-1] and len(ports) > 1:
-                continue
-            which = f"port {port}" if len(ports) == 1 else f"the ports {ports[0]} to {ports[-1]}"
-            raise TvmtuneError(
-                f"cannot listen on {which} of {host}: {error.strerror}. Choose another with --port."
-            ) from None
-        listener.setblocking(False)
-        return listener
-    raise TvmtuneError("there is no port to listen on.")
 
 
 def _keep_alive(connection: socket.socket) -> None:
@@ -325,6 +261,7 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _has_left(connection: socket.socket) -> bool:
@@ -334,7 +271,15 @@ def _has_left(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def end_group(pid: int) -> None:
-    """Kill a process and all that belong to its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+async def _leaves(connection: socket.socket) -> None:
+    """Return once the other side has closed. Costs nothing until then, so that measurements are left in
+    peace; what the client sends is for the session and not looked at."""
+    loop = asyncio.get_running_loop()
+    closed = loop.create_future()
+    with select.epoll() as watch:
+        watch.register(connection, select.EPOLLRDHUP)
+        loop.add_reader(watch.fileno(), lambda: closed.done() or closed.set_result(None))
+        try:
+            await closed
+        finally:
+            loop.remove_reader(watch.fileno())

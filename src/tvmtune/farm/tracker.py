@@ -1,109 +1,144 @@
 """TVM's RPC tracker under supervision: it is looked at every few seconds, and started again if it has
-died or does not answer. Boards served by tvmtune register again by themselves."""
+died or does not answer. Boards served by tvmtune register again by themselves.
+
+The supervisor holds the port, so that it stays taken meanwhile. ``python -m tvmtune.farm.tracker FD
+PARENT`` is the tracker itself.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
-import subprocess
+import socket
 import sys
-import threading
-import time
 from collections.abc import Callable
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.farm.protocol import Address, Tracker, Unreachable
+from tvmtune.farm.protocol import Address, Tracker, listen
 
 LOOK = 5.0
 """Seconds between two looks."""
-START = 30.0
-"""Seconds in which a tracker has to answer first."""
+START = 60.0
+"""Seconds in which a tracker has to answer first: it imports TVM."""
+PATIENCE = 3.0
+"""Seconds for an answer to a look."""
 MISSED = 2
 """Looks without an answer after which it is started again."""
 
-_CHILD = """
-import ctypes, signal, sys, threading
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-from tvm.rpc.tracker import PopenTrackerServerState
-state = PopenTrackerServerState({host!r}, {port}, {port} + 1, silent=True)
-state.thread.join()
-"""
-"""TVM starts its tracker in a process that is hard to look after; this is the same in one of ours."""
-
 
 class Supervised:
-    """A tracker at ``address``. Raises :class:`TvmtuneError` if the port is in use, or if it does not
-    come up."""
+    """A tracker; ``say`` hears of what happens, a line at a time.
+
+    Raises :class:`TvmtuneError` if the port is in use, or if TVM cannot be imported.
+    """
 
     def __init__(self, address: Address, say: Callable[[str], None]) -> None:
+        self._listener = listen(address.host, range(address.port, address.port + 1))
         self.address = address
         self.say = say
-        self._stopping = threading.Event()
-        with contextlib.suppress(Unreachable):
-            Tracker(_reachable(address), patience=2.0).close()
-            raise TvmtuneError(
-                f"a tracker is running at {address} already. Choose another port with --port."
-            )
-        self._process = self._start()
+        self._process: asyncio.subprocess.Process | None = None
 
-    def watch(self) -> None:
-        """Until :meth:`stop` is called from a signal handler or another thread."""
-        missed = 0
+    async def run(self) -> None:
+        """Until SIGINT or SIGTERM."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopping.set)
+        with contextlib.closing(self._listener):
+            work = asyncio.create_task(self._work())
+            stop = asyncio.create_task(stopping.wait())
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    async def _work(self) -> None:
         try:
-            while not self._stopping.wait(LOOK):
-                if self._process.poll() is None and self._answers():
-                    missed = 0
-                    continue
-                missed += 1
-                if self._process.poll() is not None or missed >= MISSED:
-                    self.say("the tracker had died: starting it again")
-                    self._end()
-                    self._process = self._start()
-                    missed = 0
+            await self._start()
+            self.say(f"the tracker listens at {self.address}")
+            while True:
+                await self._fail()
+                self.say("the tracker had died, or did not answer: starting it again")
+                await self._end()
+                try:
+                    await self._start()
+                except (TvmtuneError, OSError) as error:
+                    self.say(f"{error} Trying again")
+                    await asyncio.sleep(LOOK)
         finally:
-            self._end()
+            await self._end()
 
-    def stop(self) -> None:
-        self._stopping.set()
+    async def _fail(self) -> None:
+        """Return once the tracker is to be started again."""
+        assert self._process is not None
+        missed = 0
+        while missed < MISSED:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._process.wait(), LOOK)
+                return
+            missed = 0 if await self._answers() else missed + 1
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        code = _CHILD.format(host=self.address.host, port=self.address.port)
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    async def _start(self) -> None:
+        descriptor = self._listener.fileno()
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tvmtune.farm.tracker", str(descriptor), str(os.getpid())),
+            pass_fds=[descriptor],
+            stdin=asyncio.subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + START
-        while time.monotonic() < deadline and not self._stopping.is_set():
-            if process.poll() is not None:
-                assert process.stderr is not None
-                words = process.stderr.read().decode(errors="replace").strip().splitlines()
-                raise TvmtuneError(
-                    f"no tracker can be started at {self.address}: "
-                    f"{words[-1] if words else f'exit status {process.returncode}'}"
-                )
-            if self._answers():
-                return process
-            time.sleep(0.1)
-        process.kill()
-        process.wait()
-        raise TvmtuneError(f"the tracker at {self.address} did not come up within {START:.0f} s")
+        deadline = asyncio.get_running_loop().time() + START
+        while not await self._answers():
+            if self._process.returncode is not None:
+                raise TvmtuneError("TVM's tracker could not be started: see above.")
+            if asyncio.get_running_loop().time() > deadline:
+                raise TvmtuneError(f"TVM's tracker did not answer within {START:.0f} s.")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._process.wait(), 0.2)
 
-    def _answers(self) -> bool:
-        try:
-            with Tracker(_reachable(self.address), patience=2.0) as tracker:
-                tracker.summary()
-        except TvmtuneError:
-            return False
-        return True
+    async def _answers(self) -> bool:
+        return await asyncio.to_thread(_answers, _reachable(self.address))
 
-    def _end(self) -> None:
-        if self._process.poll() is None:
+    async def _end(self) -> None:
+        if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+                self._process.kill()
+            await self._process.wait()
+
+
+def _answers(address: Address) -> bool:
+    try:
+        with Tracker(address, patience=PATIENCE) as tracker:
+            tracker.summary()
+    except TvmtuneError:
+        return False
+    return True
 
 
 def _reachable(address: Address) -> Address:
     """Where this machine finds it: one that listens everywhere does so here, too."""
-    return Address("127.0.0.1", address.port) if address.host in ("0.0.0.0", "") else address
+    own = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+    return Address(own.get(address.host, address.host), address.port)
+
+
+def main(descriptor: int, parent: int) -> None:
+    """The tracker itself, which listens at a socket that it was handed."""
+    import logging
+
+    from tvmtune.farm.nursery import die_with
+
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        from tvm.rpc import tracker
+    except Exception as error:
+        print(f"TVM cannot be imported: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    tracker.logger.setLevel(logging.WARNING)
+    logging.getLogger("tornado").setLevel(logging.CRITICAL)  # garbage that it was sent
+    tracker._tracker_server(socket.socket(fileno=descriptor), str(os.urandom(8).hex()))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
