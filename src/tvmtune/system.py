@@ -233,7 +233,12 @@ def set_threads(threads: int) -> None:
 
 def runs_here(mtriple: str) -> bool:
     """Whether this machine runs code for an LLVM triple; an empty one means this machine's."""
-    return not mtriple or _machine(mtriple) == _machine(platform.machine())
+    return not mtriple or runs_on(mtriple, platform.machine())
+
+
+def runs_on(mtriple: str, machine: str) -> bool:
+    """Whether a machine, by the name that ``uname -m`` has for it, runs code for an LLVM triple."""
+    return _machine(mtriple) == _machine(machine)
 
 
 def find_linker(mtriple: str = "") -> list[str]:
@@ -261,13 +266,18 @@ def find_linker(mtriple: str = "") -> list[str]:
     for name in names:
         path = shutil.which(name)
         if path is not None:
-            return [path]
-    if not runs_here(mtriple) and importlib.util.find_spec("ziglang"):
+            # The cross compiler may come without the start files and libraries of its system.
+            return [path, "-nostdlib"] if name.endswith("-gcc") else [path]
+    if runs_here(mtriple):
+        raise TvmtuneError(
+            f"no linker found (looked for {', '.join(names)}). On Debian or Ubuntu: sudo apt-get "
+            f"install {package}. Or name one in TVMTUNE_LINKER."
+        )
+    if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "ld.lld"]
     raise TvmtuneError(
-        f"no linker{f' for {mtriple}' if not runs_here(mtriple) else ''} found (looked for "
-        f"{', '.join(names)}). On Debian or Ubuntu: sudo apt-get install {package}. Or name one in "
-        "TVMTUNE_LINKER."
+        f"no linker for {mtriple} found (looked for {', '.join(names)}). Run pip install ziglang, or "
+        f"on Debian or Ubuntu: sudo apt-get install {package}. Or name one in TVMTUNE_LINKER."
     )
 
 

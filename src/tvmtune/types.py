@@ -96,6 +96,12 @@ class Device:
         )
 
     @property
+    def mtriple(self) -> str:
+        """LLVM's triple of the system whose CPU calls the kernels; empty for this machine's."""
+        host = self.target.get("host", self.target)
+        return str(host.get("mtriple", "")) if isinstance(host, dict) else ""
+
+    @property
     def key(self) -> str | None:
         """What its boards are called, whichever tracker knows them."""
         return self.remote.partition("@")[0] if self.remote else None

@@ -51,7 +51,9 @@ def make_builder(device: Device) -> BuilderSpec:
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
     from tvmtune.measure import specs
+    from tvmtune_arm.target import check_board
 
+    check_board(device)
     return specs.runner(device)
 
 

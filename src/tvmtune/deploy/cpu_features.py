@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tvmtune.types import JSON
+
 _LINUX_NAMES = {
     # LLVM's name on the left, Linux's in /proc/cpuinfo on the right. Only what LLVM uses by itself
     # or TVM's intrinsics ask for: the rest would refuse libraries that run.
@@ -62,3 +64,10 @@ def missing(names: Iterable[str], cpuinfo: Path = Path("/proc/cpuinfo")) -> list
     if found is None:
         return []
     return sorted(set(names) - set(found.group(1).split()))
+
+
+def lacking(names: Iterable[str], board: JSON) -> list[str]:
+    """Those of ``names`` that a board lacks, as :mod:`tvmtune.farm.describe` describes it, sorted; none
+    where it does not tell."""
+    told = board.get("features")
+    return sorted(set(names) - set(told)) if told else []

@@ -122,9 +122,7 @@ def elf_machine(path: str | os.PathLike[str]) -> str:
     return header.machine
 
 
-def check_runnable(
-    path: str | os.PathLike[str], metadata: JSON, board: JSON | None = None
-) -> None:
+def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | None = None) -> None:
     """Raise TvmtuneError if this machine cannot run the library; nothing is loaded to find out.
 
     ``board``: that one instead of this machine, as :mod:`tvmtune.farm.describe` describes it; what it
@@ -137,7 +135,7 @@ def check_runnable(
         here, what, lacking = elf.host_machine(), "this machine", cpu_features.missing(wanted)
     else:
         here, what = elf.spelling(board.get("machine", machine)), "the board"
-        lacking = sorted(set(wanted) - set(board.get("features") or wanted))
+        lacking = cpu_features.lacking(wanted, board)
     if machine != here:
         raise TvmtuneError(
             f"{path} holds code for {machine} and {what} is {here}: "
