@@ -1,4 +1,4 @@
-"""The cpu backend: this machine's own processor, through LLVM."""
+"""The cpu backend: this machine's own processor, or a board's of the same kind, through LLVM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
 def hardware_params(device: Device) -> dict[str, Any]:
     from tvmtune_cpu.target import caches
 
-    return caches()
+    return caches() if device.remote is None else dict(device.params)
 
 
 @hookimpl

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -65,6 +66,7 @@ def prepare(folder: Path, options: dict[str, Any]) -> Callable[[int], None]:
     logging.getLogger("RPCServer").setLevel(logging.WARNING)
     server._server_env(":".join(options.get("libraries", ())), _Folder(folder))
     tvm_ffi.register_global_func(PREFIX + "describe", _describe, override=True)
+    tvm_ffi.register_global_func(PREFIX + "provide", provide, override=True)
     functions.register()
     if options.get("target"):
         from tvmtune import host
@@ -72,6 +74,13 @@ def prepare(folder: Path, options: dict[str, Any]) -> Callable[[int], None]:
         host.backend(options["target"]).serve_init(dict(options.get("options", {})))
     loop: Callable[[int], None] = tvm.get_global_func("rpc.ServerLoop")
     return loop
+
+
+def provide(module: str) -> None:
+    """Import a module of tvmtune's and call its ``register``: functions that only some clients need."""
+    if not module.startswith("tvmtune."):
+        raise ValueError(f"'{module}' is not of tvmtune")
+    importlib.import_module(module).register()
 
 
 def _describe() -> str:

@@ -1,8 +1,8 @@
 """Borrowing a board, and a session with it in a process that may be killed.
 
 A client of TVM's RPC may hang for ever, and hold Python's lock while it does. So a process of its own
-(:mod:`tvmtune.workers`) keeps the board: :func:`ensure`, functions that are marked :func:`with_board`,
-:func:`release`.
+(:mod:`tvmtune.workers`) keeps the board: :func:`ensure` or :func:`connect`, functions that are marked
+:func:`with_board`, :func:`release`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,30 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tvmtune.farm import functions
 from tvmtune.farm.nursery import DIED
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
 from tvmtune.workers import brief
 
 Result = tuple[str, Any]
 
-INIT, ENSURE, RELEASE, DESCRIBE = (
-    f"{__name__}:{function}" for function in ("init", "ensure", "release", "describe")
+INIT, ENSURE, CONNECT, RELEASE, DESCRIBE = (
+    f"{__name__}:{function}" for function in ("init", "ensure", "connect", "release", "describe")
 )
-"""For :class:`tvmtune.workers.Workers`."""
+"""For :mod:`tvmtune.workers`."""
 SLOW_LINE = 200e3
 """Bytes per second that an upload has to make."""
-OVERHEAD = 20.0
+OVERHEAD = 10.0
 """Seconds that a call may take beyond its work and its upload: messages, and the board's memory."""
 
+_FROM_THE_BOARD = "Error caught from RPC call"
+"""So begins, in TVM's RPC, what the board's side has raised: the line holds."""
+_EXPIRED = "RPCSessionTimeoutError"
+"""What a server tells a client whose session has lasted for as long as it had asked for."""
 _BROKEN = re.compile(
     r"connection (was )?(reset|closed|refused|aborted)|broken pipe|socket error|timed out"
-    r"|not connected|no route|unreachable|transport endpoint|Close the connection",
+    r"|not connected|no route|unreachable|transport endpoint|SockChannel|Close the connection"
+    r"|Connect to .* failed|Channel closes",
     re.IGNORECASE,
 )
 """How TVM's RPC and the system say that the other side is gone."""
@@ -47,38 +53,44 @@ class Board:
     def __init__(self, address: Address, session: Any) -> None:
         self.address = address
         self.session = session
+        self.held: dict[str, Any] = {}
+        """What functions keep on the board from call to call; it keeps the session alive."""
+        self._functions: dict[str, Any] = {}
 
     def function(self, name: str) -> Any | None:
         """A function of the board's, or None if it has none of that name."""
-        try:
-            return self.session.get_function(name)
-        except Exception as error:
-            if _BROKEN.search(str(error)):
-                raise
-            return None
+        if name not in self._functions:
+            try:
+                self._functions[name] = self.session.get_function(name)
+            except AttributeError:
+                self._functions[name] = None
+        return self._functions[name]
 
     def close(self) -> None:
-        """End the session; everything of the board's that is still held becomes invalid."""
-        self.session = None
+        """End the session."""
+        self.held, self._functions, self.session = {}, {}, None
         gc.collect()
 
 
 def lend(tracker: Address, key: str, wait: float) -> Board | None:
     """A board of that key, or None if none became free within ``wait`` seconds.
 
-    Raises :class:`Unreachable` if the tracker, or every board that it named, is.
+    Raises :class:`Unreachable` if the tracker, or the board that it named, is.
     """
-    from tvm import rpc
-
     with Tracker(tracker) as line:
         found = line.request(key, wait)
-    if found is None:
-        return None
-    address, match = found
+    return None if found is None else _open(*found)
+
+
+def _open(address: Address, match: str, limit: float = 0.0) -> Board:
+    """A session with a board that knows ``match``; its server ends it after ``limit`` seconds, if
+    that is not 0."""
+    from tvm import rpc
+
     try:
-        return Board(address, rpc.connect(address.host, address.port, match))
+        return Board(address, rpc.connect(address.host, address.port, match, session_timeout=limit))
     except Exception as error:
-        raise Unreachable(f"the board '{key}' at {address} cannot be reached: {brief(error)}") from None
+        raise Unreachable(f"the board at {address} cannot be reached: {brief(error)}") from None
 
 
 @contextlib.contextmanager
@@ -94,7 +106,7 @@ def borrow(tracker: Address, key: str, wait: float) -> Iterator[Board]:
 
 
 def init(options: dict[str, Any]) -> None:
-    """Called once in each process."""
+    """Called once in each process. ``options["threads"]``: how many compute on the board."""
     global _options
     _options = options
 
@@ -105,12 +117,18 @@ def ensure(tracker: str, key: str, wait: float) -> str | None:
     if _board is None:
         with contextlib.suppress(Unreachable):
             _board = lend(Address.parse(tracker), key, wait)
-        if _board is not None and _options.get("threads"):
-            # -1: TVM's mode for the quick cores of a board that has slow ones as well
-            _board.session.get_function("runtime.config_threadpool")(
-                int(_options.get("cores", -1)), int(_options["threads"])
-            )
+        if _board is not None:
+            settle(_board)
     return None if _board is None else str(_board.address)
+
+
+def connect(address: str, match: str, limit: float) -> str:
+    """Have the board that a tracker has lent, for ``limit`` seconds or, with 0, for as long as it
+    takes; returns what is wrong with it, empty if nothing is."""
+    global _board
+    release()
+    _board = _open(Address.parse(address), match, limit)
+    return settle(_board) or version_trouble(_board)
 
 
 def release() -> None:
@@ -121,12 +139,44 @@ def release() -> None:
         board.close()
 
 
+def settle(board: Board) -> str:
+    """Have kernels computed by as many threads as the options say; why they are not, if so."""
+    threads = int(_options.get("threads", 0))
+    if not threads:
+        return ""
+    try:
+        own = board.function(functions.SETTLE)
+        if own is not None:
+            own(threads)
+            return ""
+        count = board.function("runtime.NumThreads")
+        found = threads if count is None else int(count())
+    except Exception as error:
+        if _FROM_THE_BOARD not in str(error):
+            raise
+        return brief(error)
+    if found == threads:
+        return ""
+    return (
+        f"TVM computes with {found} threads there instead of {threads}, which its own server cannot "
+        f"change: start it with TVM_NUM_THREADS={threads}, or use tvmtune serve"
+    )
+
+
+def version_trouble(board: Board) -> str:
+    """Why this machine's libraries do not fit the board's TVM, if so."""
+    from tvmtune.farm import devices
+
+    function = board.function("tvmtune.board.describe")
+    return "" if function is None else devices.version_trouble(json.loads(str(function())))
+
+
 def with_board(function: Callable[..., Any]) -> Callable[..., Result]:
     """Have ``function`` called with the board that this process keeps, before its other arguments.
 
-    The pair that comes back is ``("value", result)``, or the kind of failure and its message: ``"run"``,
-    the call failed and the session goes on; ``"crash"``, the board's process died of it; ``"lost"``, the
-    connection broke.
+    The pair that comes back is ``("value", result)``, or the kind of failure and its message:
+    ``"run"``, the call failed and the session goes on; ``"crash"``, the board's process died of it;
+    ``"timeout"``, the session was over before; ``"lost"``, the connection broke.
     """
 
     @functools.wraps(function)
@@ -136,13 +186,26 @@ def with_board(function: Callable[..., Any]) -> Callable[..., Result]:
         try:
             return "value", function(_board, *arguments)
         except Exception as error:
-            text = str(error)
-            if DIED in text:
-                how = text[text.index(DIED) :].splitlines()[0]
-                return "crash", how.rstrip("'\" ")
-            return ("lost" if _BROKEN.search(text) else "run"), brief(error)
+            return _kind(str(error)), _told(error)
 
     return call
+
+
+def _kind(text: str) -> str:
+    if DIED in text:
+        return "crash"
+    if _EXPIRED in text:
+        return "timeout"
+    if _FROM_THE_BOARD not in text and _BROKEN.search(text):
+        return "lost"
+    return "run"
+
+
+def _told(error: Exception) -> str:
+    text = str(error)
+    if DIED in text:
+        return text[text.index(DIED) :].splitlines()[0].rstrip("'\" ")
+    return brief(error)
 
 
 @with_board

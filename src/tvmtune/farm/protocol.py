@@ -101,7 +101,9 @@ def check_key(key: str) -> str:
     The tracker separates what stands around a key by colons, the handshake by spaces.
     """
     if not key or any(c.isspace() or c in ":@" or not c.isprintable() for c in key):
-        raise UsageError(f"'{key}' cannot be the key of a board: choose one without spaces, : and @.")
+        raise UsageError(
+            f"'{key}' cannot be the key of a board: choose one without spaces, : and @."
+        )
     return key
 
 

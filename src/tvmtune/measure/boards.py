@@ -1,9 +1,9 @@
 """Workers on boards: calls wait in one queue, and each board takes the next as soon as it is free.
 
-It has the interface of :class:`tvmtune.workers.Workers`. Behind it stand *lanes*, as many as the
-tracker lists boards under the key; lanes come and go while tuning runs. A lane is a process of this
-machine that holds a session with one board (lending.py) and is killed at the deadline of what it does,
-whatever the board does: a client of TVM's RPC may hang for ever.
+It has the interface of :class:`tvmtune.workers.Workers`. Behind it stand *lanes* (lane.py), as many
+as the tracker lists boards under the key; lanes come and go while tuning runs. A lane holds one board
+at a time and makes one call at a time, in a process of this machine that is killed at the deadline of
+what it does, whatever the board does: a client of TVM's RPC may hang for ever.
 
 What went wrong is told apart:
 
@@ -11,6 +11,9 @@ What went wrong is told apart:
 - the call took too long, and the board's server still answers: a ``timeout`` of that call;
 - the board is gone or frozen: the call waits for another board and is not held to blame, unless it
   happens to it a second time.
+
+One lock guards the queue, the list of lanes and what is known of the boards. A call is in the queue, in
+the hands of one lane, or settled; a lane takes it only with a board in hand, and always lets go of it.
 """
 
 from __future__ import annotations
@@ -20,49 +23,69 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.farm import devices, protocol
-from tvmtune.farm.lending import ENSURE, INIT, OVERHEAD, RELEASE, SLOW_LINE
+from tvmtune.farm.lending import OVERHEAD, SLOW_LINE
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
-from tvmtune.workers import Outcome, Workers
+from tvmtune.measure.lane import Lane
+from tvmtune.types import TensorSpec, product
+from tvmtune.workers import Outcome
 
 LOOK = 2.0
 """Seconds between two looks at the tracker."""
 IDLE = 5.0
-"""Seconds after which a lane without work gives its board back."""
+"""Seconds after which a board without work is given back."""
 WAIT = 600.0
 """Seconds without any board after which the run is given up."""
-PATIENCE = 15.0
-"""Seconds without a free board after which the user hears of it."""
-STRIKES = 2
-"""Boards that a call may take down before it is to blame."""
+PATIENCE = 4.0
+"""Seconds without a board after which the user hears of it."""
+
 
 class NoBoard(TvmtuneError):
     """No board came within the time that the user is willing to wait."""
 
 
-@dataclass
-class _Call:
+@dataclass(eq=False)
+class Call:
+    """A function to be called with a board, and what becomes of it."""
+
     function: str
     arguments: tuple[Any, ...]
     deadline: float
-    upload: int
-    """Bytes that go to the board."""
-    future: Future[Outcome]
+    """Seconds for the work itself."""
+    future: Future[Outcome] = field(default_factory=Future)
     strikes: int = 0
+    """Boards that were lost during the call."""
+
+    def limit(self, own: bool) -> float:
+        """Seconds for all of it: the upload, too, and where the board is not one of ours (``own``), the
+        tensors, which it cannot fill by itself."""
+        size = 0
+        for argument in self.arguments:
+            if isinstance(argument, str):
+                with contextlib.suppress(OSError):
+                    size += Path(argument).stat().st_size
+            elif isinstance(argument, list | tuple) and not own:
+                size += sum(_bytes(spec) for spec in argument if isinstance(spec, TensorSpec))
+        return self.deadline + size / SLOW_LINE + OVERHEAD
+
+    def settle(self, outcome: Outcome) -> None:
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            self.future.set_result(outcome)
 
 
 class Boards:
-    """Calls functions by name with a board of ``key`` at hand. ``say`` hears of boards that come, go and
-    are waited for.
+    """Calls functions by name with a board of ``key`` at hand.
 
-    A function returns what :func:`tvmtune.farm.lending.with_board` says. Raises :class:`Unreachable` if there is no
-    tracker, or no board of that key.
+    A function is one that :func:`tvmtune.farm.lending.with_board` marks. ``wait``: seconds that
+    calls wait while there is no board at all. ``say`` hears of boards that come, go and are waited
+    for, in any thread. ``options`` are for :func:`tvmtune.farm.lending.init`. Raises
+    :class:`Unreachable` if there is no tracker, or no board of that key.
     """
 
     def __init__(
@@ -79,24 +102,30 @@ class Boards:
         self.tracker = tracker
         self.wait = wait
         self.say = say
-        self._options = dict(options or {})
-        self._directory = directory
-        self._calls: deque[_Call] = deque()
-        self._lanes: list[_Lane] = []
+        self.options = dict(options or {})
+        self.directory = directory
         self._changed = threading.Condition()
+        self._calls: deque[Call] = deque()
+        self._lanes: list[Lane] = []
+        self._own: set[Address] = set()
+        """Boards that tvmtune serve serves."""
+        self._listed: set[Address] = set()
+        self._unfit: set[Address] = set()
+        """Boards that cannot be used, and of which the user knows."""
+        self._trouble = ""
+        """Why the last board that was asked for was not had."""
+        self._waiting = False
+        """Whether the user knows that boards are waited for."""
         self._closed = False
-        self._without = time.monotonic()
-        """Since when no board has been at work."""
-        self._told = False
         with Tracker(tracker) as line:
             devices.check_known(line, key)
-            self._grow(len(devices.servers(line.summary()).get(key, ())))
+            self._found(line.summary())
         self._watcher = threading.Thread(target=self._watch, name="boards", daemon=True)
         self._watcher.start()
 
     def submit(self, function: str, call: tuple[Any, ...], deadline: float) -> Future[Outcome]:
         """Have ``function`` called with ``call``; the handle is for :meth:`collect`."""
-        wanted = _Call(function, call, deadline, _size(call), Future())
+        wanted = Call(function, call, deadline)
         with self._changed:
             self._calls.append(wanted)
             self._changed.notify_all()
@@ -131,9 +160,9 @@ class Boards:
                 if on_result is not None:
                     on_result(index, outcomes[-1])
         except BaseException:
+            unwanted = set(handles)
             with self._changed:
-                unwanted = set(map(id, handles))
-                self._calls = deque(c for c in self._calls if id(c.future) not in unwanted)
+                self._calls = deque(c for c in self._calls if c.future not in unwanted)
             raise
         return outcomes
 
@@ -144,8 +173,9 @@ class Boards:
             lanes, self._lanes = self._lanes, []
             self._changed.notify_all()
         for lane in lanes:
-            lane.close()
-        self._watcher.join(timeout=protocol.PATIENCE)
+            lane.kill()
+        for thread in (*lanes, self._watcher):
+            thread.join(timeout=protocol.PATIENCE)
 
     def __enter__(self) -> Boards:
         return self
@@ -153,184 +183,151 @@ class Boards:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def next_call(self, lane: _Lane) -> _Call | None:
-        """For lanes: the next call, or None if there was none for :data:`IDLE` seconds or the lane is
-        not needed any more."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._calls or self._closed or lane not in self._lanes, timeout=IDLE
-            )
-            if self._closed or lane not in self._lanes or not self._calls:
-                return None
-            return self._calls.popleft()
+    # For lanes. None of it waits for anything but the lock, unless it says so.
 
-    def again(self, call: _Call) -> None:
-        """For lanes: a call that lost its board goes first."""
+    def wait_for_calls(self, lane: Lane) -> bool:
+        """Wait until a call waits for a board; False if the lane is not needed any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls or lane not in self._lanes)
+            return lane in self._lanes
+
+    def needs(self, lane: Lane) -> bool:
+        """Whether calls wait, and the lane should make them."""
+        with self._changed:
+            return bool(self._calls) and lane in self._lanes
+
+    def keeps(self, lane: Lane) -> bool:
+        """Whether the lane is needed still."""
+        with self._changed:
+            return lane in self._lanes
+
+    def take(self, lane: Lane) -> Call | None:
+        """The next call, waiting for :data:`IDLE` seconds; None if there is none, or the lane is not
+        needed any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls or lane not in self._lanes, IDLE)
+            return self._calls.popleft() if self._calls and lane in self._lanes else None
+
+    def again(self, call: Call) -> None:
+        """Put a call back that has lost its board: it goes first."""
         with self._changed:
             self._calls.appendleft(call)
             self._changed.notify_all()
 
-    def has_board(self) -> None:
-        """For lanes: a board was lent."""
+    def longest(self) -> float:
+        """The most seconds that a call which waits may take on a board of another's."""
         with self._changed:
-            self._without = time.monotonic()
-            if self._told:
-                self._told = False
-                self.say(f"a board '{self.key}' is there again")
+            return max((call.limit(own=False) for call in self._calls), default=0.0)
+
+    def is_own(self, board: Address) -> bool:
+        with self._changed:
+            return board in self._own
+
+    def lent(self) -> None:
+        """A board was lent, and there is nothing wrong with it."""
+        with self._changed:
+            self._trouble = ""
+            again, self._waiting = self._waiting, False
+        if again:
+            self.say(f"there is a board '{self.key}' again")
+
+    def refused(self, trouble: str) -> None:
+        """A board could not be had, or not be used."""
+        with self._changed:
+            self._trouble = trouble
+
+    def unfit(self, board: Address, trouble: str) -> None:
+        """A board cannot be used, and the user should know."""
+        with self._changed:
+            known, self._unfit = board in self._unfit, self._unfit | {board}
+        if not known:
+            self.say(f"the board '{self.key}' at {board} cannot be used: {trouble}")
+
+    def lost(self, board: Address, reason: str) -> None:
+        """A board was lost during a call."""
+        self.say(
+            f"the board '{self.key}' at {board} is lost: {reason}; another takes over its work"
+        )
+
+    # The watcher's thread.
 
     def _watch(self) -> None:
         """Have a lane for each board that is listed, and give up when there has been none for long."""
-        trouble = ""
-        while not self._closed:
-            count = 0
+        without: float | None = None
+        """Since when calls wait and no lane has a board."""
+        while True:
+            trouble = ""
             try:
                 with Tracker(self.tracker) as line:
-                    count = len(devices.servers(line.summary()).get(self.key, ()))
-                trouble = ""
+                    summary = line.summary()
+                    self._found(summary)
             except Unreachable as error:
                 trouble = str(error)
             with self._changed:
-                self._grow(count)
-                busy = any(lane.holds for lane in self._lanes)
-                if busy or not self._calls:
-                    self._without = time.monotonic()
-                without = time.monotonic() - self._without
-                if without > PATIENCE and not self._told:
-                    self._told = True
-                    why = trouble or (
-                        f"all boards '{self.key}' are in use"
-                        if count
-                        else f"no board '{self.key}' is registered with the tracker at {self.tracker}"
-                    )
-                    self.say(f"waiting for a board, up to {self.wait:.0f} s: {why}")
-                if without > self.wait:
-                    self._give_up(trouble)
-                self._changed.wait_for(lambda: self._closed, timeout=LOOK)
+                if self._closed:
+                    return
+                now = time.monotonic()
+                if not self._calls or any(lane.board is not None for lane in self._lanes):
+                    without = None
+                elif without is None:
+                    without = now
+                gone = 0.0 if without is None else now - without
+                reason = trouble or self._trouble or self._why_none()
+                tell = gone > min(PATIENCE, self.wait) and not self._waiting
+                self._waiting |= tell
+                if gone > self.wait:
+                    self._give_up(reason)
+                    without = None
+            if tell:
+                self.say(f"waiting for a board '{self.key}', up to {self.wait:.0f} s: {reason}")
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, LOOK):
+                    return
 
-    def _grow(self, count: int) -> None:
-        """Adjust the number of lanes; those that hold a board end when they are idle."""
-        while len(self._lanes) < count:
-            lane = _Lane(self)
-            self._lanes.append(lane)
-            lane.start()
-        for lane in [lane for lane in self._lanes if not lane.holds][: len(self._lanes) - count]:
-            if len(self._lanes) > max(1, count):
+    def _found(self, summary: dict[str, Any]) -> None:
+        """Take note of what the tracker lists, and adjust the number of lanes."""
+        listed = devices.servers(summary).get(self.key, [])
+        own = {
+            Address(str(entry["addr"][0]), int(entry["addr"][1]))
+            for entry in summary.get("server_info", ())
+            if protocol.OURS in entry and "addr" in entry
+        }
+        with self._changed:
+            come, gone = set(listed) - self._listed, self._listed - set(listed)
+            self._listed, self._own = set(listed), own
+            # One lane stays in any case: it notices first when a board is there again.
+            wanted = max(1, len(listed))
+            started = []
+            while len(self._lanes) < wanted and not self._closed:
+                started.append(Lane(self))
+                self._lanes.append(started[-1])
+            idle = [lane for lane in self._lanes if lane.board is None]
+            for lane in idle[: max(0, len(self._lanes) - wanted)]:
                 self._lanes.remove(lane)
-        self._changed.notify_all()
+            self._changed.notify_all()
+        for lane in started:
+            lane.start()
+        changes = [f"{board} has come" for board in sorted(come, key=str)]
+        changes += [f"{board} has left" for board in sorted(gone, key=str)]
+        if changes:
+            self.say(f"boards '{self.key}': {', '.join(changes)}; now {len(listed)}")
 
-    def _give_up(self, trouble: str) -> None:
+    def _why_none(self) -> str:
+        if self._listed:
+            return "all of them are in use"
+        return f"none is registered with the tracker at {self.tracker}"
+
+    def _give_up(self, reason: str) -> None:
         error = NoBoard(
-            trouble
-            or f"no board '{self.key}' could be had for {self.wait:.0f} s. See tvmtune devices; wait "
-            "longer with --wait."
+            f"no board '{self.key}' was to be had for {self.wait:.0f} s: {reason.rstrip('.')}. See "
+            "tvmtune devices; --wait gives boards more time to come back."
         )
         while self._calls:
-            self._calls.popleft().future.set_exception(error)
+            with contextlib.suppress(InvalidStateError):
+                self._calls.popleft().future.set_exception(error)
 
 
-class _Lane(threading.Thread):
-    """One board at a time, in a process of its own."""
+def _bytes(spec: TensorSpec) -> int:
+    import numpy as np
 
-    def __init__(self, boards: Boards) -> None:
-        super().__init__(name="lane", daemon=True)
-        self._boards = boards
-        self._workers: Workers | None = None
-        self.holds: Address | None = None
-        """The board that it has been lent."""
-
-    def run(self) -> None:
-        while not self._boards._closed:
-            call = self._boards.next_call(self)
-            if call is None:
-                self._release()
-                if self._boards._closed or self not in self._boards._lanes:
-                    break
-                continue
-            try:
-                outcome = self._do(call)
-            except Exception as error:  # a lane must not end with a call in its hands
-                outcome = Outcome(stage="run", message=f"{type(error).__name__}: {error}")
-            if outcome is None:
-                self._boards.again(call)
-            else:
-                with contextlib.suppress(Exception):  # nobody waits for it any more
-                    call.future.set_result(outcome)
-        self.close()
-
-    def close(self) -> None:
-        if self._workers is not None:
-            self._workers.close()
-
-    def _do(self, call: _Call) -> Outcome | None:
-        """What became of the call; None if it has to be made again."""
-        if not self._borrow():
-            return None
-        assert self.holds is not None
-        limit = call.deadline + call.upload / SLOW_LINE + OVERHEAD
-        outcome = self._in_process(call.function, call.arguments, limit)
-        if outcome.ok:
-            kind, value = outcome.value
-            if kind == "value":
-                return Outcome(value=value)
-            self._lost() if kind in ("crash", "lost") else None
-            if kind != "lost":
-                return Outcome(stage=kind, message=str(value))
-            reason = str(value)
-        elif outcome.stage == "timeout":
-            there = protocol.is_alive(self.holds)
-            self._lost()
-            if there:
-                return Outcome(stage="timeout", message=f"killed after {call.deadline:g} s (run)")
-            reason = "it does not answer any more"
-        else:
-            self._lost()
-            return outcome
-        call.strikes += 1
-        if call.strikes >= STRIKES:
-            return Outcome(
-                stage="crash", message=f"it took a board down {STRIKES} times; the last: {reason}"
-            )
-        return None
-
-    def _borrow(self) -> bool:
-        """Have a board; False if none is to be had now."""
-        if self.holds is not None:
-            return True
-        arguments = (str(self._boards.tracker), self._boards.key, LOOK)
-        outcome = self._in_process(ENSURE, arguments, LOOK + OVERHEAD)
-        if not outcome.ok or outcome.value is None:
-            self._lost()
-            return False
-        self.holds = Address.parse(outcome.value)
-        self._boards.has_board()
-        return True
-
-    def _release(self) -> None:
-        if self.holds is not None:
-            self._in_process(RELEASE, (), OVERHEAD)
-            self.holds = None
-
-    def _lost(self) -> None:
-        """The session is of no use any more: begin anew with a fresh process."""
-        self.holds = None
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
-
-    def _in_process(self, function: str, arguments: tuple[Any, ...], limit: float) -> Outcome:
-        if self._workers is None:
-            self._workers = Workers(
-                1,
-                init=INIT,
-                options=self._boards._options,
-                recycle=0,
-                directory=self._boards._directory,
-            )
-        return self._workers.map(function, [arguments], deadline=limit, stage="run")[0]
-
-
-def _size(call: tuple[Any, ...]) -> int:
-    """Bytes of the library that a call begins with, and of its arguments."""
-    with contextlib.suppress(OSError, TypeError):
-        return Path(call[0]).stat().st_size
-    return 0
+    return product(spec.shape) * np.dtype(spec.dtype).itemsize

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tvmtune import system
 from tvmtune.farm import protocol
+from tvmtune.measure.boards import WAIT, Boards, NoBoard
 from tvmtune.measure.candidate import MISFIT
-from tvmtune.workers import Outcome, Workers
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
-
-if TYPE_CHECKING:
-    from tvmtune.measure.boards import Boards
+from tvmtune.workers import Outcome, Workers
 
 BUILD = "tvmtune.measure.candidate:build"
 CAREFUL = 3
@@ -79,7 +78,9 @@ class Measurer:
         """Builds that may not have ended yet."""
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
-        self._builders = Workers(max(1, device.threads), init=builder.init, options=builder.options)
+        # Where candidates are timed elsewhere, all of this machine may build.
+        slots = max(1, device.threads) if device.remote is None else system.usable_cpus()
+        self._builders = Workers(slots, init=builder.init, options=builder.options)
         self._runners = self._make_runners(wait, say)
 
     def measure(
@@ -116,15 +117,22 @@ class Measurer:
         """
         timing = timing or self.timing
         results: dict[int, Measurement] = {}
+        """Those that have not been reported yet."""
         built: dict[int, Outcome] = {}
         running: list[tuple[int, Any]] = []
-        reported = 0
+        collected = reported = 0
+        """How many of those that ran have been asked for, and of all have been reported."""
 
         def report() -> None:
             nonlocal reported
             while reported in results:
-                on_result(reported, results[reported])
                 reported += 1
+                on_result(reported - 1, results.pop(reported - 1))
+
+        def collect(handles: Sequence[Any]) -> None:
+            self._runners.collect(
+                handles, deadline=timing.run_timeout, stage="run", on_result=has_run
+            )
 
         def start(n: int) -> None:
             path, args = built[n].value
@@ -136,32 +144,41 @@ class Measurer:
         def has_built(n: int, outcome: Outcome) -> None:
             built[n] = outcome
             if not outcome.ok:
-                results[n] = _failed(outcome)
+                results[n] = _measured(outcome)
             elif not self.runner.exclusive:
                 start(n)
+                while collected < len(running) and running[collected][1].done():
+                    collect([running[collected][1]])
 
-        def has_run(position: int, outcome: Outcome) -> None:
-            n = running[position][0]
-            results[n] = (
-                Measurement(seconds=tuple(outcome.value)) if outcome.ok else _failed(outcome)
-            )
+        def has_run(_: int, outcome: Outcome) -> None:
+            nonlocal collected
+            n = running[collected][0]
+            collected += 1
+            results[n] = _measured(outcome)
             with contextlib.suppress(OSError):
                 Path(built[n].value[0]).unlink()
             report()
 
-        self._collect(batch.handles, has_built)
-        report()
-        if self.runner.exclusive:
-            self._rest()
-            for n, outcome in built.items():
-                if outcome.ok:
-                    start(n)
-        self._runners.collect(
-            [handle for _, handle in running],
-            deadline=timing.run_timeout,
-            stage="run",
-            on_result=has_run,
-        )
+        try:
+            self._collect(batch.handles, has_built)
+            report()
+            if self.runner.exclusive:
+                self._rest()
+                for n, outcome in built.items():
+                    if outcome.ok:
+                        start(n)
+            collect([handle for _, handle in running[collected:]])
+        except (NoBoard, KeyboardInterrupt):
+            # Boards finish in any order: what they have finished behind the first that is missing
+            # is worth as much as the rest.
+            for n, handle in running[collected:]:
+                if handle.done() and handle.exception() is None:
+                    outcome = handle.result()
+                    if isinstance(outcome, Outcome):
+                        results[n] = _measured(outcome)
+            for n in sorted(results):
+                on_result(n, results[n])
+            raise
 
     def prepare(self, implementation: Implementation, trace: Any) -> None:
         """Have built what :meth:`verify` needs; returns at once.
@@ -254,11 +271,9 @@ class Measurer:
             return Workers(
                 runner.slots, init=runner.init, options=runner.options, directory=self.directory
             )
-        from tvmtune.measure import boards
-
-        return boards.Boards(
+        return Boards(
             *protocol.find(remote),
-            wait=boards.WAIT if wait is None else wait,
+            wait=WAIT if wait is None else wait,
             say=say,
             options=runner.options,
             directory=self.directory,
@@ -336,7 +351,9 @@ class Measurer:
         self.close()
 
 
-def _failed(outcome: Outcome) -> Measurement:
+def _measured(outcome: Outcome) -> Measurement:
+    if outcome.ok:
+        return Measurement(seconds=tuple(outcome.value))
     return Measurement(stage=outcome.stage, message=outcome.message)  # type: ignore[arg-type]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tvmtune.farm import functions
 from tvmtune.farm.lending import Board, with_board
 from tvmtune.measure import local
 from tvmtune.types import TensorSpec, Timing
-
-_arguments: tuple[Board | None, Any] = (None, None)
-"""What candidates of the last workload are called with, and the board that holds it."""
 
 
 @with_board
@@ -23,22 +23,29 @@ def run(
     timing: Timing,
     options: dict[str, Any],
 ) -> list[float]:
-    """Seconds per call on the board; as :func:`tvmtune.measure.local.run`."""
-    module, device = _load(board, artifact, options)
-    arrays = _kept(board, args, device)
+    """Seconds per call by the board's clock; as :func:`tvmtune.measure.local.run`.
 
-    def measure(repeat: int, number: int = timing.number) -> list[float]:
+    ``options["device"]``: TVM's name of what runs the kernels there; ``options["flush"]``: the board's
+    function that empties the caches of all arguments but the first.
+    """
+    module, device = _load(board, artifact, options)
+    arrays = _arguments(board, args, device)
+    flush = str(options.get("flush", "")) if timing.number == 1 else ""
+    if flush and board.function(flush) is None:
+        flush = ""
+
+    def measure(repeat: int, number: int, least_ms: int, before: str) -> list[float]:
         evaluator = module.time_evaluator(
-            "main",
-            device,
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=timing.min_repeat_ms if number == timing.number else 0,
-            f_preproc=str(options.get("flush", "")) if timing.number == 1 else "",
+            "main", device, number=number, repeat=repeat, min_repeat_ms=least_ms, f_preproc=before
         )
         return [float(s) for s in evaluator(*arrays).results]
 
-    return local.sample(lambda: measure(1, 1)[0], measure, timing, options.get("best"))
+    return local.sample(
+        lambda: measure(1, 1, 0, "")[0],
+        lambda repeat: measure(repeat, timing.number, timing.min_repeat_ms, flush),
+        timing,
+        options.get("best"),
+    )
 
 
 @with_board
@@ -52,7 +59,7 @@ def check(
     """As :func:`tvmtune.measure.local.check`; the reference runs on this machine."""
     module, device = _load(board, artifact, options)
 
-    def after(values: list[Any]) -> list[Any]:
+    def after(values: Sequence[np.ndarray]) -> list[np.ndarray]:
         import tvm
 
         tensors = [tvm.runtime.tensor(v, device) for v in values]
@@ -63,17 +70,19 @@ def check(
 
 
 def _load(board: Board, artifact: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The library at ``artifact``, uploaded and loaded, and the device that it is for."""
     name = Path(artifact).name
     board.session.upload(artifact)
-    module = board.session.load_module(name)
-    board.session.remove(name)
+    try:
+        module = board.session.load_module(name)
+    finally:
+        board.session.remove(name)
     return module, board.session.device(options.get("device", "cpu"), 0)
 
 
-def _kept(board: Board, args: Sequence[TensorSpec], device: Any) -> list[Any]:
-    """Arrays to call a candidate with; see :class:`tvmtune.measure.local.Arguments`, which spares here
-    that weights go over the line for each candidate."""
-    global _arguments
-    if _arguments[0] is not board:
-        _arguments = (board, local.Arguments(device))
-    return _arguments[1].of(args)
+def _arguments(board: Board, args: Sequence[TensorSpec], device: Any) -> list[Any]:
+    """Arrays to call a candidate with, which stay on the board: see
+    :class:`tvmtune.measure.local.Arguments`."""
+    if "arguments" not in board.held:
+        board.held["arguments"] = local.Arguments(device, board.function(functions.FILL))
+    return board.held["arguments"].of(args)

@@ -1,4 +1,5 @@
-"""Builders and runners for processors that LLVM compiles for, here or on a board: what backends share."""
+"""Builders and runners for processors that LLVM compiles for, here or on a board: what backends
+share."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ def builder(device: Device) -> BuilderSpec:
 
     Raises :class:`TvmtuneError` if there is no such linker.
     """
-    linker = system.find_linker(_triple(device))
+    linker = system.find_linker(device.mtriple)
     if device.remote is None:
         return BuilderSpec(build="tvmtune.measure.local:build", options={"linker": linker})
     import tvm
@@ -41,7 +42,7 @@ def runner(device: Device) -> RunnerSpec:
                 "flush": "cache_flush_cpu_non_first_arg",
             },
         )
-    if not system.runs_here(_triple(device)):
+    if not system.runs_here(device.mtriple):
         raise TvmtuneError(
             f"this machine cannot run kernels for {device.model}: name its board with --remote KEY."
         )
@@ -53,8 +54,3 @@ def runner(device: Device) -> RunnerSpec:
         init="tvmtune.measure.local:init",
         options={"threads": device.threads, "linker": system.find_linker()},
     )
-
-
-def _triple(device: Device) -> str:
-    host = device.target.get("host", device.target)
-    return str(host.get("mtriple", "")) if isinstance(host, dict) else ""
