@@ -25,10 +25,10 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     machine if it is an ARM one. ``mcpu``, ``mattr``, ``mtriple`` and ``threads`` win over what is known
     of it; ``mattr`` is added to it. Raises :class:`UsageError` for unknown names.
     """
-    for name in attrs:
-        if name not in ATTRIBUTES:
+    for word in attrs:
+        if word not in ATTRIBUTES:
             raise UsageError(
-                f"target attribute '{name}' is not known.{nearest(name, [*ATTRIBUTES])}"
+                f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
             )
     key = protocol.find(remote)[0] if remote else None
     name = _name(attrs, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -142,6 +143,9 @@ def _link(command: list[str], inherited: Sequence[int], path: Path) -> None:
         )
     except OSError as exc:
         raise TvmtuneError(f"the linker {command[0]} cannot be run: {exc.strerror}") from exc
+    if done.returncode == -signal.SIGBUS:
+        # lld maps the file that it writes into memory
+        raise TvmtuneError(f"cannot write {path}: No space left on device")
     if done.returncode != 0:
         complaint = (done.stderr.strip() or done.stdout.strip()).splitlines()
         why = complaint[-1] if complaint else f"exit status {done.returncode}"

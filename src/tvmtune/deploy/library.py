@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from tvmtune.deploy.remote import Borrowed
     from tvmtune.deploy.session import KernelTime, Session
     from tvmtune.types import JSON
 
@@ -47,14 +48,14 @@ class Library:
         threads: int | None = None,
         *,
         light: bool = False,
-        remote: str | None = None,
+        board: Borrowed | None = None,
     ) -> Library:
         """Load the library at ``path``, after it was found to be whole and for this machine.
 
         ``threads``: CPU threads to compute with; by default as many as it was tuned for, or as this
         process may use if these are fewer. ``light``: with its weights in memory once instead of four
         times, but only to check it on the CPU, see :class:`tvmtune.deploy.light.LightSession`.
-        ``remote``: on that board (``KEY`` or ``KEY@HOST:PORT``) instead of this machine.
+        ``board``: on that board instead of this machine, as long as it is not closed.
         Raises UsageError if there is no such file or there are not so many CPUs, TvmtuneError if it
         cannot be loaded here.
         """
@@ -64,11 +65,11 @@ class Library:
 
         path = Path(path)
         found = trailer.read(path)
-        if remote is not None:
+        if board is not None:
             from tvmtune.deploy.remote import RemoteSession
 
             trailer.check_image(path, found)
-            return cls(found.data, RemoteSession(path, found.data, remote, threads))
+            return cls(found.data, RemoteSession(path, found.data, board, threads))
         metadata.check_runnable(path, found.data)
         trailer.check_image(path, found)
         threads = choose(threads, int(found.data["threads"]))
