@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import hwcap
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -54,8 +56,13 @@ def required(target: dict[str, Any]) -> list[str]:
     return sorted(_LINUX_NAMES[str(name)] for name in found if str(name) in _LINUX_NAMES)
 
 
-def missing(names: Iterable[str], cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def missing(names: Iterable[str], cpuinfo: Path = _CPUINFO) -> list[str]:
     """Those of ``names`` that this CPU lacks, sorted; none where the system does not tell."""
+    if cpuinfo == _CPUINFO and (told := hwcap.names()):
+        return sorted(set(names) - set(told))
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tvmtune import system
+from tvmtune import hwcap, system
 
 _ROOT = Path("/")
 
@@ -34,6 +34,8 @@ def describe(root: Path = _ROOT) -> dict[str, Any]:
 
 def features(root: Path = _ROOT) -> list[str]:
     """The instruction set's extensions under Linux's names, sorted."""
+    if root == _ROOT and (told := hwcap.names()):
+        return told
     text = _read(root / "proc/cpuinfo")
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     return sorted(set(found.group(1).split())) if found else []
