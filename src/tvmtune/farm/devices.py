@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -82,9 +83,10 @@ def servers(summary: dict[str, Any]) -> dict[str, list[Address]]:
     """The boards by key."""
     found: dict[str, list[Address]] = {}
     for entry in summary.get("server_info", ()):
-        key = str(entry.get("key", "")).partition(":")[2]
-        host, port = entry.get("addr", ("?", 0))
-        found.setdefault(key, []).append(Address(str(host), int(port)))
+        with contextlib.suppress(ValueError, TypeError):  # whoever registers may say anything
+            key = str(entry.get("key", "")).partition(":")[2]
+            host, port = entry["addr"]
+            found.setdefault(key, []).append(Address(str(host), int(port)))
     return found
 
 

@@ -2,8 +2,8 @@
 
 Both speak over TCP, integers as 4 bytes, low byte first. To the tracker, either side sends its magic
 number, then JSON with its length before it. A client greets a server with a magic number and a key,
-``client:KEY [-timeout=SECONDS]``; the server answers with a code and, if the key is right, its own. What
-follows is TVM's business. (``python/tvm/rpc/{base,tracker,server}.py`` of TVM 0.27.)
+``client:KEY [-timeout=SECONDS]``; the server answers with a code and, if the key is right, its own.
+What follows is TVM's business. (``python/tvm/rpc/{base,tracker,server}.py`` of TVM 0.27.)
 
 Nothing here trusts the other side: lengths are bounded, and every wait has a deadline.
 """
@@ -41,7 +41,8 @@ OURS = "tvmtune"
 
 MOST = 1 << 20
 """Bytes in a message; more is taken for garbage."""
-LONGEST_KEY = 1024
+LONGEST_KEY, LONGEST_GREETING = 200, 1024
+"""Bytes."""
 PATIENCE = 10.0
 """Seconds for an answer from a tracker or a server that is there."""
 GLANCE = 0.2
@@ -155,9 +156,14 @@ class Tracker:
     def summary(self) -> dict[str, Any]:
         """``queue_info`` (free and pending by key) and ``server_info`` (key and address of each)."""
         answer = self.call([SUMMARY])
-        if not (isinstance(answer, list) and answer and answer[0] == SUCCESS):
+        if not (
+            isinstance(answer, list)
+            and len(answer) == 2
+            and answer[0] == SUCCESS
+            and isinstance(answer[1], dict)
+        ):
             raise self._stranger()
-        return dict(answer[1])
+        return answer[1]
 
     def request(
         self,

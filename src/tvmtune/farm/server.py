@@ -191,17 +191,17 @@ class Server:
             session = await nursery.begin(client.connection)
         except (OSError, TvmtuneError, asyncio.TimeoutError) as error:
             why = f"the board cannot start a session: {error or 'it took too long'}"
-            self.say(f"{client.address}: {why}")
+            self.say(f"client {client.address}: {why}")
             await nursery.answer(client.connection, why)
             return
-        self.say(f"serving {client.address}")
+        self.say(f"client {client.address}")
         try:
             why = await self._watch(session, client)
         finally:
             session.kill()
         if why and not _has_left(client.connection):
             await nursery.answer(client.connection, why)
-        self.say(f"{client.address} is done" + (f": {why}" if why else ""))
+        self.say(f"client {client.address} is done" + (f": {why}" if why else ""))
 
     async def _watch(self, session: Session, client: _Client) -> str:
         """Wait for the end of a session; returns what its client has to be told, if anything."""
@@ -240,7 +240,7 @@ async def _read_greeting(connection: socket.socket) -> list[str]:
     if protocol.read_integer(await exactly(4)) != protocol.RPC_MAGIC:
         raise ValueError("not a client")
     size = protocol.read_integer(await exactly(4))
-    if not 0 < size <= protocol.LONGEST_KEY:
+    if not 0 < size <= protocol.LONGEST_GREETING:
         raise ValueError("not a client")
     return (await exactly(size)).decode().split()
 
