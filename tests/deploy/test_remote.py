@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import processes
 from cli.commands import command, complaint, tvmtune
 from deploy.building import make_library
 from farm.served import Farm, Running, free_port
@@ -24,10 +25,12 @@ from tvmtune.deploy.library import Library
 from tvmtune.deploy.remote import Borrowed
 from tvmtune.deploy.verify import run_check
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.farm.protocol import Address
+from tvmtune.farm import devices
+from tvmtune.farm.protocol import Address, Tracker
 
 pytestmark = pytest.mark.slow
 
+STOCK = Path(__file__).parents[1] / "measure" / "stock.py"
 LIMIT = 60.0
 """Seconds after which something that a test waits for counts as hanging."""
 
@@ -98,6 +101,12 @@ def refusal(function: Callable[..., Any], *arguments: Any) -> str:
         within(function, *arguments)
     assert "\n" not in str(raised.value)
     return str(raised.value)
+
+
+def known(port: int) -> set[str]:
+    """The keys of the boards that a tracker of this machine has."""
+    with Tracker(Address("127.0.0.1", port)) as line:
+        return {row.key for row in devices.queues(line) if row.total}
 
 
 def test_outputs_are_those_of_this_machine(made, opened, board):
@@ -249,10 +258,13 @@ def test_a_board_that_is_switched_off(made, farm):
         library = Library.open(made, board=board)
         library.run(library.random_inputs())
         shelf.board.kill()
+        assert not processes.after_a_while(shelf.board.mark)
         text = refusal(library.run, library.random_inputs())
     assert "the board 'shelf' at 127.0.0.1:" in text
     assert "was lost" in text
     assert "tvmtune devices --probe" in text
+    for folder in farm.folder.glob("tvmtune-*"):  # nobody was left to do it
+        shutil.rmtree(folder)
 
 
 def test_a_board_that_freezes(made, farm, monkeypatch):
@@ -283,17 +295,19 @@ def test_a_board_whose_disk_is_full(made, farm):
     assert "Make room on its disk" in text
 
 
-def test_a_board_of_tvms_own_server(made, opened, farm, tmp_path):
+def test_a_board_of_tvms_own_server(made, opened, farm):
     """It says nothing of itself, and has no other runtimes; libraries run all the same."""
-    _, tracker = farm.tracker()
     port = free_port()
-    words = ["--key", "stock", "--tracker", str(tracker), "--port", port, "--port-end", port + 1]
     server = farm.start(
-        [sys.executable, "-m", "tvm.exec.rpc_server", *map(str, words)],
+        [sys.executable, str(STOCK), str(port), "stock", str(free_port())],
         {"TVM_NUM_THREADS": str(opened.threads)},
     )
-    server.expect("bind to")
-    with Borrowed(f"stock@{tracker}", wait=LIMIT) as board:
+    server.expect("are up")
+    end = time.monotonic() + LIMIT
+    while not known(port):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    with Borrowed(f"stock@127.0.0.1:{port}", wait=LIMIT) as board:
         assert board.described is None
         library = Library.open(made, board=board)
         inputs = opened.random_inputs()

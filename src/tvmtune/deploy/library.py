@@ -68,6 +68,7 @@ class Library:
         if board is not None:
             from tvmtune.deploy.remote import RemoteSession
 
+            metadata.check_runnable(path, found.data, board.described or {})
             trailer.check_image(path, found)
             return cls(found.data, RemoteSession(path, found.data, board, threads))
         metadata.check_runnable(path, found.data)

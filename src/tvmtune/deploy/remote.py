@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.deploy import board_calls, metadata, on_board
+from tvmtune.deploy import board_calls, on_board
 from tvmtune.deploy.peers import ALL, PEERS, Peer, peer
 from tvmtune.deploy.peers.base import onnx_form
 from tvmtune.errors import TvmtuneError, UsageError
@@ -203,16 +203,15 @@ class RemoteSession:
     def __init__(
         self, path: Path, described: JSON, board: Borrowed, threads: int | None = None
     ) -> None:
-        """Upload the library at ``path``, whose metadata are ``described``, and load it.
+        """Upload the library at ``path``, which is for such a board, and load it.
 
-        ``threads``: by default as many as it was tuned for, or as the board has if these are fewer.
-        Raises :class:`TvmtuneError` if the board cannot run it, :class:`UsageError` if it has not so
-        many CPUs.
+        ``described`` are its metadata. ``threads``: by default as many as it was tuned for, or as the
+        board has if these are fewer. Raises :class:`TvmtuneError` if the board cannot load it,
+        :class:`UsageError` if it has not so many CPUs.
         """
         self.board: Borrowed | None = board
         self._board = board
         told = board.described or {}
-        metadata.check_runnable(path, described, told)
         count = int(told.get("cpus") or 0)
         if threads is not None and not 1 <= threads <= (count or threads):
             raise UsageError(
