@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import tvm
 from tvm import te, topi
 
 from cli.commands import complaint, tvmtune
+from farm import emulated
+from farm.served import Farm, free_port
 from models import tiny_cnn
 from tvmtune import api, host, networks, system, threads
+from tvmtune.accuracy import relative_error
 from tvmtune.deploy import elf, metadata
 from tvmtune.deploy.library import Library
+from tvmtune.deploy.remote import Borrowed
+from tvmtune.deploy.verify import run_check
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.graph import spaces
+from tvmtune.networks.inputs import random_inputs
 from tvmtune_arm import boards, target
 
 EF_ARM_ABI_FLOAT_HARD, EF_ARM_EABI_VER5 = 0x400, 0x05000000
@@ -319,3 +328,103 @@ def test_the_command_complains_in_one_line(tmp_path):
     done = tvmtune("compile", "--target", "arm", "--network", "mobilenet", cwd=tmp_path)
     assert done.returncode == 2
     assert complaint(done.stderr).startswith("which board? Give --target-attr board=NAME")
+
+
+class Emulated:
+    """A tracker with one board: real aarch64 code, in a process of this machine."""
+
+    def __init__(self, farm: Farm, key: str, cpu: str) -> None:
+        self.key = key
+        _, tracker = farm.tracker()
+        words = ["serve", "--key", key, "--tracker", tracker, "--port", free_port()]
+        python = str(emulated.board())
+        self.board = farm.start(
+            [python, "-m", "tvmtune.cli", *map(str, words)], emulated.environment(cpu)
+        )
+        self.board.expect("registered")
+        self.remote = f"{key}@{tracker}"
+
+
+@pytest.fixture(scope="module")
+def rk3399(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
+    """It has no dot products of int8, as a Cortex-A72 has none."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        pytest.skip("the emulated board is made of Debian's packages")
+    farm = Farm(tmp_path_factory.mktemp("farm"))
+    try:
+        yield Emulated(farm, "rk3399", "cortex-a72")
+    finally:
+        farm.close()
+
+
+@needs_a_cross_linker
+@pytest.mark.slow
+class TestOnAnEmulatedBoard:
+    def test_mobilenet_untuned(self, rk3399, tmp_path):
+        """Compiled here without a cross compiler, run there; the reference is ONNX Runtime's, here."""
+        done = tvmtune(
+            *("compile", "--target", "arm", "--target-attr", "board=rk3399"),
+            *("--network", "mobilenet", "-o", "lib.so"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        network = networks.load("mobilenet")
+        inputs = random_inputs(network.inputs, 5)
+        np.savez(tmp_path / "x.npz", **inputs)
+        done = tvmtune(
+            *("run", "lib.so", "--remote", rk3399.remote),
+            *("--input", "x.npz", "--output", "y.npz"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        (want,) = network.reference(inputs)
+        got = np.load(tmp_path / "y.npz")[network.outputs[0].name]
+        assert relative_error(got, want) <= 1e-4
+        done = tvmtune(
+            *("bench", "lib.so", "--remote", rk3399.remote, "--repeat", 1, "--check"),
+            *("--vs", "onnxruntime", "--json", "report.json"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "the output is right" in done.stderr
+        assert "on the board 'rk3399': onnxruntime is not installed" in done.stderr
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert report["board"]["machine"] == "aarch64"
+        assert "asimd" in report["board"]["features"]
+        assert report["runs"][0]["check"]["error"] <= 1e-4
+
+    def test_the_board_says_what_it_is(self, rk3399):
+        found = host.backend("arm").hardware_params(make(rk3399.remote))
+        assert "asimd" in found["features"]
+        assert "asimddp" not in found["features"]
+        assert sum(found["clusters"]) == len(threads.allowed_cpus())
+        assert found["memory_bytes"] > 1 << 30
+
+    def test_a_target_whose_features_the_board_lacks(self, rk3399, network, tmp_path):
+        with pytest.raises(TvmtuneError, match="lacks asimddp, asimdhp, which the target"):
+            host.backend("arm").make_runner(make(rk3399.remote, mcpu="cortex-a76"))
+        assert host.backend("arm").make_runner(make(rk3399.remote)).run
+        path = compiled(network, "raspberry-pi-5", tmp_path)
+        done = tvmtune("run", path, "--remote", rk3399.remote, cwd=tmp_path)
+        assert done.returncode == 1
+        said = complaint(done.stderr)
+        assert "uses asimddp, asimdhp, which the board's CPU lacks" in said
+
+    def test_a_library_of_this_machine(self, rk3399, network, tmp_path):
+        path = api.compile(api.plan(network, "cpu"), tmp_path / "lib.so").path
+        done = tvmtune("bench", path, "--remote", rk3399.remote, cwd=tmp_path)
+        assert done.returncode == 1
+        assert f"holds code for {platform.machine()} and the board is aarch64" in done.stderr
+
+    def test_a_better_processor_runs_what_is_for_it(self, network, tmp_path):
+        path = compiled(network, "raspberry-pi-5", tmp_path)
+        folder = tmp_path / "farm"
+        folder.mkdir()
+        farm = Farm(folder)
+        try:
+            pi = Emulated(farm, "raspberry-pi-5", "cortex-a76")
+            with Borrowed(pi.remote) as board:
+                library = Library.open(path, board=board)
+                assert run_check(library, library.metadata["check"]).passed
+        finally:
+            farm.close()
