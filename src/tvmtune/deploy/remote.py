@@ -20,7 +20,15 @@ from tvmtune.deploy.peers import ALL, PEERS, Peer, peer
 from tvmtune.deploy.peers.base import onnx_form
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm import devices, protocol
-from tvmtune.farm.lending import CONNECT, INIT, OVERHEAD, SLOW_LINE, Result, describe
+from tvmtune.farm.lending import (
+    CONNECT,
+    INIT,
+    OVERHEAD,
+    RELEASE,
+    SLOW_LINE,
+    Result,
+    describe,
+)
 from tvmtune.workers import Worker
 
 if TYPE_CHECKING:
@@ -35,6 +43,8 @@ WAIT = 60.0
 """Seconds to wait for a board that is in use."""
 RUN = 300.0
 """Seconds that a turn of calls may take."""
+START = 120.0
+"""Seconds that a process of this machine may take to import TVM."""
 LOOK = 5.0
 """Seconds between two looks at whether a board at work is still there."""
 STRIKES = 3
@@ -57,11 +67,14 @@ class Borrowed:
         Raises :class:`TvmtuneError` if there is none, or if it cannot be reached.
         """
         self.key, tracker = protocol.find(remote)
-        self.address, match = _request(self.key, tracker, wait, say)
         self.described: JSON | None = None
         """What it says of itself; None where TVM's own server serves it."""
+        _check_known(self.key, tracker)
         self._worker = Worker(init=INIT)
         try:
+            # The process first: a board that is lent is offered anew if nobody comes for seconds.
+            self._worker.call(RELEASE, (), START)
+            self.address, match = _request(self.key, tracker, wait, say)
             arguments = (str(self.address), match, 0.0)
             outcome = self._worker.call(CONNECT, arguments, OVERHEAD + devices.PROBE)
             if not outcome.ok:
@@ -180,12 +193,16 @@ class Borrowed:
         return f": {free / 1e6:.0f} MB were free" if free else ""
 
 
+def _check_known(key: str, tracker: protocol.Address) -> None:
+    with protocol.Tracker(tracker) as line:
+        devices.check_known(line, key)
+
+
 def _request(
     key: str, tracker: protocol.Address, wait: float, say: Callable[[str], None]
 ) -> tuple[protocol.Address, str]:
     """A board's address, and the key that it expects."""
     with protocol.Tracker(tracker) as line:
-        devices.check_known(line, key)
         if not any(row.free for row in devices.queues(line) if row.key == key):
             say(f"all boards '{key}' are in use: waiting up to {wait:.0f} s")
         found = line.request(key, wait)
