@@ -133,20 +133,23 @@ def test_what_is_no_tracker_is_said_to_be_none(farm: served.Farm) -> None:
 
 def test_garbage_does_not_stop_the_tracker(farm: served.Farm) -> None:
     running, tracker = farm.tracker()
-    magic = protocol.integer(protocol.TRACKER_MAGIC)
+    strangers = [b"", b"GET / HTTP/1.1\r\n\r\n", protocol.integer(protocol.TRACKER_MAGIC + 1)]
     sent = [
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        magic + protocol.integer(2**31 - 1),
-        magic + protocol.integer(4) + b"\xff\xfe\xfd\xfc",
-        magic + protocol.integer(3) + b"[9]",
-        magic + protocol.pack([protocol.REQUEST, "nobody", "", 1]),
-        magic + protocol.pack([protocol.PUT, "k", "not a pair", None]),
+        protocol.integer(2**31 - 1),
+        protocol.integer(4) + b"\xff\xfe\xfd\xfc",
+        protocol.integer(3) + b"[9]",
+        protocol.pack([protocol.REQUEST, "nobody", "", 1]),
+        protocol.pack([protocol.PUT, "k", "not a pair", None]),
+        protocol.pack([protocol.UPDATE_INFO, {"key": "server:odd", "addr": ["h", "no port"]}]),
     ]
-    lines = [socket.create_connection((tracker.host, tracker.port), 10) for _ in sent]
-    for line, words in zip(lines, sent, strict=True):
+    lines = [socket.create_connection((tracker.host, tracker.port), 10) for _ in strangers + sent]
+    for line, words in zip(lines, strangers, strict=False):
         line.sendall(words)
-    assert becomes(tracker, {"nobody": (0, 0)} | totals(tracker))
+    for line, words in zip(lines[len(strangers) :], sent, strict=True):
+        line.sendall(protocol.integer(protocol.TRACKER_MAGIC))
+        assert protocol.receive(line, 4) == protocol.integer(protocol.TRACKER_MAGIC)
+        line.sendall(words)
+    assert becomes(tracker, {"nobody": (0, 0)})
     (child,) = running.children("tvmtune.farm.tracker")
     for line in lines:
         line.close()
@@ -158,7 +161,7 @@ def test_garbage_does_not_stop_the_tracker(farm: served.Farm) -> None:
 def test_a_stock_server_registers_with_it(farm: served.Farm, candidates: dict[str, Path]) -> None:
     _, tracker = farm.tracker()
     words = [*(sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1")]
-    words += ["--port", str(served.free_port()), "--tracker", str(tracker), "--key", "stock"]
+    words += [*_ports(served.free_port()), "--tracker", str(tracker), "--key", "stock"]
     # it leaves a process behind that lives on, so that it gets a group of its own
     server = subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
@@ -175,10 +178,11 @@ def test_a_board_registers_with_a_stock_tracker(
 ) -> None:
     port = served.free_port()
     words = [*(sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", "127.0.0.1")]
-    words += ["--port", str(port)]
+    words += _ports(port)
     stock = subprocess.Popen(words, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
         address = Address("127.0.0.1", port)
+        assert becomes(address, {})
         board, _ = farm.board("b", None, "--tracker", str(address))
         board.expect("registered")
         assert becomes(address, {"b": (1, 1)})
@@ -194,3 +198,8 @@ def test_a_tracker_ends_without_leaving_anything(farm: served.Farm, number: int)
     tracker, address = farm.tracker()
     assert tracker.end(number) in (0, -signal.SIGKILL)
     farm.tracker(address.port)
+
+
+def _ports(port: int) -> list[str]:
+    """For TVM's commands, which look for a free port in a range."""
+    return ["--port", str(port), "--port-end", str(port + 1)]

@@ -15,7 +15,7 @@ from tvmtune.workers import Workers
 
 TELLING = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "neon", "asimd", "asimdhp", "asimddp", "i8mm", "sve")
 """Extensions that are worth a place in a table, under Linux's names."""
-PROBE = 30.0
+PROBE = 15.0
 """Seconds that a probe may take, the wait for a free board aside."""
 HOLD = 1.0
 """Seconds that a probe keeps its board, so that another probe gets another one."""

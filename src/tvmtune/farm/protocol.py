@@ -101,9 +101,10 @@ def check_key(key: str) -> str:
 
     The tracker separates what stands around a key by colons, the handshake by spaces.
     """
-    if not key or any(c.isspace() or c in ":@" or not c.isprintable() for c in key):
+    strange = any(c.isspace() or c in ":@" or not c.isprintable() for c in key)
+    if strange or not 0 < len(key.encode()) <= LONGEST_KEY:
         raise UsageError(
-            f"'{key}' cannot be the key of a board: choose one without spaces, : and @."
+            f"'{key[:100]}' cannot be the key of a board: choose a short one without spaces, : and @."
         )
     return key
 

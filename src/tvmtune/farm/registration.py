@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +62,7 @@ class Registration:
             except asyncio.TimeoutError:
                 self._once(f"the tracker at {self.tracker} does not answer: trying again")
             except (OSError, EOFError) as error:
-                reason = getattr(error, "strerror", None) or "it closed the connection"
-                self._once(f"no tracker at {self.tracker} ({reason}): trying again")
+                self._once(f"no tracker at {self.tracker} ({_reason(error)}): trying again")
             except (ValueError, TypeError):
                 self._once(
                     f"what answers at {self.tracker} is no tracker: trying again. A tracker listens "
@@ -108,6 +108,13 @@ class Registration:
         if message != self._last_said:
             self._say(message)
             self._last_said = message
+
+
+def _reason(error: Exception) -> str:
+    number = getattr(error, "errno", None) or 0
+    if number > 0:  # asyncio has a text of its own, that tells less
+        return os.strerror(number)
+    return getattr(error, "strerror", None) or "it closed the connection"
 
 
 class _Line:
