@@ -22,6 +22,13 @@ def where(board: Board) -> str:
 
 
 @with_board
+def session(board: Board) -> tuple[int, int]:
+    """Which process keeps the board, and which session."""
+    _ask(board)
+    return os.getpid(), id(board)
+
+
+@with_board
 def nap(board: Board, seconds: float) -> str:
     """Keeps a board for so long, without work for anybody's processor."""
     end = time.monotonic() + seconds

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from farm.served import Farm, Running, free_port
 
@@ -23,6 +24,8 @@ from tvmtune.measure.boards import Boards, NoBoard
 from tvmtune.workers import Outcome
 
 CALLS = "measure.board_calls"
+pytestmark = pytest.mark.slow
+
 KEY = "x86"
 DOUBLED = [2.0 * n for n in range(8)]
 
@@ -56,21 +59,12 @@ def watched(tracker: Address, **options: object) -> Iterator[tuple[Boards, Told]
 
 def children() -> set[int]:
     """Processes that serve lanes: the fork server's children."""
-    import psutil
-
-    mine = psutil.Process().children(recursive=True)
-    return {p.pid for p in mine if p.status() != psutil.STATUS_ZOMBIE and "forkserver" in name(p)} - {
-        p.pid for p in psutil.Process().children()
-    }
-
-
-def name(process: object) -> str:
-    import psutil
-
-    try:
-        return " ".join(process.cmdline())  # type: ignore[attr-defined]
-    except psutil.Error:
-        return ""
+    found = set()
+    for server in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "forkserver" in " ".join(server.cmdline()):
+                found |= {p.pid for p in server.children() if p.status() != psutil.STATUS_ZOMBIE}
+    return found
 
 
 def call(made: Boards, function: str, *arguments: object, deadline: float = 20.0) -> Outcome:
@@ -98,19 +92,19 @@ def test_a_call_is_made_with_a_board(farm, within):
     with watched(tracker, options={"threads": 2}) as (made, told):
         assert call(made, "where").value == str(board)
         assert call(made, "threads").value == 2
-        assert told.lines == [f"boards '{KEY}': {board} has come; now 1"]
+        assert told.lines[0] == f"boards '{KEY}': {board} has come; now 1"
 
 
 def test_what_a_board_refuses_is_the_calls_failure_and_ends_no_session(farm, within):
     within(90)
     _, tracker = farm.tracker()
-    running, _ = farm.board(KEY, tracker)
+    farm.board(KEY, tracker)
     with watched(tracker) as (made, _):
+        before = call(made, "session").value
         outcome = call(made, "refuse")
         assert outcome.stage == "run"
         assert "no-such-library.so" in outcome.message
-        assert call(made, "where").ok
-        assert sum("serving 127" in line for line in running.lines) == 1
+        assert call(made, "session").value == before
 
 
 @pytest.mark.parametrize(("what", "how"), [("abort", "SIGABRT"), ("sigill", "SIGILL")])
@@ -169,7 +163,6 @@ def test_a_call_that_takes_down_two_boards_is_to_blame(farm, within):
     assert [running.process.poll() is None for running, _ in three].count(True) == 1
 
 
-@pytest.mark.slow
 def test_a_board_that_is_killed_and_comes_back_is_used_again(farm, within):
     within(120)
     _, tracker = farm.tracker()
@@ -184,7 +177,6 @@ def test_a_board_that_is_killed_and_comes_back_is_used_again(farm, within):
         told.wait(f"there is a board '{KEY}' again")
 
 
-@pytest.mark.slow
 def test_a_frozen_board_loses_its_work_to_another_and_may_thaw(farm, within, quick):
     within(120)
     _, tracker = farm.tracker()
@@ -203,7 +195,6 @@ def test_a_frozen_board_loses_its_work_to_another_and_may_thaw(farm, within, qui
         assert {outcome.value for outcome in found} == {str(address), str(other)}
 
 
-@pytest.mark.slow
 def test_work_goes_on_without_a_tracker_and_boards_return_with_it(farm, within):
     within(120)
     process, tracker = farm.tracker()
@@ -315,7 +306,6 @@ def test_an_interrupt_leaves_calls_that_were_waiting(farm, within):
             made.map(f"{CALLS}:nap", calls, deadline=900, stage="run", on_result=interrupt)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 8])
 def test_boards_share_the_work(farm, within, count):
     """Naps take no processor's time: with more boards, each makes its part of them."""

@@ -42,7 +42,7 @@ IDLE = 5.0
 """Seconds after which a board without work is given back."""
 WAIT = 600.0
 """Seconds without any board after which the run is given up."""
-PATIENCE = 4.0
+PATIENCE = 8.0
 """Seconds without a board after which the user hears of it."""
 
 
@@ -314,7 +314,7 @@ class Boards:
 
     def _why_none(self) -> str:
         if self._listed:
-            return "all of them are in use"
+            return "all of them are in use, or do not answer"
         return f"none is registered with the tracker at {self.tracker}"
 
     def _give_up(self, reason: str) -> None:

@@ -15,6 +15,8 @@ from tvmtune.workers import Outcome, Worker
 if TYPE_CHECKING:
     from tvmtune.measure.boards import Boards, Call
 
+STARTING = 60.0
+"""Seconds for a process of this machine, the first of which imports TVM."""
 CONNECTING = 30.0
 """Seconds for a session to begin; slow boards need some for the fork."""
 RETRY = 1.0
@@ -71,11 +73,15 @@ class Lane(threading.Thread):
     def _borrow(self) -> _Session | None:
         """Have a board, with a session open; None if there is none now."""
         boards = self._boards
+        # The process first: no board should wait until it has started.
+        if not self._worker.call(RELEASE, (), STARTING).ok:
+            self._drop()
         try:
             with Tracker(boards.tracker) as line:
                 found = line.request(boards.key, ASK, wanted=lambda: boards.needs(self))
         except Unreachable as error:
-            return self._refused(str(error))
+            self._refused(str(error))
+            return None
         if found is None:
             return None
         board, match = found
@@ -85,14 +91,17 @@ class Lane(threading.Thread):
         outcome = self._worker.call(CONNECT, (str(board), match, session.limit), CONNECTING)
         if outcome.stage == "timeout":
             self._drop()
-            return self._refused(f"the board at {board} does not answer")
+            self._refused(f"the board at {board} does not answer")
+            return None
         if not outcome.ok:
             self._drop()
-            return self._refused(outcome.message)
+            self._refused(outcome.message)
+            return None
         if outcome.value:
             self._worker.call(RELEASE, (), OVERHEAD)
             boards.unfit(board, str(outcome.value))
-            return self._refused(f"the board at {board} cannot be used: {outcome.value}", UNFIT)
+            self._refused(f"the board at {board} cannot be used: {outcome.value}", UNFIT)
+            return None
         self.board = board
         boards.lent()
         return session
