@@ -201,9 +201,9 @@ def compile_untuned(
 ) -> Compiled:
     """What :func:`ship` compares with; made before tuning, it shows what is wrong in time.
 
-    Raises :class:`TvmtuneError` if ``log`` is of another network or in use, or if the library's
-    outputs are not those of the network's reference; :class:`UsageError` if the reference cannot
-    take ``inputs``.
+    Where the plan is for boards, it is checked on one. Raises :class:`TvmtuneError` if ``log`` is of
+    another network or in use, or if the library's outputs are not those of the network's reference;
+    :class:`UsageError` if the reference cannot take ``inputs``.
     """
     if log is not None and header.earlier(log, plan.prepared):
         with LogWriter(log):
@@ -217,7 +217,12 @@ def compile_untuned(
             raise UsageError(
                 f"the network's reference cannot run the given inputs: {one_line(error)}"
             ) from error
-    return compile(plan, output, check_seed=seed)
+    compiled = compile(plan, output, check_seed=seed)
+    if plan.device.remote is not None:
+        from tvmtune.deploy.ship import check_on_board
+
+        check_on_board(compiled, plan.device.remote)
+    return compiled
 
 
 def ship(

@@ -20,9 +20,12 @@ from cli.commands import command, complaint, tvmtune
 from deploy.building import make_library
 from farm.served import Farm, Running, free_port
 from models import tiny_encoder
-from tvmtune.deploy import bench, metadata, remote
+from tvmtune import api, networks
+from tvmtune.deploy import bench, metadata, peers, remote
+from tvmtune.deploy.compile import Compiled
 from tvmtune.deploy.library import Library
 from tvmtune.deploy.remote import Borrowed
+from tvmtune.deploy.ship import check_on_board
 from tvmtune.deploy.verify import run_check
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm import devices
@@ -183,6 +186,26 @@ def test_more_threads_than_the_board_has(made, board):
 def test_kernels_are_not_timed_one_by_one(made, board):
     library = Library.open(made, board=board)
     assert "cannot be profiled" in refusal(library.profile, library.random_inputs())
+
+
+def test_what_is_shipped_was_checked_and_timed_on_the_board(made, shared, tmp_path):
+    network = networks.load(str(made.parent / "model.onnx"))
+    plan = api.plan(network, "cpu", attrs={"threads": 1}, remote=shared.key)
+    untuned = api.compile_untuned(plan, tmp_path / "untuned.so")
+    shipped = api.ship(
+        plan, tmp_path / "lib.so", [], untuned=untuned, peers=[peers.peer("onnxruntime")]
+    )
+    assert shipped.verdict.passed
+    assert shipped.bench.board is not None
+    assert shipped.bench.board["key"] == "shelf"
+    assert [run.runtime for run in shipped.bench.runs] == ["tvmtune", "untuned", "onnxruntime"]
+    assert metadata.read(tmp_path / "lib.so")["device"]["remote"] == shared.key
+
+
+def test_an_untuned_library_whose_output_is_wrong_ends_it(wrong, shared):
+    compiled = Compiled(wrong, metadata.read(wrong))
+    text = refusal(check_on_board, compiled, shared.key)
+    assert "on the board 'shelf' the output is wrong: output 'logits' is off by" in text
 
 
 def test_an_unknown_key(shared):
