@@ -80,7 +80,8 @@ def plan(
     system.check_pins()
     backend = host.backend(target)
     device = backend.make_target(dict(attrs or {}), remote)
-    system.set_threads(device.threads if remote is None else system.usable_cpus())
+    here = remote is None and system.runs_here(device.mtriple)
+    system.set_threads(device.threads if here else system.usable_cpus())
     if params:
         known = backend.hardware_params(device)
         for name in params:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,10 @@ class Shelf:
     @property
     def key(self) -> str:
         return f"shelf@{self.tracker}"
+
+    def free(self) -> bool:
+        with Tracker(self.tracker) as line:
+            return any(row.free for row in devices.queues(line))
 
     def session(self) -> int:
         """The process that serves the client of the moment: the youngest."""
@@ -250,6 +255,13 @@ def test_a_feature_that_the_board_lacks(made, board, tmp_path):
     )
 
 
+def test_more_weights_than_the_board_has_memory(made, board, monkeypatch):
+    assert board.described is not None
+    monkeypatch.setitem(board.described, "free_bytes", 1000)
+    text = refusal(lambda: Library.open(made, board=board))
+    assert text.startswith("the board 'shelf' has 0 MB of memory free, and ")
+
+
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
@@ -336,6 +348,8 @@ def test_a_board_of_tvms_own_server(made, opened, farm):
         inputs = opened.random_inputs()
         np.testing.assert_array_equal(library.run(inputs)[0], opened.run(inputs)[0])
         result = bench.bench(library, repeat=2, peers=remote.peers("ort", board))
+        with pytest.raises(UsageError, match="there is no runtime to compare with"):
+            remote.peers("all", board)
     assert [run.runtime for run in result.runs] == ["tvmtune"]
     assert "on the board, tvmtune serve is needed for it" in result.notes[0]
     server.end()
@@ -377,3 +391,25 @@ class TestCommands:
             done = tvmtune("run", made, *words, cwd=tmp_path)
             assert done.returncode == code, done.stderr
             assert text in complaint(done.stderr)
+
+    def test_ctrl_c(self, made, shared, tmp_path):
+        """Nothing is left of it here, and the board serves the next."""
+        mark = str(tmp_path)
+        process = subprocess.Popen(
+            command("bench", made, "--remote", shared.key, "--repeat", 10_000_000),
+            env=os.environ | {processes.MARK: mark},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        end = time.monotonic() + LIMIT
+        while shared.free():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LIMIT)
+        assert process.returncode == 130, said
+        assert said.strip() == "tvmtune: interrupted"
+        assert not processes.after_a_while(mark)
+        with Borrowed(shared.key, wait=LIMIT):
+            pass

@@ -235,11 +235,17 @@ class RemoteSession:
                 f"the number of threads must be from 1 to {count}, the CPUs of the board "
                 f"'{board.key}', not {threads}"
             )
+        size, free = path.stat().st_size, int(told.get("free_bytes") or 0)
+        if 0 < free < size:
+            raise TvmtuneError(
+                f"the board '{board.key}' has {free / 1e6:.0f} MB of memory free, and {path} alone is "
+                f"{size / 1e6:.0f} MB. End what else runs there, or take another board"
+            )
         tuned = int(described["threads"])
         wanted = threads or (min(tuned, count) if count else tuned)
         runtime = described["device"].get("runtime", "cpu")
-        limit = path.stat().st_size / SLOW_LINE + RUN
-        self._name: str
+        limit = size / SLOW_LINE + RUN
+        self._name: int
         self._name, self.threads = board.ask(
             board_calls.open_library, str(path), runtime, wanted, limit=limit
         )
@@ -312,13 +318,20 @@ def peers(names: str, board: Borrowed) -> list[Peer]:
     """The peers of a list as :func:`tvmtune.deploy.peers.parse` takes it, on the board; ``all`` adds
     those that it has installed.
 
-    Raises :class:`UsageError` for an unknown name.
+    Raises :class:`UsageError` for an unknown name, and if the board has none at all.
     """
     found: dict[str, Peer] = {}
     for word in (w.strip() for w in names.split(",") if w.strip()):
         if word.lower() == ALL:
             every = [RemotePeer(name, board) for name in PEERS]
-            found |= {p.name: p for p in every if p.available() is None and p.name not in found}
+            reasons = {one.name: one.available() for one in every}
+            if all(reasons.values()):
+                raise UsageError(
+                    f"there is no runtime to compare with: {'; '.join(filter(None, reasons.values()))}"
+                )
+            for one in every:
+                if reasons[one.name] is None:
+                    found.setdefault(one.name, one)
         else:
             name = peer(word).name
             found.setdefault(name, RemotePeer(name, board))
