@@ -17,6 +17,7 @@ from typing import Any
 
 import processes
 from cli.commands import command
+from farm import emulated
 
 from tvmtune.farm.protocol import Address
 
@@ -105,6 +106,20 @@ class Farm:
         address = Address("127.0.0.1", port or free_port())
         where = ["--tracker", str(tracker)] if tracker else []
         running = self.start(command("serve", "--key", key, "--port", address.port, *where, *words))
+        running.expect("serving ")
+        if tracker:
+            running.expect("registered")
+        return running, address
+
+    def emulated(
+        self, key: str, tracker: Address | None = None, *words: str, cpu: str = "cortex-a72"
+    ) -> tuple[Running, Address]:
+        """:meth:`board`, of 64-bit ARM."""
+        address = Address("127.0.0.1", free_port())
+        where = ["--tracker", str(tracker)] if tracker else []
+        serve = [str(emulated.board()), "-m", "tvmtune.cli", "serve", "--key", key]
+        serve += ["--port", str(address.port), *where, *words]
+        running = self.start(serve, emulated.environment(cpu))
         running.expect("serving ")
         if tracker:
             running.expect("registered")
