@@ -73,7 +73,7 @@ def threads(board: Board) -> int:
 
 @with_board
 def fills(board: Board, calls: Sequence[Sequence[Any]]) -> tuple[int, list[list[tuple[int, ...]]]]:
-    """How many tensors are filled for candidates with these arguments, and their shapes on the board."""
+    """How many tensors are filled for candidates with these arguments, and their shapes there."""
     from tvmtune.farm import functions
     from tvmtune.measure.local import Arguments
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from farm import served
 
 
@@ -22,7 +23,9 @@ def farm(tmp_path: Path) -> Iterator[served.Farm]:
     try:
         yield made
     finally:
-        codes = [r.end() if r.process.poll() is None else r.process.returncode for r in made._running]
+        codes = [
+            r.end() if r.process.poll() is None else r.process.returncode for r in made._running
+        ]
         if -signal.SIGKILL in codes:
             for path in folder.glob("tvmtune-*"):
                 shutil.rmtree(path)

@@ -8,18 +8,17 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from farm.served import Farm, Running, free_port
 
-import processes
+from farm.served import Farm, Running, free_port
 from tvmtune.farm.lending import borrow
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
-from tvmtune.measure import boards, lane
+from tvmtune.measure import boards
 from tvmtune.measure.boards import Boards, NoBoard
 from tvmtune.workers import Outcome
 
@@ -218,7 +217,9 @@ def test_without_a_board_the_run_ends_when_the_wait_is_over(farm, within):
         assert call(made, "where").ok
         running.end()
         began = time.monotonic()
-        with pytest.raises(NoBoard, match=f"no board '{KEY}' was to be had for 3 s: none is registered"):
+        with pytest.raises(
+            NoBoard, match=f"no board '{KEY}' was to be had for 3 s: none is registered"
+        ):
             call(made, "where")
         assert time.monotonic() - began < 20
         told.wait(f"waiting for a board '{KEY}', up to 3 s")
@@ -228,9 +229,12 @@ def test_boards_that_others_use_are_waited_for(farm, within):
     within(90)
     _, tracker = farm.tracker()
     _, board = farm.board(KEY, tracker)
-    with borrow(tracker, KEY, 10.0), watched(tracker, wait=2.0) as (made, _):
-        with pytest.raises(NoBoard, match="all of them are in use"):
-            call(made, "where")
+    with (
+        borrow(tracker, KEY, 10.0),
+        watched(tracker, wait=2.0) as (made, _),
+        pytest.raises(NoBoard, match="all of them are in use"),
+    ):
+        call(made, "where")
     with watched(tracker) as (made, _):
         assert call(made, "where").value == str(board)
 
@@ -300,10 +304,9 @@ def test_an_interrupt_leaves_calls_that_were_waiting(farm, within):
     def interrupt(index: int, outcome: Outcome) -> None:
         raise KeyboardInterrupt
 
-    with watched(tracker) as (made, _):
-        with pytest.raises(KeyboardInterrupt):
-            calls = [(0.1,), (30.0,), (600.0,)]
-            made.map(f"{CALLS}:nap", calls, deadline=900, stage="run", on_result=interrupt)
+    with watched(tracker) as (made, _), pytest.raises(KeyboardInterrupt):
+        calls = [(0.1,), (30.0,), (600.0,)]
+        made.map(f"{CALLS}:nap", calls, deadline=900, stage="run", on_result=interrupt)
 
 
 @pytest.mark.parametrize("count", [2, 8])
@@ -374,8 +377,11 @@ def test_a_crash_on_boards_that_tvm_serves_costs_each_and_is_named(farm, candida
 
 def test_threads_that_a_board_of_tvms_does_not_have_are_told(farm, within, quick):
     within(60)
-    with stock(farm, 1) as (tracker, _):
-        with watched(tracker, wait=3.0, options={"threads": 2}) as (made, told):
-            with pytest.raises(NoBoard, match="computes with 1 threads there instead of 2"):
-                call(made, "where")
-            assert sum("cannot be used" in line for line in told.lines) >= 1
+    options = {"threads": 2}
+    with (
+        stock(farm, 1) as (tracker, _),
+        watched(tracker, wait=3.0, options=options) as (made, told),
+    ):
+        with pytest.raises(NoBoard, match="computes with 1 threads there instead of 2"):
+            call(made, "where")
+        assert sum("cannot be used" in line for line in told.lines) == 1

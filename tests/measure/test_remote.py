@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from farm.served import Farm
 
+from farm.served import Farm
 from measure.test_measurer import artifacts, double, measure, trace_of
 from tvmtune import host
 from tvmtune.errors import UsageError

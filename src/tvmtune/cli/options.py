@@ -243,6 +243,8 @@ def boards_of(remote: str | None, tracker: str | None) -> str | None:
     from tvmtune.farm import protocol
 
     if remote is None:
+        if tracker:
+            raise UsageError("--tracker without --remote: which boards? See tvmtune devices.")
         return None
     key, _, address = remote.partition("@")
     if address and tracker:
