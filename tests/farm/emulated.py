@@ -32,8 +32,7 @@ DEBIAN = (
 )
 WHEELS = (
     *(f"{name}=={version}" for name, version in PINS.items()),
-    *("click", "cloudpickle", "ml_dtypes", "numpy", "pluggy", "psutil", "tornado"),
-    "typing_extensions",
+    *("click", "ml_dtypes", "numpy", "pluggy", "typing_extensions"),
 )
 """What ``tvmtune serve`` needs (docs/farm.md), and no more."""
 PLATFORMS = ("2_28", "2_27", "2_24", "2_17")
