@@ -89,6 +89,16 @@ def test_tvms_tags_that_name_a_processor_say_the_same(tag, name):
     assert (str(theirs.attrs["mcpu"]), str(theirs.attrs["mtriple"])) == (board.mcpu, board.mtriple)
 
 
+@pytest.mark.parametrize("name", sorted(boards.BOARDS))
+def test_each_board_stands_in_the_documents(name):
+    board = boards.BOARDS[name]
+    text = (Path(__file__).parents[1] / "docs" / "arm.md").read_text()
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+    assert row.endswith(f"| {board.cores} |")
+    processor = row.split("|")[2].strip().split(",")[0].split(" (")[0]
+    assert processor.lower().replace(" ", "-") == board.mcpu
+
+
 @pytest.mark.parametrize(
     ("word", "name"),
     [
