@@ -1,8 +1,8 @@
 """A 64-bit ARM board without the board: an arm64 Python, and TVM's arm64 wheels, under user emulation.
 
 :func:`board` makes it once, of Debian's packages and of wheels, in a cache folder: the user's, or
-``TVMTUNE_TEST_CACHE``. It needs ``apt-get`` and ``dpkg-deb``, but no root. What runs there is real aarch64
-code, so a wrong instruction raises SIGILL; its times say nothing about any board.
+``TVMTUNE_TEST_CACHE``. It needs ``apt-get`` and ``dpkg-deb``, but no root. What runs there is real
+aarch64 code, so a wrong instruction raises SIGILL; its times say nothing about any board.
 
 ``python tests/farm/emulated.py`` makes it and says where it is.
 """

@@ -18,7 +18,6 @@ from typing import Any
 import processes
 from cli.commands import command
 from farm import emulated
-
 from tvmtune.farm.protocol import Address
 
 LIMIT = 90.0
@@ -174,7 +173,9 @@ def client(
 
 
 @contextlib.contextmanager
-def busy(board: Address, key: str, code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def busy(
+    board: Address, key: str, code: str, *arguments: object
+) -> Iterator[subprocess.Popen[str]]:
     """:func:`client` while it runs; it is killed at the end."""
     words = client_command(board, key, code, *arguments)
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

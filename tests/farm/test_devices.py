@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 from cli.commands import complaint, tvmtune
 from farm import served
-
 from tvmtune import system
 from tvmtune.farm import describe, protocol
 from tvmtune.farm.devices import Probe, queues, version_trouble
@@ -97,6 +97,7 @@ def test_a_probe_tells_what_each_board_is(farm: served.Farm, tmp_path: Path) -> 
         assert told["cpus"] == system.usable_cpus()
         assert told["features"] == describe.features()
         assert told["versions"] == system.versions()
+        assert isinstance(told["gpus"], list)
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli.commands import tvmtune
-from farm import emulated, served
-from farm.test_server import RUN
 
+from cli.commands import tvmtune
+from farm import served
+from farm.test_server import RUN
 from tvmtune.farm.nursery import DIED
 from tvmtune.farm.protocol import Address
 

@@ -9,11 +9,11 @@ import socket
 import time
 from pathlib import Path
 
-import processes
 import pytest
+
+import processes
 from cli.commands import command, complaint, tvmtune
 from farm import served
-
 from tvmtune.farm import protocol
 from tvmtune.farm.nursery import DIED
 from tvmtune.farm.protocol import Address, is_alive

@@ -10,11 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import processes
 import pytest
+
+import processes
+from cli.commands import command
 from farm import served
 from farm.test_server import serves
-
 from tvmtune.farm import protocol
 from tvmtune.farm.devices import queues
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
@@ -129,6 +130,13 @@ def test_what_is_no_tracker_is_said_to_be_none(farm: served.Farm) -> None:
     board.expect(f"what answers at {other} is no tracker: trying again")
     nowhere, _ = farm.board("b", None, "--tracker", "no-such-host.invalid:1")
     nowhere.expect(r"no tracker at no-such-host.invalid:1 \(.*\): trying again")
+
+
+def test_a_board_that_clients_will_not_find_is_warned_of(farm: served.Farm) -> None:
+    words = command("serve", "--key", "b", "--port", served.free_port())
+    running = farm.start([*words, "--tracker", "192.0.2.1:9190"])
+    running.expect("warning: the tracker at 192.0.2.1:9190 will send clients to this machine's")
+    running.expect("serving ")
 
 
 def test_garbage_does_not_stop_the_tracker(farm: served.Farm) -> None:

@@ -71,7 +71,7 @@ def _show(rows: list[Queue], probes: list[Probe]) -> None:
     if not probes:
         return
     found = Table()
-    for column in ("key", "address", "round trip", "board", "CPUs", "features", "TVM"):
+    for column in ("key", "address", "round trip", "board", "CPUs", "features, GPUs", "TVM"):
         found.add_column(column)
     for each in probes:
         if not each.reachable:
@@ -85,7 +85,7 @@ def _show(rows: list[Queue], probes: list[Probe]) -> None:
             f"{1e3 * (each.seconds or 0):.1f} ms",
             f"[red]{each.message}[/]" if each.message else str(told.get("cpu", "not told")),
             _cpus(told),
-            " ".join(each.features),
+            " ".join([*each.features, *each.gpus]),
             str(versions.get("apache-tvm") or "-"),
         )
     console().print(found)

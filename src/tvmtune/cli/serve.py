@@ -73,5 +73,12 @@ def command(
             "options": parse_pairs("--target-attr", target_attr),
         },
     )
+    where = serving.tracker
+    if where and not where.is_local and Address(host, 1).is_local and not address:
+        say(
+            f"warning: the tracker at {where} will send clients to this machine's address on the "
+            f"network, but the server listens at {host} alone. Give --host ADDRESS, or run a tunnel "
+            "and say where it begins with --address (docs/farm.md)."
+        )
     server = Server(serving, say)
     asyncio.run(server.run())

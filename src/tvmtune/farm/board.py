@@ -1,7 +1,7 @@
-"""A session on a board: what a client can call, and the loop that serves it. Runs in a process of its own.
+"""A session on a board: what a client can call, and the loop that serves it, in a process of its own.
 
-Beside TVM's functions there are those whose names begin with ``tvmtune.board.``; clients ask for them and
-do without on boards that TVM's own server serves.
+Beside TVM's functions there are those whose names begin with ``tvmtune.board.``; clients ask for them
+and do without on boards that TVM's own server serves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "tvmtune.board."
+_MOST_GPUS = 16
+_GPU = (
+    *("device_name", "compute_version", "multi_processor_count", "max_threads_per_block"),
+    *("max_shared_memory_per_block", "warp_size", "total_global_memory"),
+)
+"""TVM's names for what it knows of a GPU."""
 _FILLER = "tvm.contrib.random.random_fill_for_measure"
 """MetaSchedule's runner fills inputs with it."""
 
@@ -56,8 +62,8 @@ def check(options: dict[str, Any]) -> None:
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Callable[[int], None]:
-    """Make this process a session whose files lie in ``folder``; what it returns serves the client at the
-    other end of a connection until it leaves.
+    """Make this process a session whose files lie in ``folder``; what it returns serves the client at
+    the other end of a connection until it leaves.
 
     ``options``: ``libraries``, paths to load first; ``target`` and ``options``, the backend whose
     ``serve_init`` is called, and with what.
@@ -100,4 +106,21 @@ def _describe() -> str:
     processor = tvm.get_global_func("target.llvm_get_system_cpu", allow_missing=True)
     if processor is not None:
         found["mcpu"] = str(processor())
+    found["gpus"] = _gpus()
     return json.dumps(found)
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """The accelerators that TVM's runtime finds, with what it knows of them."""
+    import tvm
+
+    found = []
+    for kind in ("cuda", "rocm", "opencl", "vulkan", "metal"):
+        for index in range(_MOST_GPUS):
+            with contextlib.suppress(Exception):  # a driver may be there in part
+                device = tvm.device(kind, index)
+                if not device.exist:
+                    break
+                asked = {name: getattr(device, name, None) for name in _GPU}
+                found.append({"kind": kind, "index": index, **asked})
+    return found

@@ -1,10 +1,10 @@
 """Where a board's sessions come from: a process that has imported TVM, and forks.
 
-It runs as ``python -m tvmtune.farm.nursery FD OPTIONS`` and takes orders over a Unix socket, a JSON line
-each, with the connection that it is about: ``serve`` forks a session that serves it, ``answer`` one that
-gives its client an error in the place of the result that it waits for. It reports what it started and
-what ended. It is single-threaded, runs nothing that a client sent and waits for no client, so it has no
-reason to die or to hang; should it die, the supervisor (sessions.py) starts another.
+It runs as ``python -m tvmtune.farm.nursery FD OPTIONS`` and takes orders over a Unix socket, a JSON
+line each, with the connection that it is about: ``serve`` forks a session that serves it, ``answer``
+one that gives its client an error in the place of the result that it waits for. It reports what it
+started and what ended. It is single-threaded, runs nothing that a client sent and waits for no client, so it
+has no reason to die or to hang; should it die, the supervisor (sessions.py) starts another.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tvmtune.errors import TvmtuneError
 
 DIED = "the board's process died: "
 """How the message begins that a client gets whose candidate took its process down."""
@@ -46,7 +48,9 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
     try:
         versions = _import(options)
     except Exception as error:
-        report({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+        text = " ".join(str(error).split())
+        ours = isinstance(error, TvmtuneError)
+        report({"failed": text if ours else f"{type(error).__name__}: {text}"})
         return
     wake, woken = os.pipe()
     os.set_blocking(wake, False)
@@ -57,15 +61,15 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
     own = (descriptor, wake, woken)
     folders: dict[int, Path] = {}
     while True:
-        readable, _, _ = select.select([orders, wake], [], [])
-        if wake in readable:
+        ready, _, _ = select.select([descriptor, wake], [], [])
+        if wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, _LINE)
             for pid, status in _ended():
                 if pid in folders:
                     report({"ended": pid, "status": status})
                     shutil.rmtree(folders.pop(pid), ignore_errors=True)
-        if orders in readable:
+        if descriptor in ready:
             data, connections, _, _ = socket.recv_fds(orders, _LINE, 1)
             if not data:
                 return

@@ -26,7 +26,11 @@ class Registration:
     and the port. ``say`` hears of changes."""
 
     def __init__(
-        self, tracker: Address, key: str, address: tuple[str | None, int], say: Callable[[str], None]
+        self,
+        tracker: Address,
+        key: str,
+        address: tuple[str | None, int],
+        say: Callable[[str], None],
     ) -> None:
         self.tracker = tracker
         self.key = key
@@ -100,9 +104,7 @@ class Registration:
                     self._match = ""
                     continue
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(
-                    self._changed.wait(), FREE_LOOK if self._free else BUSY_LOOK
-                )
+                await asyncio.wait_for(self._changed.wait(), FREE_LOOK if self._free else BUSY_LOOK)
 
     def _once(self, message: str) -> None:
         if message != self._last_said:

@@ -1,9 +1,10 @@
 """A board's server: it lets clients in, one at a time, and outlives whatever they do.
 
 Three kinds of processes. The *supervisor* (this module) holds the port and the connection to the
-tracker; it imports no TVM and runs nothing of anybody's. The *nursery* (nursery.py) has imported TVM and
-does nothing but fork. Each *session* is a fork of it, in a process group of its own: it may abort, hang
-or leak, and is ended as a group when its client leaves, when its time is over, or with the supervisor.
+tracker; it imports no TVM and runs nothing of anybody's. The *nursery* (nursery.py) has imported TVM
+and does nothing but fork. Each *session* is a fork of it, in a process group of its own: it may abort,
+hang or leak, and is ended as a group when its client leaves, when its time is over, or with the
+supervisor.
 
 The protocol is TVM's (protocol.py), so stock clients and trackers are served as well. Greetings are
 answered while a session runs: a client can tell a board at work from a dead one.
@@ -100,7 +101,9 @@ class Server:
     async def _work(self, options: dict[str, Any]) -> None:
         async with Nursery(options) as nursery:
             where = Address(self.serving.host, self.port)
-            self.say(f"serving '{self.serving.key}' at {where}, TVM {nursery.versions['apache-tvm']}")
+            self.say(
+                f"serving '{self.serving.key}' at {where}, TVM {nursery.versions['apache-tvm']}"
+            )
             tasks = [
                 asyncio.create_task(self._accept()),
                 asyncio.create_task(self._serve(nursery)),
@@ -207,8 +210,9 @@ class Server:
         """Wait for the end of a session; returns what its client has to be told, if anything."""
         left = asyncio.create_task(_leaves(client.connection))
         try:
+            ends: list[asyncio.Future[Any]] = [session.ended, left]
             done, _ = await asyncio.wait(
-                [session.ended, left], timeout=client.timeout, return_when=asyncio.FIRST_COMPLETED
+                ends, timeout=client.timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
                 return (
@@ -275,11 +279,11 @@ async def _leaves(connection: socket.socket) -> None:
     """Return once the other side has closed. Costs nothing until then, so that measurements are left in
     peace; what the client sends is for the session and not looked at."""
     loop = asyncio.get_running_loop()
-    closed = loop.create_future()
+    closed = asyncio.Event()
     with select.epoll() as watch:
         watch.register(connection, select.EPOLLRDHUP)
-        loop.add_reader(watch.fileno(), lambda: closed.done() or closed.set_result(None))
+        loop.add_reader(watch.fileno(), closed.set)
         try:
-            await closed
+            await closed.wait()
         finally:
             loop.remove_reader(watch.fileno())

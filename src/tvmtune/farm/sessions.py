@@ -1,4 +1,4 @@
-"""The supervisor's side of the nursery (nursery.py): starting it, having it fork, learning what ended."""
+"""The supervisor's side of the nursery (nursery.py): start it, have it fork, learn what ended."""
 
 from __future__ import annotations
 
