@@ -15,7 +15,7 @@ from measure.test_measurer import artifacts, double, measure, trace_of
 from tvmtune import host
 from tvmtune.errors import UsageError
 from tvmtune.farm.protocol import Address
-from tvmtune.measure import boards, local
+from tvmtune.measure import boards
 from tvmtune.measure.boards import Boards
 from tvmtune.measure.measurer import Measurement, Measurer
 from tvmtune.types import TensorSpec, Timing
@@ -109,12 +109,13 @@ def test_a_board_fills_its_tensors_as_this_machine_does():
     from tvm.runtime import tensor
 
     from tvmtune.farm.functions import fill
+    from tvmtune.filling import fill as values
 
     for dtype in ("float32", "int32"):
         spec = TensorSpec("x", (3, 5), dtype)
         there = tensor(np.zeros(spec.shape, dtype))
         fill(there, 7)
-        assert (there.numpy() == local.fill(spec, 7)).all()
+        assert (there.numpy() == values(spec, 7)).all()
 
 
 def test_what_has_been_timed_before_the_last_board_went_is_told(farm, within):

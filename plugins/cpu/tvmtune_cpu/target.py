@@ -41,6 +41,8 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
         params, model = caches(), cpu_model()
     else:
         threads = _number(attrs["threads"]) if "threads" in attrs else int(_of(found)["cpus"])
+        if threads < 1:
+            raise UsageError(f"threads={threads}: at least one is needed.")
         mcpu = str(attrs.get("mcpu") or _processor(_of(found)))
         params = {"num_cores": found["cpus"]} if found else {}
         model = str(found["cpu"]) if found else f"the boards '{find(remote)[0]}'"
@@ -91,12 +93,9 @@ def _threads(given: Any) -> int:
 
 def _number(given: Any) -> int:
     try:
-        count = int(given)
+        return int(given)
     except ValueError:
         raise UsageError(f"threads={given} is not a number.") from None
-    if count < 1:
-        raise UsageError(f"threads={given}: at least one is needed.")
-    return count
 
 
 def _ask(remote: str) -> dict[str, Any] | None:

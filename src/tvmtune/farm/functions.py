@@ -33,9 +33,9 @@ def settle(threads: int) -> int:
 
 
 def fill(tensor: Any, seed: int) -> None:
-    """Give a tensor of the board's the values that :func:`tvmtune.measure.local.fill` has for it: 46 MB
-    of weights need not go over the line."""
-    from tvmtune.measure.local import fill as values
+    """Give a tensor of the board's the values that :func:`tvmtune.filling.fill` has for it: 46 MB of
+    weights need not go over the line."""
+    from tvmtune.filling import fill as values
     from tvmtune.types import TensorSpec
 
     spec = TensorSpec("", tuple(int(d) for d in tensor.shape), str(tensor.dtype))

@@ -13,6 +13,7 @@ import numpy as np
 
 from tvmtune import threads as tvm_threads
 from tvmtune.accuracy import relative_error
+from tvmtune.filling import fill
 from tvmtune.types import TensorSpec, Timing, product
 
 PASSES: dict[str, Any] = {
@@ -39,7 +40,6 @@ LONG = 0.05
 AGREE = 0.01
 """That times agree: the middle half of them lies within this part of their median."""
 
-_block: Any = None
 _kept: Arguments | None = None
 """In a run worker: what candidates are called with."""
 
@@ -155,7 +155,8 @@ class Arguments:
     Candidates of a workload differ in the order of their weights alone: they get the same memory,
     which is filled once (9 MB of weights take 30 ms, as long as all runs of a good candidate).
 
-    ``filler(tensor, seed)``, where the device's side has it, gives a tensor the values of :func:`fill`.
+    ``filler(tensor, seed)``, where the device's side has it, gives a tensor the values of
+    :func:`tvmtune.filling.fill`.
     """
 
     def __init__(self, device: Any, filler: Callable[[Any, int], Any] | None = None) -> None:
@@ -230,19 +231,3 @@ def _after(artifact: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     arrays = [tvm.runtime.tensor(each, tvm.cpu(0)) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]
-
-
-def fill(spec: TensorSpec, seed: int = 0) -> np.ndarray:
-    """Standard-normal floats, or 0 and 1 for integers (a safe index anywhere).
-
-    A block of 64 Ki values is repeated: drawing 46 MB of weights afresh would cost more than timing.
-    """
-    global _block
-    if _block is None:
-        _block = np.random.RandomState(0).standard_normal(65536 + 1021).astype("float32")
-    count = product(spec.shape)
-    if np.dtype(spec.dtype).kind == "f":
-        # an odd period, so that no loop extent of a power of two sees the same values again
-        period = _block[seed * 131 % 1000 : seed * 131 % 1000 + 65521]
-        return np.resize(period, count).astype(spec.dtype, copy=False).reshape(spec.shape)
-    return (np.arange(count) % 2).astype(spec.dtype).reshape(spec.shape)

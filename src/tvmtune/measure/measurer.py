@@ -172,10 +172,8 @@ class Measurer:
             # Boards finish in any order: what they have finished behind the first that is missing
             # is worth as much as the rest.
             for n, handle in running[collected:]:
-                if handle.done() and handle.exception() is None:
-                    outcome = handle.result()
-                    if isinstance(outcome, Outcome):
-                        results[n] = _measured(outcome)
+                if isinstance(self._runners, Boards) and handle.done() and not handle.exception():
+                    results[n] = _measured(handle.result())
             for n in sorted(results):
                 on_result(n, results[n])
             raise
