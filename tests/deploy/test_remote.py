@@ -21,7 +21,7 @@ from cli.commands import command, complaint, tvmtune
 from deploy.building import make_library
 from farm.served import Farm, Running, free_port
 from models import tiny_encoder
-from tvmtune import api, networks
+from tvmtune import api, networks, system
 from tvmtune.deploy import bench, metadata, peers, remote
 from tvmtune.deploy.compile import Compiled
 from tvmtune.deploy.library import Library
@@ -330,8 +330,13 @@ def test_a_board_whose_disk_is_full(made, farm):
     assert "Make room on its disk" in text
 
 
-def test_a_board_of_tvms_own_server(made, opened, farm):
+def test_a_board_of_tvms_own_server(made, opened, farm, tmp_path):
     """It says nothing of itself, and has no other runtimes; libraries run all the same."""
+    network = networks.load(str(made.parent / "model.onnx"))
+    foreign = None
+    if shutil.which("ld.lld") and not system.runs_here("aarch64-linux-gnu"):
+        plan = api.plan(network, "arm", attrs={"board": "rk3399"})
+        foreign = api.compile(plan, tmp_path / "foreign.so").path
     port = free_port()
     server = farm.start(
         [sys.executable, str(STOCK), str(port), "stock", str(free_port())],
@@ -348,6 +353,10 @@ def test_a_board_of_tvms_own_server(made, opened, farm):
         inputs = opened.random_inputs()
         np.testing.assert_array_equal(library.run(inputs)[0], opened.run(inputs)[0])
         result = bench.bench(library, repeat=2, peers=remote.peers("ort", board))
+        if foreign is not None:
+            text = refusal(lambda: Library.open(foreign, board=board))
+            assert text.startswith("on the board 'stock': ")
+            assert text.endswith("Compile it for the board")
         with pytest.raises(UsageError, match="there is no runtime to compare with"):
             remote.peers("all", board)
     assert [run.runtime for run in result.runs] == ["tvmtune"]

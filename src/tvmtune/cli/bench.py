@@ -82,6 +82,8 @@ def command(
     from tvmtune.deploy.bench import bench
 
     others = peers.parse(vs) if vs and remote is None else []
+    if vs:
+        peers.words(vs)  # a wrong name fails before a board is asked for
     found = metadata.read(library)
     if check and not found.get("check"):
         raise UsageError(f"{library} carries no reference to check against. Compile it again")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.deploy import board_calls, on_board
-from tvmtune.deploy.peers import ALL, PEERS, Peer, peer
+from tvmtune.deploy.peers import PEERS, Peer, choose, words
 from tvmtune.deploy.peers.base import onnx_form
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm import devices, protocol
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 WAIT = 60.0
 """Seconds to wait for a board that is in use."""
 RUN = 300.0
-"""Seconds that a turn of calls may take."""
+"""Seconds that one call may take."""
+SLACK = 4.0
+"""Times as long as the slowest call so far that several may take each."""
 START = 120.0
 """Seconds that a process of this machine may take to import TVM."""
 LOOK = 5.0
@@ -175,7 +177,7 @@ class Borrowed:
     def _told(self, message: str) -> str:
         """One message for what the board's side complained of."""
         found = f"on the board '{self.key}': {message}"
-        for words, remedy in (
+        for signs, remedy in (
             (("No space left", "File too large", "Disk quota"), "Make room on its disk"),
             (("MemoryError", "Cannot allocate", "bad_alloc"), "Its memory is too small"),
             (
@@ -183,7 +185,7 @@ class Borrowed:
                 "Compile it for the board",
             ),
         ):
-            if any(word in message for word in words):
+            if any(sign in message for sign in signs):
                 memory = self._memory() if "memory" in remedy else ""
                 return f"{found.rstrip('.')}. {remedy}{memory}"
         return found
@@ -214,6 +216,21 @@ def _request(
     return found
 
 
+class _Pace:
+    """How long calls may take, from how long they took."""
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    def limit(self, count: int) -> float:
+        """Seconds for ``count`` calls: at least those of a turn, and several times what is expected."""
+        return RUN + SLACK * count * self._longest
+
+    def seen(self, seconds: float, count: int) -> float:
+        self._longest = max(self._longest, seconds / count)
+        return seconds
+
+
 class RemoteSession:
     """Implements :class:`tvmtune.deploy.session.Session` on a board."""
 
@@ -228,6 +245,7 @@ class RemoteSession:
         """
         self.board: Borrowed | None = board
         self._board = board
+        self._pace = _Pace()
         told = board.described or {}
         count = int(told.get("cpus") or 0)
         if threads is not None and not 1 <= threads <= (count or threads):
@@ -255,7 +273,9 @@ class RemoteSession:
         self._board.ask(board_calls.set_inputs, self._name, list(arrays), limit=limit)
 
     def invoke(self, count: int = 1) -> float:
-        return float(self._board.ask(board_calls.invoke, self._name, count, limit=RUN))
+        limit = self._pace.limit(count)
+        seconds = self._board.ask(board_calls.invoke, self._name, count, limit=limit)
+        return self._pace.seen(float(seconds), count)
 
     def outputs(self) -> list[np.ndarray]:
         found: list[np.ndarray] = self._board.ask(board_calls.outputs, self._name, limit=RUN)
@@ -277,6 +297,7 @@ class RemotePeer(Peer):
         self.name = name  # type: ignore[misc]
         self.parallel = PEERS[name].parallel  # type: ignore[misc]
         self._board = board
+        self._pace = _Pace()
         self._version = ""
 
     @property
@@ -304,7 +325,8 @@ class RemotePeer(Peer):
         self._ask(board_calls.peer_set_inputs, arrays, limit=limit)
 
     def invoke(self, count: int = 1) -> float:
-        return float(self._ask(board_calls.peer_invoke, count, limit=RUN))
+        seconds = self._ask(board_calls.peer_invoke, count, limit=self._pace.limit(count))
+        return self._pace.seen(float(seconds), count)
 
     def outputs(self) -> list[np.ndarray]:
         found: list[np.ndarray] = self._ask(board_calls.peer_outputs, limit=RUN)
@@ -315,27 +337,8 @@ class RemotePeer(Peer):
 
 
 def peers(names: str, board: Borrowed) -> list[Peer]:
-    """The peers of a list as :func:`tvmtune.deploy.peers.parse` takes it, on the board; ``all`` adds
-    those that it has installed.
-
-    Raises :class:`UsageError` for an unknown name, and if the board has none at all.
-    """
-    found: dict[str, Peer] = {}
-    for word in (w.strip() for w in names.split(",") if w.strip()):
-        if word.lower() == ALL:
-            every = [RemotePeer(name, board) for name in PEERS]
-            reasons = {one.name: one.available() for one in every}
-            if all(reasons.values()):
-                raise UsageError(
-                    f"there is no runtime to compare with: {'; '.join(filter(None, reasons.values()))}"
-                )
-            for one in every:
-                if reasons[one.name] is None:
-                    found.setdefault(one.name, one)
-        else:
-            name = peer(word).name
-            found.setdefault(name, RemotePeer(name, board))
-    return list(found.values())
+    """As :func:`tvmtune.deploy.peers.parse`, on the board; ``all`` adds those that it has installed."""
+    return choose(words(names), {name: RemotePeer(name, board) for name in PEERS})
 
 
 def _bytes(arrays: Sequence[np.ndarray]) -> int:
