@@ -247,7 +247,8 @@ class Worker:
     def _expired(self) -> Outcome:
         process = self._process
         if process is None:
-            return Outcome(stage="crash", message="the worker is closed")
+            why = "the worker is closed" if self._closed else "no worker could be started"
+            return Outcome(stage="crash", message=why)
         process.join(5)
         words, self._read = _last_line(self._stderr.name, self._read)
         outcome = Outcome(

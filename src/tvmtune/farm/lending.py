@@ -17,6 +17,7 @@ from typing import Any
 from tvmtune.farm import functions
 from tvmtune.farm.nursery import DIED
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
+from tvmtune.farm.sessions import RESTARTED
 from tvmtune.workers import brief
 
 Result = tuple[str, Any]
@@ -186,7 +187,8 @@ def with_board(function: Callable[..., Any]) -> Callable[..., Result]:
         try:
             return "value", function(_board, *arguments)
         except Exception as error:
-            return _kind(_board, str(error)), _told(error)
+            kind = _kind(_board, str(error))
+            return kind, "the connection broke" if kind == "lost" else _told(error)
 
     return call
 
@@ -196,6 +198,8 @@ def _kind(board: Board, text: str) -> str:
         return "crash"
     if _EXPIRED in text:
         return "timeout"
+    if RESTARTED in text:
+        return "lost"
     return "run" if _FROM_THE_BOARD in text or board.answers() else "lost"
 
 

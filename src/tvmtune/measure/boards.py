@@ -101,7 +101,7 @@ class Boards:
         self.key = key
         self.tracker = tracker
         self.wait = wait
-        self.say = say
+        self._say = say
         self.options = dict(options or {})
         self.directory = directory
         self._changed = threading.Condition()
@@ -183,6 +183,11 @@ class Boards:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def say(self, message: str) -> None:
+        """Tell the user. That it cannot be told is no reason to end a thread that work depends on."""
+        with contextlib.suppress(Exception):
+            self._say(message)
+
     # For lanes. None of it waits for anything but the lock, unless it says so.
 
     def wait_for_calls(self, lane: Lane) -> bool:
@@ -259,10 +264,13 @@ class Boards:
             trouble = ""
             try:
                 with Tracker(self.tracker) as line:
-                    summary = line.summary()
-                    self._found(summary)
+                    self._found(line.summary())
             except Unreachable as error:
                 trouble = str(error)
+            except (TypeError, ValueError, LookupError) as error:
+                trouble = (
+                    f"the tracker at {self.tracker} gave an answer that makes no sense: {error}"
+                )
             with self._changed:
                 if self._closed:
                     return
@@ -297,16 +305,13 @@ class Boards:
             self._listed, self._own = set(listed), own
             # One lane stays in any case: it notices first when a board is there again.
             wanted = max(1, len(listed))
-            started = []
             while len(self._lanes) < wanted and not self._closed:
-                started.append(Lane(self))
-                self._lanes.append(started[-1])
+                self._lanes.append(Lane(self))
+                self._lanes[-1].start()
             idle = [lane for lane in self._lanes if lane.board is None]
             for lane in idle[: max(0, len(self._lanes) - wanted)]:
                 self._lanes.remove(lane)
             self._changed.notify_all()
-        for lane in started:
-            lane.start()
         changes = [f"{board} has come" for board in sorted(come, key=str)]
         changes += [f"{board} has left" for board in sorted(gone, key=str)]
         if changes:

@@ -57,7 +57,13 @@ class Lane(threading.Thread):
         boards = self._boards
         try:
             while boards.wait_for_calls(self):
-                if (session := self._borrow()) is None:
+                try:
+                    session = self._borrow()
+                except Exception as error:  # a lane that ends is a board less
+                    self._drop()
+                    self._refused(f"{type(error).__name__}: {error}")
+                    continue
+                if session is None:
                     continue
                 while self.board is not None and (call := boards.take(self)) is not None:
                     if not self._make(call, session):
@@ -120,9 +126,15 @@ class Lane(threading.Thread):
         if not own and limit > session.limit:
             self._boards.again(call)
             return False
-        outcome = self._worker.call(call.function, call.arguments, limit + (0.0 if own else MARGIN))
         self._calls += 1
-        verdict = self._verdict(call, session.board, outcome)
+        verdict: Outcome | None
+        try:
+            deadline = limit + (0.0 if own else MARGIN)
+            outcome = self._worker.call(call.function, call.arguments, deadline)
+            verdict = self._verdict(call, session.board, outcome)
+        except Exception as error:  # somebody waits for an answer
+            self._drop()
+            verdict = Outcome(stage="run", message=f"{type(error).__name__}: {error}")
         if verdict is None:
             self._boards.again(call)
         else:
