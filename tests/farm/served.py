@@ -174,10 +174,10 @@ def client(
 
 @contextlib.contextmanager
 def busy(
-    board: Address, key: str, code: str, *arguments: object
+    board: Address, key: str, code: str, *arguments: object, tracked: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
     """:func:`client` while it runs; it is killed at the end."""
-    words = client_command(board, key, code, *arguments)
+    words = client_command(board, key, code, *arguments, tracked=tracked)
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -127,6 +127,20 @@ def test_files_of_a_session_are_removed_with_it(
     _wait(lambda: not list(farm.folder.rglob("*.so")))
 
 
+@pytest.mark.slow
+def test_a_session_that_cannot_be_started_is_explained(
+    farm: served.Farm, candidates: dict[str, Path]
+) -> None:
+    _, board = farm.board("b")
+    (folder,) = farm.folder.glob("tvmtune-board-*")
+    folder.rmdir()
+    folder.touch()  # what needs a folder there fails
+    done = served.client(board, "b", "connect()")
+    assert "the board cannot start a session: File exists" in done.stderr
+    folder.unlink()
+    assert serves(board, candidates["sound"])
+
+
 def test_idle_and_garbage_connections_block_nobody(farm: served.Farm) -> None:
     server, board = farm.board("b")
     magic = protocol.integer(protocol.RPC_MAGIC)

@@ -100,6 +100,30 @@ def test_a_tracker_that_dies_is_started_again_and_the_boards_return(
 
 
 @pytest.mark.slow
+def test_a_session_outlives_the_tracker(farm: served.Farm, candidates: dict[str, Path]) -> None:
+    tracker, address = farm.tracker()
+    board, _ = farm.board("b", address)
+    code = """
+remote = connect()
+print("here", flush=True)
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.1)
+doubles(remote, sys.argv[1])
+"""
+    go = farm.folder / "go"
+    with served.busy(address, "b", code, candidates["sound"], go, tracked=True) as client:
+        assert client.stdout and client.stdout.readline() == "here\n"
+        tracker.kill()
+        board.expect("no tracker at")
+        again, _ = farm.tracker(address.port)
+        board.expect("registered")
+        assert becomes(address, {"b": (1, 0)})
+        go.touch()
+        assert client.communicate(timeout=served.LIMIT)[0] == "doubled\n"
+    assert becomes(address, {"b": (1, 1)})
+
+
+@pytest.mark.slow
 def test_a_tracker_that_hangs_is_started_again(farm: served.Farm) -> None:
     tracker, address = farm.tracker()
     (child,) = tracker.children("tvmtune.farm.tracker")

@@ -3,8 +3,8 @@
 It runs as ``python -m tvmtune.farm.nursery FD OPTIONS`` and takes orders over a Unix socket, a JSON
 line each, with the connection that it is about: ``serve`` forks a session that serves it, ``answer``
 one that gives its client an error in the place of the result that it waits for. It reports what it
-started and what ended. It is single-threaded, runs nothing that a client sent and waits for no client, so it
-has no reason to die or to hang; should it die, the supervisor (sessions.py) starts another.
+started and what ended. It is single-threaded, runs nothing that a client sent and waits for no client,
+so it has no reason to die or to hang; should it die, the supervisor (sessions.py) starts another.
 """
 
 from __future__ import annotations
