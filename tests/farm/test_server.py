@@ -214,7 +214,7 @@ def test_a_nursery_that_is_killed_is_replaced(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_a_server_and_what_it_runs(
     farm: served.Farm, candidates: dict[str, Path], number: int
 ) -> None:

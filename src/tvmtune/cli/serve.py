@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import click
@@ -52,10 +53,15 @@ def command(
     Whatever a client runs here, runs in a process of its own: it may crash, hang or leak, and the
     next client is served all the same. TVM's own clients and trackers work with it, too.
     """
-    from tvmtune.errors import UsageError
+    from tvmtune.errors import TvmtuneError, UsageError
     from tvmtune.farm.protocol import Address, check_key
     from tvmtune.farm.server import Server, Serving
 
+    if sys.platform != "linux":
+        raise TvmtuneError(
+            "boards are served on Linux alone; elsewhere TVM's own server may do: "
+            f"python -m tvm.exec.rpc_server --key {key}"
+        )
     check_key(key)
     for path in libraries:
         if not path.is_file():

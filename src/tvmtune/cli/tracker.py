@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import click
 
@@ -28,4 +29,6 @@ def command(host: str, port: int) -> None:
 
 
 def say(message: str) -> None:
-    click.echo(message, err=True)
+    """Tell whoever looks; boards and their clients are not to suffer where nobody does."""
+    with contextlib.suppress(OSError):
+        click.echo(message, err=True)

@@ -10,6 +10,7 @@ Nothing here trusts the other side: lengths are bounded, and every wait has a de
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import random
@@ -65,7 +66,10 @@ class Address:
     @property
     def is_local(self) -> bool:
         """Whether nobody on another machine can reach it."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @staticmethod
     def parse(text: str, port: int = TRACKER_PORT) -> Address:

@@ -71,7 +71,7 @@ class Server:
         self.port: int = self._listener.getsockname()[1]
 
     async def run(self) -> None:
-        """Until :meth:`stop`, SIGINT or SIGTERM."""
+        """Until :meth:`stop`, SIGINT, SIGTERM or SIGHUP."""
         self._stopping = asyncio.Event()
         self._clients: asyncio.Queue[_Client] = asyncio.Queue()
         self._registration: Registration | None = None
@@ -83,7 +83,7 @@ class Server:
                 self.say,
             )
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
         with contextlib.closing(self._listener), scratch() as folder:
             work = asyncio.create_task(self._work(self.serving.nursery | {"folder": str(folder)}))

@@ -41,10 +41,10 @@ class Supervised:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Until SIGINT or SIGTERM."""
+        """Until SIGINT, SIGTERM or SIGHUP."""
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stopping.set)
         with contextlib.closing(self._listener):
             work = asyncio.create_task(self._work())
