@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cli.commands import tvmtune
-from farm import served
+from farm import emulated, served
 from farm.test_server import RUN
 from tvmtune.farm.nursery import DIED
 from tvmtune.farm.protocol import Address
@@ -99,3 +104,26 @@ def test_it_outlives_candidates_that_abort_and_hang(
     assert DIED + "SIGABRT" in run(board, candidates["abort"])
     assert "RPCSessionTimeoutError" in run(board, candidates["sleep"], "timeout=3")
     assert doubles(board, candidates["sound"])
+
+
+def test_it_is_made_once_whoever_is_interrupted(tmp_path: Path) -> None:
+    env = os.environ | {"TVMTUNE_TEST_CACHE": str(tmp_path)}
+    words = [sys.executable, emulated.__file__]
+
+    def make() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    with make() as interrupted:
+        end = time.monotonic() + served.LIMIT
+        while not list(tmp_path.glob("*.part-*/sysroot")):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        os.killpg(interrupted.pid, signal.SIGKILL)
+    both = [make(), make()]
+    said = {process.communicate(timeout=4 * served.LIMIT)[0].strip() for process in both}
+    assert not any(process.returncode for process in both)
+    (python,) = said
+    assert Path(python).is_relative_to(tmp_path) and Path(python).exists()
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1

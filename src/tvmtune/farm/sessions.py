@@ -50,8 +50,8 @@ class Nursery:
         self._orders: socket.socket | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[dict[str, Any]] | None = None
-        self._begun: asyncio.Future[int] | None = None
-        self._sessions: dict[int, asyncio.Future[str]] = {}
+        self._begun: asyncio.Future[Session] | None = None
+        self._sessions: dict[int, Session] = {}
         self.versions: dict[str, str] = {}
         """Of TVM, once it has been started."""
 
@@ -77,8 +77,7 @@ class Nursery:
         await self.ensure()
         self._begun = asyncio.get_running_loop().create_future()
         self._send({"serve": True}, connection)
-        pid = await asyncio.wait_for(self._begun, START)
-        return Session(pid, self._sessions[pid])
+        return await asyncio.wait_for(self._begun, START)
 
     async def answer(self, connection: socket.socket, message: str) -> None:
         """Have the client of ``connection`` told that its call failed."""
@@ -112,9 +111,8 @@ class Nursery:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
             self._reader = None
-        for pid in self._sessions:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        for session in self._sessions.values():
+            session.kill()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -139,21 +137,21 @@ class Nursery:
 
     def _heard(self, report: dict[str, Any]) -> None:
         if "begun" in report:
-            pid = int(report["begun"])
-            self._sessions[pid] = asyncio.get_running_loop().create_future()
-            _resolve(self._begun, pid)
+            session = Session(int(report["begun"]), asyncio.get_running_loop().create_future())
+            self._sessions[session.pid] = session
+            _resolve(self._begun, session)
         elif "refused" in report:
             _resolve(self._begun, OSError(str(report["refused"])))
         elif "ended" in report:
-            ended = self._sessions.pop(int(report["ended"]), None)
-            _resolve(ended, describe_end(int(report["status"])))
+            session = self._sessions.pop(int(report["ended"]))
+            _resolve(session.ended, describe_end(int(report["status"])))
         else:
             _resolve(self._ready, report)
 
     def _lost(self) -> None:
         """The nursery is gone, and its sessions with it."""
-        for ended in self._sessions.values():
-            _resolve(ended, RESTARTED)
+        for session in self._sessions.values():
+            _resolve(session.ended, RESTARTED)
         self._sessions.clear()
         _resolve(self._begun, ConnectionResetError(RESTARTED))
         _resolve(self._ready, {"failed": "TVM's import ended the process; see above."})
