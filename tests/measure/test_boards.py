@@ -137,9 +137,9 @@ def test_the_work_of_a_board_that_is_killed_goes_to_another(farm, within):
     first, second = farm.board(KEY, tracker), farm.board(KEY, tracker)
     servers = {str(address): running.pid for running, address in (first, second)}
     with watched(tracker) as (made, told):
-        handles = [made.submit(f"{CALLS}:nap", (0.3,), 10.0) for _ in range(20)]
-        told.wait("now 2")
-        time.sleep(1.0)
+        handles = [made.submit(f"{CALLS}:nap", (0.3,), 10.0) for _ in range(40)]
+        while {handle.result().value for handle in handles if handle.done()} != set(servers):
+            time.sleep(0.05)
         first[0].kill()
         outcomes = made.collect(handles, deadline=10.0, stage="run")
         assert all(outcome.ok for outcome in outcomes)
@@ -186,7 +186,7 @@ def test_a_frozen_board_loses_its_work_to_another_and_may_thaw(farm, within, qui
         handle = made.submit(f"{CALLS}:where", (), 1.0)
         _, other = farm.board(KEY, tracker)
         assert made.collect([handle], deadline=1.0, stage="run")[0].value == str(other)
-        told.wait(f"at {address} is lost: it does not answer")
+        told.wait(f"at {address} is lost (it does not answer)")
         for pid in (frozen.pid, *frozen.children()):
             os.kill(pid, signal.SIGCONT)
         naps = [(0.5,)] * 30

@@ -113,7 +113,7 @@ class Boards:
         self._unfit: set[Address] = set()
         """Boards that cannot be used, and of which the user knows."""
         self._trouble = ""
-        """Why the last board that was asked for was not had."""
+        """Why the last board that the tracker lent was of no use."""
         self._waiting = False
         """Whether the user knows that boards are waited for."""
         self._closed = False
@@ -237,7 +237,7 @@ class Boards:
             self.say(f"there is a board '{self.key}' again")
 
     def refused(self, trouble: str) -> None:
-        """A board could not be had, or not be used."""
+        """A board that the tracker lent could not be used."""
         with self._changed:
             self._trouble = trouble
 
@@ -251,7 +251,7 @@ class Boards:
     def lost(self, board: Address, reason: str) -> None:
         """A board was lost during a call."""
         self.say(
-            f"the board '{self.key}' at {board} is lost: {reason}; another takes over its work"
+            f"the board '{self.key}' at {board} is lost ({reason}): its work waits for another"
         )
 
     # The watcher's thread.
@@ -280,7 +280,7 @@ class Boards:
                 elif without is None:
                     without = now
                 gone = 0.0 if without is None else now - without
-                reason = trouble or self._trouble or self._why_none()
+                reason = trouble or self._why_none()
                 tell = gone > min(PATIENCE, self.wait) and not self._waiting
                 self._waiting |= tell
                 if gone > self.wait:
@@ -318,9 +318,9 @@ class Boards:
             self.say(f"boards '{self.key}': {', '.join(changes)}; now {len(listed)}")
 
     def _why_none(self) -> str:
-        if self._listed:
-            return "all of them are in use, or do not answer"
-        return f"none is registered with the tracker at {self.tracker}"
+        if not self._listed:
+            return f"none is registered with the tracker at {self.tracker}"
+        return self._trouble or "all of them are in use, or do not answer"
 
     def _give_up(self, reason: str) -> None:
         error = NoBoard(

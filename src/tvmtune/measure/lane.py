@@ -85,8 +85,8 @@ class Lane(threading.Thread):
         try:
             with Tracker(boards.tracker) as line:
                 found = line.request(boards.key, ASK, wanted=lambda: boards.needs(self))
-        except Unreachable as error:
-            self._refused(str(error))
+        except Unreachable:  # which the boards' watcher sees and says by itself
+            self._pause(RETRY)
             return None
         if found is None:
             return None
@@ -114,7 +114,10 @@ class Lane(threading.Thread):
 
     def _refused(self, trouble: str, pause: float = RETRY) -> None:
         self._boards.refused(trouble)
-        end = time.monotonic() + pause
+        self._pause(pause)
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
         while time.monotonic() < end and self._boards.needs(self):
             time.sleep(0.1)
 
