@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farm.served import Farm
+from cli.commands import command
+from farm.served import Farm, free_port
 from measure.test_measurer import artifacts, double, measure, trace_of
 from tvmtune import host
 from tvmtune.errors import UsageError
@@ -150,3 +151,18 @@ def test_the_target_is_what_the_board_says_that_it_is(tracker):
     assert backend.make_target({"threads": 1}, there.remote).threads == 1
     with pytest.raises(UsageError, match="no processor 'zmver4'"):
         backend.make_target({"mcpu": "zmver4"}, there.remote)
+
+
+def test_a_board_whose_disk_is_full_is_told(farm, within):
+    within(90)
+    _, tracker = farm.tracker()
+    serve = command("serve", "--key", KEY, "--tracker", tracker, "--port", free_port())
+    # a limit to the size of files is met as a full disk is: a part is written, the rest is not
+    running = farm.start(["bash", "-c", 'ulimit -f 2; exec "$@"', "bash", *serve])
+    running.expect("registered")
+    chosen = double()
+    with measuring(tracker) as measurer:
+        (result,) = measure(measurer, (chosen, trace_of(chosen)))
+    assert result.stage == "run"
+    assert "cannot be written on the board" in result.message
+    assert "File too large" in result.message

@@ -31,7 +31,7 @@ SLOW_LINE = 200e3
 OVERHEAD = 10.0
 """Seconds that a call may take beyond its work and its upload: messages, and the board's memory."""
 
-_FROM_THE_BOARD = "Error caught from RPC call"
+FROM_THE_BOARD = "Error caught from RPC call"
 """So begins, in TVM's RPC, what the board's side has raised: the line holds."""
 _EXPIRED = "RPCSessionTimeoutError"
 """What a server tells a client whose session has lasted for as long as it had asked for."""
@@ -64,7 +64,7 @@ class Board:
         try:
             self.session.get_function("tvm.rpc.server.workpath")
         except Exception as error:
-            return isinstance(error, AttributeError) or _FROM_THE_BOARD in str(error)
+            return isinstance(error, AttributeError) or FROM_THE_BOARD in str(error)
         return True
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def settle(board: Board) -> str:
         count = board.function("runtime.NumThreads")
         found = threads if count is None else int(count())
     except Exception as error:
-        if _FROM_THE_BOARD not in str(error):
+        if FROM_THE_BOARD not in str(error):
             raise
         return brief(error)
     if found == threads:
@@ -200,7 +200,7 @@ def _kind(board: Board, text: str) -> str:
         return "timeout"
     if RESTARTED in text:
         return "lost"
-    return "run" if _FROM_THE_BOARD in text or board.answers() else "lost"
+    return "run" if FROM_THE_BOARD in text or board.answers() else "lost"
 
 
 def _told(error: Exception) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from tvmtune.farm import functions
-from tvmtune.farm.lending import Board, with_board
+from tvmtune.farm.lending import FROM_THE_BOARD, Board, with_board
 from tvmtune.measure import local
 from tvmtune.types import TensorSpec, Timing
+from tvmtune.workers import brief
 
 
 @with_board
@@ -72,7 +73,15 @@ def check(
 def _load(board: Board, artifact: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """The library at ``artifact``, uploaded and loaded, and the device that it is for."""
     name = Path(artifact).name
-    board.session.upload(artifact)
+    try:
+        board.session.upload(artifact)
+    except Exception as error:
+        if FROM_THE_BOARD not in str(error):
+            raise
+        raise RuntimeError(
+            f"a library cannot be written on the board at {board.address} ({brief(error)}): free some "
+            "space in its temporary folder"
+        ) from None
     try:
         module = board.session.load_module(name)
     finally:
