@@ -201,7 +201,9 @@ CANDIDATES = {
     "sound": WORK,
     "abort": 'T.evaluate(T.call_extern("int32", "abort"))',
     "sigill": 'T.evaluate(T.call_extern("int32", "raise", 4))',
-    "sleep": 'T.evaluate(T.call_extern("int32", "sleep", 3600))',
+    # tells so in the server's output first
+    "sleep": 'T.evaluate(T.call_extern("int32", "write", 2, "asleep\\n", T.int64(7)))\n            '
+    'T.evaluate(T.call_extern("int32", "sleep", 3600))',
     # 50 MB each time, and touched: mmap(..., PROT_READ | PROT_WRITE, PRIVATE | ANONYMOUS | POPULATE)
     "leak": 'T.evaluate(T.call_extern("handle", "mmap", T.int64(0), T.int64(50000000), 3, 0x8022, '
     "-1, T.int64(0)))",

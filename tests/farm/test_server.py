@@ -111,8 +111,8 @@ def test_a_client_that_is_killed_in_a_kernel_is_not_waited_for(
     farm: served.Farm, candidates: dict[str, Path]
 ) -> None:
     server, board = farm.board("b")
-    with served.busy(board, "b", RUN.format(options=""), candidates["sleep"]) as client:
-        assert client.stdout and client.stdout.readline() == "running\n"
+    with served.busy(board, "b", RUN.format(options=""), candidates["sleep"]):
+        server.expect("asleep")
     server.expect("is done: its client left while it was at work")
     assert serves(board, candidates["sound"])
 
@@ -184,7 +184,7 @@ def test_a_server_that_is_killed_takes_all_with_it_and_frees_its_port(
 ) -> None:
     server, board = farm.board("b")
     with served.busy(board, "b", RUN.format(options=""), candidates["sleep"]) as client:
-        assert client.stdout and client.stdout.readline() == "running\n"
+        server.expect("asleep")
         assert len(server.children("tvmtune.farm.nursery")) == 2  # and the session, its fork
         server.kill()
         assert not processes.after_a_while(server.mark)
@@ -205,7 +205,7 @@ def test_a_nursery_that_is_killed_is_replaced(
     os.kill(nursery, signal.SIGKILL)
     assert serves(board, candidates["sound"])
     with served.busy(board, "b", RUN.format(options=""), candidates["sleep"]) as client:
-        assert client.stdout and client.stdout.readline() == "running\n"
+        server.expect("asleep")
         nursery, session = server.children("tvmtune.farm.nursery")
         os.kill(min(nursery, session), signal.SIGKILL)
         said, _ = client.communicate(timeout=served.LIMIT)
@@ -220,7 +220,7 @@ def test_a_signal_ends_a_server_and_what_it_runs(
 ) -> None:
     server, board = farm.board("b")
     with served.busy(board, "b", RUN.format(options=""), candidates["sleep"]) as client:
-        assert client.stdout and client.stdout.readline() == "running\n"
+        server.expect("asleep")
         assert server.end(number) == 0
         client.wait(served.LIMIT)
     assert not any("Traceback" in line for line in server.lines)
