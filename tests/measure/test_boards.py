@@ -384,4 +384,4 @@ def test_threads_that_a_board_of_tvms_does_not_have_are_told(farm, within, quick
     ):
         with pytest.raises(NoBoard, match="computes with 1 threads there instead of 2"):
             call(made, "where")
-        assert sum("cannot be used" in line for line in told.lines) == 1
+        assert sum(line.startswith(f"the board '{KEY}' at") for line in told.lines) == 1
