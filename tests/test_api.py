@@ -63,7 +63,7 @@ def test_a_plan_knows_its_network_its_device_and_its_log(tmp_path):
         ({"attrs": {"thread": 1}}, "threads"),
         ({"attrs": {"threads": 0}}, "threads must be from 1 to"),
         ({"attrs": {"mcpu": "no-such-cpu"}}, "no processor 'no-such-cpu'"),
-        ({"remote": "board"}, "this machine"),
+        ({"remote": "board:9"}, "'board:9' cannot be the key of a board"),
     ],
 )
 def test_a_plan_refuses_what_it_does_not_know(tmp_path, options, message):

@@ -24,7 +24,8 @@ FORBIDDEN = {
         "tvmtune.tuning",
         *(f"tvmtune.records.{name}" for name in ("best", "database", "header", "log", "repeats")),
     ],
-    "measure": ["tvmtune.host", "tvmtune.tuning"],
+    "farm": ["tvmtune.tuning", "tvmtune.measure", "tvmtune.graph", "tvmtune.deploy"],
+    "measure": ["tvmtune.host", "tvmtune.tuning", "tvmtune.deploy"],
     "tuning": ["tvmtune.host"],
     "networks": ["tvmtune.host", "tvmtune.tuning", "tvmtune.records", "tvmtune.measure"],
 }

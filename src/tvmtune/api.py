@@ -51,13 +51,15 @@ class Plan:
 
     def default_log(self) -> Path:
         """``NETWORK-LAYOUT-Bbatch-KIND.json`` in the working directory; behind the network's name
-        stand another dtype than float32, shapes that were given, and the arguments of an operator."""
+        stand another dtype than float32, shapes that were given, and the arguments of an operator,
+        behind the kind the key of the boards."""
         source = self.network.source
         words = [self.network.name, source.get("dtype", "")]
         words += [f"{key}{value}" for key, value in source.get("arguments", {}).items()]
         words += ["x".join(map(str, dims)) for dims in source.get("shapes", {}).values()]
         batch = batch_of(source, self.network.inputs)
         words += [self.prepared.layout, f"B{batch}", self.device.backend]
+        words += [self.device.key or ""]
         return Path("-".join(filter(None, words)).replace("/", "_") + ".json")
 
 
@@ -72,12 +74,15 @@ def plan(
 ) -> Plan:
     """Prepare a network for a target and cut it into tasks.
 
-    ``params`` overrides hardware parameters. Raises :class:`UsageError` for unknown names.
+    ``params`` overrides hardware parameters. ``remote``: the key of boards that a tracker knows, as
+    ``KEY`` or ``KEY@HOST:PORT``; the target is theirs then. Raises :class:`UsageError` for unknown
+    names.
     """
     system.check_pins()
     backend = host.backend(target)
     device = backend.make_target(dict(attrs or {}), remote)
-    system.set_threads(device.threads)
+    here = remote is None and system.runs_here(device.mtriple)
+    system.set_threads(device.threads if here else system.usable_cpus())
     if params:
         known = backend.hardware_params(device)
         for name in params:
@@ -102,14 +107,16 @@ def tune(
     scheduler: str = "effect",
     tasks: Sequence[Task] | None = None,
     seed: int = 0,
+    wait: float | None = None,
     observer: Observer | None = None,
 ) -> Session:
     """Tune until the budget is spent; an existing log of the same network and device is continued.
 
-    ``transfer`` names other logs, of any network and device, to learn from. Raises
-    :class:`UsageError` for a tuner that does not suit the space, and :class:`TvmtuneError` for a log
-    of another network, device or version, for one that another process writes to, and if too many
-    trials fail.
+    Where the plan is for boards, ``wait`` is how many seconds the run goes without any before it is
+    given up, 600 by default. ``transfer`` names other logs, of any network and device, to learn
+    from. Raises :class:`UsageError` for a tuner that does not suit the space, and
+    :class:`TvmtuneError` for a log of another network, device or version, for one that another
+    process writes to, if too many trials fail, and if there are no boards.
     """
     from tvmtune.measure.measurer import Measurer
     from tvmtune.tuning import transfer as transfers
@@ -130,7 +137,14 @@ def tune(
     builder, runner = plan.backend.make_builder(plan.device), plan.backend.make_runner(plan.device)
     with (
         LogWriter(path) as writer,
-        Measurer(plan.device, builder, runner, timing or Timing()) as measurer,
+        Measurer(
+            plan.device,
+            builder,
+            runner,
+            timing or Timing(),
+            wait=wait,
+            say=observer.noted if observer else lambda message: None,
+        ) as measurer,
     ):
         # Once more under the lock: another run may have ended between the look and the lock.
         history = header.earlier(path, plan.prepared)
@@ -199,9 +213,9 @@ def compile_untuned(
 ) -> Compiled:
     """What :func:`ship` compares with; made before tuning, it shows what is wrong in time.
 
-    Raises :class:`TvmtuneError` if ``log`` is of another network or in use, or if the library's
-    outputs are not those of the network's reference; :class:`UsageError` if the reference cannot
-    take ``inputs``.
+    Where the plan is for boards, it is checked on one. Raises :class:`TvmtuneError` if ``log`` is of
+    another network or in use, or if the library's outputs are not those of the network's reference;
+    :class:`UsageError` if the reference cannot take ``inputs``.
     """
     if log is not None and header.earlier(log, plan.prepared):
         with LogWriter(log):
@@ -215,7 +229,12 @@ def compile_untuned(
             raise UsageError(
                 f"the network's reference cannot run the given inputs: {one_line(error)}"
             ) from error
-    return compile(plan, output, check_seed=seed)
+    compiled = compile(plan, output, check_seed=seed)
+    if plan.device.remote is not None:
+        from tvmtune.deploy.ship import check_on_board
+
+        check_on_board(compiled, plan.device.remote)
+    return compiled
 
 
 def ship(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -230,8 +231,19 @@ def set_threads(threads: int) -> None:
         os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
-def find_linker() -> list[str]:
-    """Command prefix of a linker that takes ``-shared -o LIBRARY OBJECT...``.
+def runs_here(mtriple: str) -> bool:
+    """Whether this machine runs code for an LLVM triple; an empty one means this machine's."""
+    return not mtriple or runs_on(mtriple, platform.machine())
+
+
+def runs_on(mtriple: str, machine: str) -> bool:
+    """Whether a machine, by the name that ``uname -m`` has for it, runs code for an LLVM triple."""
+    return _machine(mtriple) == _machine(machine)
+
+
+def find_linker(mtriple: str = "") -> list[str]:
+    """Command prefix of a linker that takes ``-shared -o LIBRARY OBJECT...``, for this machine or for
+    the LLVM triple of another.
 
     ``TVMTUNE_LINKER`` (a command, arguments allowed) wins. The bare linkers come before the
     compilers' drivers, which take three times as long and which TVM's objects have no need of.
@@ -244,11 +256,38 @@ def find_linker() -> list[str]:
             raise TvmtuneError(f"TVMTUNE_LINKER names '{command[0]}', which cannot be run")
         return command
     drivers = ["gcc", "cc", "clang"]
-    for name in drivers if sys.platform == "darwin" else ["ld.lld", "ld", *drivers]:
+    names = drivers if sys.platform == "darwin" else ["ld.lld", "ld", *drivers]
+    package = "binutils"
+    if not runs_here(mtriple):
+        machine = _machine(mtriple)
+        prefix = _GNU.get(machine, f"{machine}-linux-gnu")
+        names = ["ld.lld", f"{prefix}-ld", f"{prefix}-gcc"]
+        package = "lld"
+    for name in names:
         path = shutil.which(name)
         if path is not None:
-            return [path]
+            # The cross compiler may come without the start files and libraries of its system.
+            return [path, "-nostdlib"] if name.endswith("-gcc") else [path]
+    if runs_here(mtriple):
+        raise TvmtuneError(
+            f"no linker found (looked for {', '.join(names)}). On Debian or Ubuntu: sudo apt-get "
+            f"install {package}. Or name one in TVMTUNE_LINKER."
+        )
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "ld.lld"]
     raise TvmtuneError(
-        "no linker found (looked for ld.lld, ld, gcc, cc, clang). On Debian or Ubuntu: "
-        "sudo apt-get install binutils. Or name one in TVMTUNE_LINKER."
+        f"no linker for {mtriple} found (looked for {', '.join(names)}). Run pip install ziglang, or "
+        f"on Debian or Ubuntu: sudo apt-get install {package}. Or name one in TVMTUNE_LINKER."
     )
+
+
+_GNU = {"arm": "arm-linux-gnueabihf"}
+"""What Debian puts before the names of its cross tools, where it is not MACHINE-linux-gnu."""
+
+
+def _machine(triple: str) -> str:
+    """The processor that a triple, or ``uname``, names."""
+    name = triple.lower().split("-")[0]
+    if name.startswith("armv") and "64" not in name:
+        return "arm"
+    return {"arm64": "aarch64", "amd64": "x86_64", "thumbv7a": "arm"}.get(name, name)

@@ -14,6 +14,7 @@ What was found out about ``runtime.config_threadpool(mode, threads[, cpus])`` in
 from __future__ import annotations
 
 import os
+import platform
 
 from tvmtune.errors import TvmtuneError, UsageError
 
@@ -26,6 +27,19 @@ def allowed_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def quick_cpus() -> list[int]:
+    """Those of :func:`allowed_cpus` that are of the quickest kind: the big cores of ARM's big.LITTLE
+    systems, elsewhere all of them."""
+    from tvmtune.farm.describe import clusters
+
+    allowed = allowed_cpus()
+    # On x86 the largest frequency differs between cores of one kind, too.
+    if not platform.machine().lower().startswith(("arm", "aarch64")):
+        return allowed
+    quickest: list[int] = clusters(allowed)[0]["cpus"]
+    return quickest
 
 
 def choose(threads: int | None, tuned: int) -> int:
@@ -47,11 +61,11 @@ def choose(threads: int | None, tuned: int) -> int:
 def share(threads: int) -> None:
     """Have TVM compute with ``threads`` threads in the calling thread's parallel kernels.
 
-    All of them may run on any CPU of the process. Raises UsageError if there are not so many CPUs,
-    and TvmtuneError if the pool exists already and is too small: then something ran a parallel
-    kernel before.
+    All of them may run on any CPU of the process, or where there are enough of them, on any of the
+    quickest kind. Raises UsageError if there are not so many CPUs, and TvmtuneError if the pool exists
+    already and is too small: then something ran a parallel kernel before.
     """
-    _configure(_SHARE_CPUS, choose(threads, threads))
+    _configure(_SHARE_CPUS, choose(threads, threads), _cpus_for(threads))
 
 
 def settle(threads: int) -> None:
@@ -62,19 +76,23 @@ def settle(threads: int) -> None:
     Bound, the first measurement is as good as the hundredth. Where only a part of the CPUs is used
     nothing is bound, so that two processes do not meet on the same ones.
     """
-    cpus = allowed_cpus()
+    cpus = _cpus_for(threads)
     if not 1 < threads == len(cpus) or not hasattr(os, "sched_setaffinity"):
         share(threads)
         return
-    _configure(_ONE_CPU_EACH, threads)
+    _configure(_ONE_CPU_EACH, threads, cpus)
     os.sched_setaffinity(0, {cpus[0]})  # TVM gives the others to its workers, in this order
 
 
-def _configure(mode: int, threads: int) -> None:
+def _cpus_for(threads: int) -> list[int]:
+    quickest = quick_cpus()
+    return quickest if threads <= len(quickest) else allowed_cpus()
+
+
+def _configure(mode: int, threads: int, cpus: list[int]) -> None:
     import tvm
 
-    cpus = [str(cpu) for cpu in allowed_cpus()]
-    tvm.get_global_func("runtime.config_threadpool")(mode, threads, cpus)
+    tvm.get_global_func("runtime.config_threadpool")(mode, threads, [str(cpu) for cpu in cpus])
     found = int(tvm.get_global_func("runtime.NumThreads")())
     if found != threads:
         raise TvmtuneError(

@@ -82,6 +82,8 @@ class Device:
     params: JSON = field(default_factory=dict)
     """Hardware parameters, read from the device or given by the user."""
     remote: str | None = None
+    """Key of the boards that it is measured on, ``KEY@HOST:PORT`` where their tracker is not the
+    default one; None for this machine."""
     runtime: str = "cpu"
     """TVM's name of the device type that kernels run on."""
     model: str = ""
@@ -90,8 +92,19 @@ class Device:
     def identity(self) -> str:
         """Hex digest of everything that makes measured times comparable."""
         return digest(
-            [self.backend, self.target, self.attrs, self.threads, self.model, self.remote or ""]
+            [self.backend, self.target, self.attrs, self.threads, self.model, self.key or ""]
         )
+
+    @property
+    def mtriple(self) -> str:
+        """LLVM's triple of the system whose CPU calls the kernels; empty for this machine's."""
+        host = self.target.get("host", self.target)
+        return str(host.get("mtriple", "")) if isinstance(host, dict) else ""
+
+    @property
+    def key(self) -> str | None:
+        """What its boards are called, whichever tracker knows them."""
+        return self.remote.partition("@")[0] if self.remote else None
 
     def to_json(self) -> JSON:
         return asdict(self) | {"identity": self.identity()}
@@ -180,6 +193,16 @@ class BuilderSpec:
     init: str | None = None
     """``"package.module:function"`` called once in each worker with ``options``."""
     options: JSON = field(default_factory=dict)
+    reference: Reference | None = None
+    """How the unscheduled workloads are built that candidates are checked against, where it is not as
+    candidates are: for this machine, where candidates run on a board."""
+
+    @dataclass(frozen=True)
+    class Reference:
+        """TVM target, and options that take the place of the builder's."""
+
+        target: JSON
+        options: JSON = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

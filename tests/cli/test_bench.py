@@ -16,6 +16,7 @@ from models import tiny_cnn
 from tvmtune.cli import bench
 from tvmtune.deploy import metadata
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.farm.protocol import Unreachable
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")
 
@@ -135,7 +136,8 @@ def test_inputs_from_a_file(library, tmp_path):
 
 def test_what_cannot_be_asked_for(library, tmp_path):
     assert "Did you mean onnxruntime" in error(UsageError, library, "--vs", "onxruntime")
-    assert "needs the farm" in error(UsageError, library, "--remote", "rk3399")
+    assert "no tracker answers" in error(Unreachable, library, "--remote", "a@127.0.0.1:1")
+    assert "on this machine alone" in error(UsageError, library, "--remote", "a", "--profile")
     assert "there is no library" in error(UsageError, tmp_path / "none.so")
     assert "number of threads" in error(UsageError, library, "--threads", 0)
     assert "no directory" in error(UsageError, library, "--json", tmp_path / "none" / "r.json")
@@ -155,7 +157,3 @@ def test_a_library_tuned_for_other_threads_says_so(library, tmp_path):
     metadata.append(path, metadata.read(path) | {"threads": 4096})
     result = run(path, "--threads", 1)
     assert "note: tuned for 4096 threads, run with 1" in result.output
-
-
-def test_remote_is_understood_but_not_advertised():
-    assert "--remote" not in CliRunner().invoke(bench.command, ["--help"]).output

@@ -60,4 +60,4 @@ def test_bad_inputs_and_places(library, tmp_path):
     assert type(error("--input", tmp_path / "none.npz")) is UsageError
     assert type(error("--output", tmp_path / "none" / "y.npz")) is UsageError
     assert "is a directory" in str(error("--output", tmp_path))
-    assert "needs the farm" in str(error("--remote", "board"))
+    assert "no tracker answers" in str(error("--remote", "board@127.0.0.1:1"))

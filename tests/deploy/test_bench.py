@@ -36,7 +36,7 @@ RUN_KEYS = {
 
 @pytest.fixture(autouse=True)
 def without_waiting(monkeypatch):
-    monkeypatch.setattr(bench_module, "rest", lambda: None)
+    monkeypatch.setattr("tvmtune.deploy.session.rest", lambda: None)
     monkeypatch.setattr(bench_module, "warm_up", lambda invoke: invoke(1))
 
 
@@ -198,18 +198,18 @@ def test_resting_waits_for_threads_that_spin(monkeypatch):
     monkeypatch.undo()
     used = iter([0.0, 0.02, 0.02, 0.04, 0.06, 0.08, 0.08, 0.08, 0.08, 0.08])
     naps = []
-    monkeypatch.setattr(bench_module.time, "process_time", lambda: next(used))
-    monkeypatch.setattr(bench_module.time, "sleep", naps.append)
+    monkeypatch.setattr(timing.time, "process_time", lambda: next(used))
+    monkeypatch.setattr(timing.time, "sleep", naps.append)
     clock = iter(range(100))
-    monkeypatch.setattr(bench_module.time, "perf_counter", lambda: next(clock) * 0.02)
-    bench_module.rest()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock) * 0.02)
+    timing.rest()
     assert len(naps) == 5
 
 
 def test_a_process_at_rest_is_seen_to_rest(opened, monkeypatch):
     monkeypatch.undo()
     opened.invoke(10)
-    bench_module.rest()
+    timing.rest()
     cpu = time.process_time()
     time.sleep(0.05)
     assert time.process_time() - cpu < 0.01

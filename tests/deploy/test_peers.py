@@ -12,8 +12,8 @@ import pytest
 from models import tiny_cnn, tiny_encoder
 from tvmtune import networks
 from tvmtune.deploy import peers
-from tvmtune.deploy.bench import rest
 from tvmtune.deploy.peers.onnx_runtime import OnnxRuntime
+from tvmtune.deploy.timing import rest
 from tvmtune.deploy.verify import relative_error
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs

@@ -26,20 +26,22 @@ def address(array: tvm.runtime.Tensor) -> int:
 
 @pytest.fixture
 def fresh(monkeypatch):
-    monkeypatch.setattr(local, "_kept", ((), []))
+    monkeypatch.setattr(local, "_kept", None)
 
 
-def test_candidates_that_order_their_weights_otherwise_share_memory(fresh):
-    plain = local._arguments([spec(4, 8), spec(8, 16), spec(4, 16)])
-    packed = local._arguments([spec(4, 8), spec(2, 8, 8), spec(4, 16)])
+def test_candidates_that_order_their_weights_otherwise_share_memory():
+    arguments = local.Arguments(tvm.cpu(0))
+    plain = arguments.of([spec(4, 8), spec(8, 16), spec(4, 16)])
+    packed = arguments.of([spec(4, 8), spec(2, 8, 8), spec(4, 16)])
     assert [tuple(a.shape) for a in packed] == [(4, 8), (2, 8, 8), (4, 16)]
     assert [address(a) for a in packed] == [address(a) for a in plain]
     assert len({address(a) for a in plain}) == 3
 
 
-def test_another_workload_gets_arguments_of_its_own(fresh):
-    local._arguments([spec(4), spec(4)])
-    second = local._arguments([spec(4), spec(4, dtype="int32"), spec()])
+def test_another_workload_gets_arguments_of_its_own():
+    arguments = local.Arguments(tvm.cpu(0))
+    arguments.of([spec(4), spec(4)])
+    second = arguments.of([spec(4), spec(4, dtype="int32"), spec()])
     assert [str(a.dtype) for a in second] == ["float32", "int32", "float32"]
     assert tuple(second[2].shape) == ()
     assert set(second[1].numpy()) <= {0, 1}

@@ -1,4 +1,4 @@
-"""The cpu backend: this machine's own processor, through LLVM."""
+"""The cpu backend: this machine's own processor, or a board's of the same kind, through LLVM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
 def hardware_params(device: Device) -> dict[str, Any]:
     from tvmtune_cpu.target import caches
 
-    return caches()
+    return caches() if device.remote is None else dict(device.params)
 
 
 @hookimpl
@@ -43,23 +43,16 @@ def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
-    from tvmtune.system import find_linker
+    from tvmtune.measure import specs
 
-    return BuilderSpec(build="tvmtune.measure.local:build", options={"linker": find_linker()})
+    return specs.builder(device)
 
 
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
-    from tvmtune.system import find_linker
+    from tvmtune.measure import specs
 
-    return RunnerSpec(
-        peak="tvmtune.measure.peak:measure",
-        baseline="tvmtune.measure.peak:baseline",
-        run="tvmtune.measure.local:run",
-        check="tvmtune.measure.local:check",
-        init="tvmtune.measure.local:init",
-        options={"threads": device.threads, "linker": find_linker()},
-    )
+    return specs.runner(device)
 
 
 @hookimpl

@@ -1,38 +1,51 @@
-"""What this machine's processor is, in TVM's words."""
+"""What this machine's processor is, or a board's of the same kind, in TVM's words."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from tvmtune.errors import UsageError, nearest
+from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.farm.protocol import find
 from tvmtune.graph.spaces import RuleSpace
-from tvmtune.system import cpu_model, usable_cpus
+from tvmtune.system import cpu_model, runs_here, usable_cpus
 from tvmtune.threads import choose
 from tvmtune.types import Device
 
 ATTRIBUTES = ("mcpu", "mattr", "threads")
+_V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
+_V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+LEVELS = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2}
+"""What each level of x86-64 comprises (System V ABI, AMD64 supplement), under Linux's names."""
 
 
 def describe(attrs: dict[str, Any], remote: str | None) -> Device:
     """The device for ``--target cpu``; ``mcpu``, ``mattr`` and ``threads`` may be given.
 
-    Raises :class:`UsageError` for other attributes, for a processor that LLVM does not know, and for
-    a remote device: boards are another backend's.
+    ``remote`` names a board of the same kind as this machine; what is not given, it is asked for.
+    Raises :class:`UsageError` for other attributes and for a processor that LLVM does not know,
+    :class:`TvmtuneError` where the board does not answer or cannot be used.
     """
     import tvm
 
-    if remote is not None:
-        raise UsageError(
-            "--target cpu measures on this machine; for a board choose its own target, e.g. arm."
-        )
     for name in attrs:
         if name not in ATTRIBUTES:
             raise UsageError(
                 f"target attribute '{name}' is not known.{nearest(name, [*ATTRIBUTES])}"
             )
-    threads = _threads(attrs.get("threads"))
-    mcpu = str(attrs.get("mcpu") or tvm.get_global_func("target.llvm_get_system_cpu")())
+    found = _ask(remote) if remote and not {"mcpu", "threads"} <= attrs.keys() else None
+    if remote is None:
+        threads = _threads(attrs.get("threads"))
+        mcpu = str(attrs.get("mcpu") or tvm.get_global_func("target.llvm_get_system_cpu")())
+        params, model = caches(), cpu_model()
+    else:
+        threads = _number(attrs["threads"]) if "threads" in attrs else int(_of(found)["cpus"])
+        if threads < 1:
+            raise UsageError(f"threads={threads}: at least one is needed.")
+        mcpu = str(attrs.get("mcpu") or _processor(_of(found)))
+        params = {"num_cores": found["cpus"]} if found else {}
+        model = str(found["cpu"]) if found else f"the boards '{find(remote)[0]}'"
     triple = tvm.get_global_func("target.llvm_get_system_triple")()
     if not tvm.get_global_func("target.llvm_is_valid_cpu")(mcpu, triple):
         known = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target("llvm"))
@@ -42,12 +55,16 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
     target: dict[str, Any] = {"kind": "llvm", "mcpu": mcpu, "num-cores": threads}
     if attrs.get("mattr"):
         target["mattr"] = str(attrs["mattr"]).split(",")
-    return Device(backend="cpu", target=target, threads=threads, params=caches(), model=cpu_model())
+    if found:
+        _check_features(target, found)
+    return Device(
+        backend="cpu", target=target, threads=threads, params=params, remote=remote, model=model
+    )
 
 
 def space(device: Device) -> RuleSpace:
     """TVM's rules for the target, with a default schedule for the processor's vector width."""
-    return RuleSpace(device.target, vector=_lanes(device))
+    return RuleSpace(device.target)
 
 
 def caches() -> dict[str, Any]:
@@ -68,19 +85,65 @@ def caches() -> dict[str, Any]:
 
 
 def _threads(given: Any) -> int:
-    usable = usable_cpus()
     if given is None:
-        return usable
-    try:
-        count = int(given)
-    except ValueError:
-        raise UsageError(f"threads={given} is not a number.") from None
+        return usable_cpus()
+    count = _number(given)
     return choose(count, count)
 
 
-def _lanes(device: Device) -> int:
-    """float32 values in one vector register."""
-    import tvm
+def _number(given: Any) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise UsageError(f"threads={given} is not a number.") from None
 
-    bits = tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(device.target))
-    return max(4, int(bits) // 32)
+
+def _ask(remote: str) -> dict[str, Any] | None:
+    """What a board says of itself, once it is clear that it will do; None if TVM's own server serves
+    it."""
+    from tvmtune.farm import devices
+
+    found = devices.ask(remote)
+    if found is None:
+        return None
+    key, machine = find(remote)[0], str(found["machine"])
+    if not runs_here(machine):
+        raise UsageError(
+            f"the board '{key}' is another kind of machine ({machine}) than this one: choose its own "
+            "target, e.g. --target arm."
+        )
+    trouble = devices.version_trouble(found)
+    if trouble:
+        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
+    return found
+
+
+def _of(found: dict[str, Any] | None) -> dict[str, Any]:
+    if found is None:
+        raise UsageError(
+            "TVM's own server serves this board, which says nothing of itself: give --target-attr "
+            "mcpu=NAME and --target-attr threads=N, or serve it with tvmtune serve."
+        )
+    return found
+
+
+def _processor(found: dict[str, Any]) -> str:
+    """LLVM's name for a board's processor: its own LLVM's, or the level of x86-64 that it reaches."""
+    if found.get("mcpu"):
+        return str(found["mcpu"])
+    told = set(found.get("features", ()))
+    for level, needed in LEVELS.items():
+        if needed <= told:
+            return level
+    return "x86-64"
+
+
+def _check_features(target: dict[str, Any], found: dict[str, Any]) -> None:
+    from tvmtune.deploy import cpu_features
+
+    lacking = cpu_features.lacking(cpu_features.required(target), found)
+    if lacking:
+        raise UsageError(
+            f"the board ({found['cpu']}) lacks {', '.join(lacking)}, which mcpu={target['mcpu']} "
+            "uses: leave it out, or give --target-attr mcpu= of what the board is."
+        )

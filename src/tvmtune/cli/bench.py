@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmtune.cli.options import (
+    borrowed,
     check_writable,
     json_option,
     library_inputs,
     library_options,
-    refuse_remote,
     vs_option,
 )
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tvmtune.deploy.bench import BenchResult
     from tvmtune.deploy.library import Library
     from tvmtune.deploy.peers import Peer
+    from tvmtune.deploy.remote import Borrowed
     from tvmtune.deploy.session import KernelTime
     from tvmtune.deploy.verify import CheckResult
 
@@ -66,35 +67,50 @@ def command(
     threads: int | None,
     seed: int,
     remote: str | None,
+    tracker: str | None,
+    wait: float,
 ) -> None:
-    """Measure the library LIB: median, mean, deviation, 95th percentile, throughput."""
+    """Measure the library LIB: median, mean, deviation, 95th percentile, throughput.
+
+    On a board, the runtimes of --vs are those that it has installed.
+    """
     from tvmtune.errors import TvmtuneError, UsageError
 
-    refuse_remote(remote)
     if json_file is not None and str(json_file) != "-":
         check_writable("--json", json_file, library, input_file)
     from tvmtune.deploy import atomic, metadata, peers
     from tvmtune.deploy.bench import bench
 
-    others = peers.parse(vs) if vs else []
+    others = peers.parse(vs) if vs and remote is None else []
+    if vs:
+        peers.words(vs)  # a wrong name fails before a board is asked for
     found = metadata.read(library)
     if check and not found.get("check"):
         raise UsageError(f"{library} carries no reference to check against. Compile it again")
-    loaded = _open(library, found, threads)
-    inputs = library_inputs(loaded, input_file, seed)
-    verdict = _check(loaded) if check else None
-    with _progress(repeat, others) as on_round:
-        result = bench(
-            loaded,
-            inputs=inputs,
-            number=number,
-            repeat=repeat,
-            min_repeat_ms=min_repeat_ms,
-            peers=others,
-            on_round=on_round,
+    if profile and remote is not None:
+        raise UsageError(
+            "--profile: kernels are timed one by one on this machine alone, not on boards"
         )
+    with borrowed(remote, tracker, wait) as board:
+        loaded = _open(library, found, threads, board)
+        if vs and board is not None:
+            from tvmtune.deploy.remote import peers as remote_peers
+
+            others = remote_peers(vs, board)
+        inputs = library_inputs(loaded, input_file, seed)
+        verdict = _check(loaded) if check else None
+        with _progress(repeat, others) as on_round:
+            result = bench(
+                loaded,
+                inputs=inputs,
+                number=number,
+                repeat=repeat,
+                min_repeat_ms=min_repeat_ms,
+                peers=others,
+                on_round=on_round,
+            )
+        rows = loaded.profile(inputs) if profile else []
     result.runs[0].check = verdict
-    rows = loaded.profile(inputs) if profile else []
     report = result.to_json()
     if profile:
         report["runs"][0]["kernels"] = [row.to_json() for row in rows]
@@ -122,8 +138,9 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
 
     network, device = result.network, result.device
     batch = result.runs[0].batch
+    where = (result.board or {}).get("cpu") or device.get("model") or "this device"
     table = Table(
-        title=Text(f"{network['name']}, batch {batch}, on {device.get('model') or 'this device'}"),
+        title=Text(f"{network['name']}, batch {batch}, on {where}"),
         title_justify="left",
     )
     table.add_column("runtime", no_wrap=True)
@@ -164,17 +181,23 @@ def _ms(value: float) -> str:
     return f"{value:.3f}" if value < 100 else f"{value:.1f}"
 
 
-def _open(path: Path, found: dict[str, Any], threads: int | None) -> Library:
+def _open(
+    path: Path, found: dict[str, Any], threads: int | None, board: Borrowed | None
+) -> Library:
     from tvmtune import system
     from tvmtune.deploy.library import Library
     from tvmtune.threads import choose
 
-    chosen = choose(threads, int(found["threads"]))
-    # What peers are built on reads these variables when it is imported.
-    system.set_threads(chosen)
-    if chosen != found["threads"]:
-        click.echo(f"note: tuned for {found['threads']} threads, run with {chosen}", err=True)
-    return Library.open(path, chosen)
+    if board is None:
+        threads = choose(threads, int(found["threads"]))
+        # What peers are built on reads these variables when it is imported.
+        system.set_threads(threads)
+    library = Library.open(path, threads, board=board)
+    if library.threads != found["threads"]:
+        click.echo(
+            f"note: tuned for {found['threads']} threads, run with {library.threads}", err=True
+        )
+    return library
 
 
 def _check(library: Library) -> CheckResult:

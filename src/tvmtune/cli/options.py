@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tvmtune.api import Plan
     from tvmtune.deploy.library import Library
+    from tvmtune.deploy.remote import Borrowed
     from tvmtune.types import Task
 
 PATH = click.Path(path_type=Path)
@@ -58,6 +59,12 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="K=V",
                 help="An attribute of the target, e.g. mcpu=znver4 or threads=1.",
             ),
+            click.option(
+                "--remote",
+                metavar="KEY[@HOST:PORT]",
+                help="For boards that are registered under this key with a tracker.",
+            ),
+            tracker_option("The tracker that knows the boards of --remote."),
             click.option(
                 "--hardware-param", multiple=True, metavar="K=V", help="Override one parameter."
             ),
@@ -130,11 +137,35 @@ def library_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--seed", type=int, default=0, show_default=True, help="Seed of random inputs."
             ),
-            click.option("--remote", metavar="KEY", hidden=True),
+            click.option(
+                "--remote",
+                metavar="KEY[@HOST:PORT]",
+                help="On a board that is registered under this key with a tracker.",
+            ),
+            tracker_option("The tracker that knows the boards of --remote."),
+            click.option(
+                "--wait",
+                default=60.0,
+                show_default=True,
+                callback=above_zero,
+                help="Seconds to wait for a board in use.",
+            ),
         )
     ):
         command = option(command)
     return command
+
+
+@contextmanager
+def borrowed(remote: str | None, tracker: str | None, wait: float) -> Iterator[Borrowed | None]:
+    """The board that ``--remote`` names, for as long as the context lasts; None without one."""
+    if (boards := boards_of(remote, tracker)) is None:
+        yield None
+        return
+    from tvmtune.deploy.remote import Borrowed
+
+    with Borrowed(boards, wait=wait, say=lambda message: click.echo(message, err=True)) as board:
+        yield board
 
 
 def library_inputs(library: Library, path: Path | None, seed: int) -> dict[str, np.ndarray]:
@@ -153,12 +184,6 @@ def naming(option: str) -> Iterator[None]:
         yield
     except TvmtuneError as error:
         raise type(error)(f"{option}: {error}") from error
-
-
-def refuse_remote(key: str | None) -> None:
-    """``--remote`` is understood, so that it fails for what it is."""
-    if key:
-        raise UsageError(f"--remote {key} needs the farm, which this version does not have")
 
 
 def network_name(network: str | None, positional: str | None) -> str:
@@ -182,12 +207,15 @@ def make_plan(
     dtype: str,
     layout: str | None,
     shape: Sequence[str],
+    remote: str | None = None,
+    tracker: str | None = None,
 ) -> Plan:
     """Load, prepare and cut into tasks what :func:`network_options` describe."""
     from tvmtune import host, system
 
     system.check_pins()
     host.backend(target)  # a wrong name fails before anything slow begins
+    boards = boards_of(remote, tracker)
     from tvmtune import api
 
     try:
@@ -206,7 +234,24 @@ def make_plan(
         attrs=parse_pairs("--target-attr", target_attr),
         params=parse_pairs("--hardware-param", hardware_param),
         layout=layout,
+        remote=boards,
     )
+
+
+def boards_of(remote: str | None, tracker: str | None) -> str | None:
+    """``KEY`` or ``KEY@HOST:PORT`` from ``--remote`` and ``--tracker``; raises :class:`UsageError`."""
+    from tvmtune.farm import protocol
+
+    if remote is None:
+        if tracker:
+            raise UsageError("--tracker without --remote: which boards? See tvmtune devices.")
+        return None
+    key, _, address = remote.partition("@")
+    if address and tracker:
+        raise UsageError(f"--remote {remote} and --tracker {tracker} both name a tracker.")
+    with naming("--tracker" if tracker else "--remote"):
+        protocol.find(f"{key}@{address or tracker}" if address or tracker else key)
+    return f"{key}@{address or tracker}" if address or tracker else key
 
 
 def select_tasks(tasks: Sequence[Task], only: str | None) -> list[Any]:
@@ -266,6 +311,38 @@ def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
             raise UsageError(f"--shape takes NAME:1x3x224x224, not '{value}'.")
         shapes[name] = tuple(int(p) for p in parts)
     return shapes
+
+
+host_option = click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at; 0.0.0.0 for all, which opens it to everyone on the network.",
+)
+
+
+def tracker_option(shown: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--tracker``, whose purpose is ``shown``."""
+    return click.option("--tracker", metavar="HOST:PORT", help=shown)
+
+
+def warn_if_open(host: str, what: str) -> None:
+    """Say in plain words what it means to listen at another address than this machine's own."""
+    from tvmtune.farm.protocol import Address
+
+    if not Address(host, 1).is_local:
+        click.echo(
+            f"warning: at {host}, everyone who reaches this {what} can run any code and read and write "
+            "any file that you can: TVM's RPC knows no passwords and no encryption. Let only machines "
+            "that you trust reach it, or use an SSH tunnel (docs/farm.md).",
+            err=True,
+        )
+
+
+def port(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+    if value is not None and not 0 < value < 65536:
+        raise click.BadParameter(f"{value} is no port.", ctx, param)
+    return value
 
 
 def positive(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tvmtune.cli.options import PATH, check_writable, library_inputs, library_options, refuse_remote
+from tvmtune.cli.options import (
+    PATH,
+    borrowed,
+    check_writable,
+    library_inputs,
+    library_options,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,16 +35,18 @@ def command(
     threads: int | None,
     seed: int,
     remote: str | None,
+    tracker: str | None,
+    wait: float,
 ) -> None:
-    """Run the library LIB once and say what came out."""
-    refuse_remote(remote)
+    """Run the library LIB once, here or on a board, and say what came out."""
     if output_file is not None:
         check_writable("--output", output_file, library, input_file)
     from tvmtune.deploy.library import Library
 
-    loaded = Library.open(library, threads)
-    inputs = library_inputs(loaded, input_file, seed)
-    outputs = loaded.run(inputs)
+    with borrowed(remote, tracker, wait) as board:
+        loaded = Library.open(library, threads, board=board)
+        inputs = library_inputs(loaded, input_file, seed)
+        outputs = loaded.run(inputs)
     for spec, array in zip(loaded.outputs, outputs, strict=True):
         click.echo(f"{spec}: {_summary(array)}")
     if output_file is not None:

@@ -132,6 +132,14 @@ if TYPE_CHECKING:
     callback=above_zero,
     help="Seconds per candidate.",
 )
+@click.option(
+    "--wait",
+    default="600s",
+    show_default=True,
+    callback=duration,
+    metavar="TIME",
+    help="With --remote: give up after so long without any board.",
+)
 @click.option("--log", type=PATH, help="Default: NETWORK-LAYOUT-Bbatch-KIND.json; resumed.")
 @click.option("--fresh", is_flag=True, help="Put an existing log aside and begin anew.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the search.")
@@ -165,6 +173,7 @@ def command(
     min_repeat_ms: int,
     build_timeout: float,
     run_timeout: float,
+    wait: float,
     log: Path | None,
     fresh: bool,
     seed: int,
@@ -242,6 +251,7 @@ def command(
                 scheduler=scheduler,
                 tasks=tasks,
                 seed=seed,
+                wait=wait,
                 observer=observer,
             )
         except (KeyboardInterrupt, TvmtuneError):

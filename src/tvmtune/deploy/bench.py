@@ -25,7 +25,6 @@ turns, rest, warm-up   10.4 - 11.8  5.1 - 5.2     5.2
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -50,12 +49,6 @@ if TYPE_CHECKING:
 OWN = "tvmtune"
 """Name of the library among the runtimes."""
 
-_WINDOW = 0.02
-"""Seconds over which CPU time is looked at: the system's account lags by a few milliseconds."""
-_QUIET = 0.1
-"""CPU seconds per second below which the process counts as resting."""
-_PATIENCE = 2.0
-"""Seconds after which the bench waits no longer."""
 _CROWDED = 0.1
 """Share of all CPUs used by other processes from which a note says so."""
 _UNSTEADY = 0.2
@@ -140,6 +133,8 @@ class BenchResult:
     network: JSON
     device: JSON
     host: JSON
+    board: JSON | None = None
+    """What the board says of itself that it was measured on; None on this machine."""
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures should know: peers left out, unsteady times."""
 
@@ -150,7 +145,7 @@ class BenchResult:
             "device": self.device,
             "host": self.host,
             "notes": self.notes,
-        }
+        } | ({} if self.board is None else {"board": self.board})
 
 
 def bench(
@@ -186,21 +181,29 @@ def bench(
         runs.append(Run(peer.name, peer.version, threads, number, batch))
         runtimes.append(peer)
 
-    neighbours = Neighbours()
-    _take_turns(runs, runtimes, number, repeat, min_repeat_ms, on_round)
-    taken = neighbours.share()
+    neighbours = Neighbours() if library.session.board is None else None
+    rest = library.session.rest
+    _take_turns(runs, runtimes, rest, number, repeat, min_repeat_ms, on_round)
+    taken = neighbours.share() if neighbours is not None else None
     for run, peer in zip(runs[1:], taking_part, strict=True):
         run.ratio = run.median_ms / runs[0].median_ms
         run.error = _disagreement(library.session.outputs(), peer.outputs())
     notes += _doubts(runs, taken)
+    board = library.session.board
     return BenchResult(
-        runs, library.metadata["network"], library.metadata["device"], system.fingerprint(), notes
+        runs,
+        library.metadata["network"],
+        library.metadata["device"],
+        system.fingerprint(),
+        None if board is None else {"key": board.key, **(board.described or {})},
+        notes,
     )
 
 
 def _take_turns(
     runs: list[Run],
     runtimes: list[_Runtime],
+    rest: Callable[[], None],
     number: int,
     repeat: int,
     min_repeat_ms: float,
@@ -221,17 +224,6 @@ def _take_turns(
             run.seconds.append(sample(runtime.invoke, run.number))
         if on_round is not None:
             on_round(done + 1)
-
-
-def rest() -> None:
-    """Wait until this process's threads are asleep, two seconds at most."""
-    end = time.perf_counter() + _PATIENCE
-    calm = 0
-    while calm < 2 and time.perf_counter() < end:
-        cpu, wall = time.process_time(), time.perf_counter()
-        time.sleep(_WINDOW)
-        used = (time.process_time() - cpu) / (time.perf_counter() - wall)
-        calm = calm + 1 if used < _QUIET else 0
 
 
 def _ready(

@@ -10,8 +10,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import hwcap
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from tvmtune.types import JSON
 
 _LINUX_NAMES = {
     # LLVM's name on the left, Linux's in /proc/cpuinfo on the right. Only what LLVM uses by itself
@@ -52,8 +56,13 @@ def required(target: dict[str, Any]) -> list[str]:
     return sorted(_LINUX_NAMES[str(name)] for name in found if str(name) in _LINUX_NAMES)
 
 
-def missing(names: Iterable[str], cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def missing(names: Iterable[str], cpuinfo: Path = _CPUINFO) -> list[str]:
     """Those of ``names`` that this CPU lacks, sorted; none where the system does not tell."""
+    if cpuinfo == _CPUINFO and (told := hwcap.names()):
+        return sorted(set(names) - set(told))
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:
@@ -62,3 +71,10 @@ def missing(names: Iterable[str], cpuinfo: Path = Path("/proc/cpuinfo")) -> list
     if found is None:
         return []
     return sorted(set(names) - set(found.group(1).split()))
+
+
+def lacking(names: Iterable[str], board: JSON) -> list[str]:
+    """Those of ``names`` that a board lacks, as :mod:`tvmtune.farm.describe` describes it, sorted; none
+    where it does not tell."""
+    told = board.get("features")
+    return sorted(set(names) - set(told)) if told else []

@@ -85,7 +85,12 @@ def host_machine() -> str:
         header = None
     if header is not None:
         return header.machine
-    name = platform.machine().lower()
+    return spelling(platform.machine())
+
+
+def spelling(machine: str) -> str:
+    """What ``uname`` calls a machine, in the names of :class:`Header`."""
+    name = machine.lower()
     if name.startswith("armv"):
         return "arm" if "64" not in name else "aarch64"
     return _SPELLINGS.get(name, name)

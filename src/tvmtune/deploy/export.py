@@ -34,9 +34,9 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
     """
     from tvmtune import system
 
-    linker = system.find_linker()
+    linker = system.find_linker(device.mtriple)
     with replacing(path) as temporary:
-        splits = image.can_imitate(device.target)
+        splits = image.can_imitate(device.mtriple)
         module, weights = image.take_weights(lowered) if splits else (lowered, [])
         executable = build(module, device)
         written: list[int] = []

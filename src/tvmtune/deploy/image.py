@@ -65,12 +65,11 @@ def take_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Any]]:
     return mod, weights
 
 
-def can_imitate(target: dict[str, Any]) -> bool:
-    """Whether objects for this target are of the form that :func:`write_object` writes."""
-    host = target.get("host", target)
-    triple = str(host.get("mtriple", "")) if isinstance(host, dict) else ""
-    machine = triple.split("-")[0] or platform.machine()
-    return sys.platform.startswith("linux") and machine in ("x86_64", "aarch64")
+def can_imitate(mtriple: str) -> bool:
+    """Whether objects for an LLVM triple, this machine's where it is empty, are of the form that
+    :func:`write_object` writes: ELF of 64 bits, low byte first."""
+    system = mtriple or f"{platform.machine()}-{sys.platform}"
+    return "linux" in system and system.split("-")[0] in ("x86_64", "aarch64", "arm64")
 
 
 def write_object(library: Any, weights: list[Any], like: Path, path: Path) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from tvmtune.deploy.remote import Borrowed
     from tvmtune.deploy.session import KernelTime, Session
     from tvmtune.types import JSON
 
@@ -42,13 +43,19 @@ class Library:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], threads: int | None = None, *, light: bool = False
+        cls,
+        path: str | os.PathLike[str],
+        threads: int | None = None,
+        *,
+        light: bool = False,
+        board: Borrowed | None = None,
     ) -> Library:
         """Load the library at ``path``, after it was found to be whole and for this machine.
 
         ``threads``: CPU threads to compute with; by default as many as it was tuned for, or as this
         process may use if these are fewer. ``light``: with its weights in memory once instead of four
         times, but only to check it on the CPU, see :class:`tvmtune.deploy.light.LightSession`.
+        ``board``: on that board instead of this machine, as long as it is not closed.
         Raises UsageError if there is no such file or there are not so many CPUs, TvmtuneError if it
         cannot be loaded here.
         """
@@ -58,6 +65,12 @@ class Library:
 
         path = Path(path)
         found = trailer.read(path)
+        if board is not None:
+            from tvmtune.deploy.remote import RemoteSession
+
+            metadata.check_runnable(path, found.data, board.described or {})
+            trailer.check_image(path, found)
+            return cls(found.data, RemoteSession(path, found.data, board, threads))
         metadata.check_runnable(path, found.data)
         trailer.check_image(path, found)
         threads = choose(threads, int(found.data["threads"]))

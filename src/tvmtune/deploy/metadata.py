@@ -122,20 +122,30 @@ def elf_machine(path: str | os.PathLike[str]) -> str:
     return header.machine
 
 
-def check_runnable(path: str | os.PathLike[str], metadata: JSON) -> None:
-    """Raise TvmtuneError if this machine cannot run the library; nothing is loaded to find out."""
-    machine, here = elf_machine(path), elf.host_machine()
+def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | None = None) -> None:
+    """Raise TvmtuneError if this machine cannot run the library; nothing is loaded to find out.
+
+    ``board``: that one instead of this machine, as :mod:`tvmtune.farm.describe` describes it; what it
+    does not tell is not looked at.
+    """
+    machine = elf_machine(path)
     model = metadata.get("device", {}).get("model") or "another device"
+    wanted = metadata.get("cpu_features", ())
+    if board is None:
+        here, what, lacking = elf.host_machine(), "this machine", cpu_features.missing(wanted)
+    else:
+        here, what = elf.spelling(board.get("machine", machine)), "the board"
+        lacking = cpu_features.lacking(wanted, board)
     if machine != here:
         raise TvmtuneError(
-            f"{path} holds code for {machine} and this machine is {here}: "
-            f"it was compiled for {model}. Run it there, or compile it for this machine"
+            f"{path} holds code for {machine} and {what} is {here}: "
+            f"it was compiled for {model}. Run it there, or compile it for {what}"
         )
-    lacking = cpu_features.missing(metadata.get("cpu_features", ()))
     if lacking:
+        whose = "this CPU" if board is None else "the board's CPU"
         raise TvmtuneError(
-            f"{path} uses {', '.join(lacking)}, which this CPU lacks: it was compiled for {model}. "
-            "Compile it for this machine"
+            f"{path} uses {', '.join(lacking)}, which {whose} lacks: it was compiled for {model}. "
+            f"Compile it for {what}"
         )
 
 

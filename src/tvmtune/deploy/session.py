@@ -1,4 +1,4 @@
-"""Where a library runs. Today that is this process; one on a board has the same methods."""
+"""Where a library runs: in this process, or on a board (:mod:`tvmtune.deploy.remote`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from tvmtune.deploy.timing import rest
 from tvmtune.errors import TvmtuneError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tvmtune.deploy.remote import Borrowed
     from tvmtune.types import JSON
 
 BETWEEN = "(between kernels)"
@@ -44,6 +46,8 @@ class Session(Protocol):
 
     threads: int
     """CPU threads that it computes with."""
+    board: Borrowed | None
+    """The board that it runs on; None for this machine."""
 
     def set_inputs(self, arrays: Sequence[np.ndarray]) -> None:
         """Copy the inputs to the device, where they stay."""
@@ -56,6 +60,9 @@ class Session(Protocol):
         """Copies of the outputs of the last run."""
         ...
 
+    def rest(self) -> None:
+        """Wait until the threads of its process are asleep, see :func:`tvmtune.deploy.timing.rest`."""
+
     def profile(self, repeat: int) -> list[KernelTime]:
         """Time each kernel on the inputs that are in place, the dearest first.
 
@@ -67,6 +74,8 @@ class Session(Protocol):
 
 class LocalSession:
     """Implements :class:`Session` in this process."""
+
+    board: Borrowed | None = None
 
     def __init__(self, path: Path, runtime: str, threads: int) -> None:
         """Load the library at ``path`` for TVM's device type ``runtime``, e.g. ``cpu``.
@@ -106,6 +115,9 @@ class LocalSession:
 
     def outputs(self) -> list[np.ndarray]:
         return [tensor.numpy() for tensor in _flat(self._vm.get_outputs(_ENTRY))]
+
+    def rest(self) -> None:
+        rest()
 
     def profile(self, repeat: int) -> list[KernelTime]:
         # TVM 0.27 has no profiling VM; it has a hook around every call that the VM makes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from tvmtune.deploy.baselines import AsWritten, NumPy, Untuned
 from tvmtune.deploy.bench import BenchResult, bench
 from tvmtune.deploy.compile import Compiled
 from tvmtune.deploy.library import Library
+from tvmtune.deploy.remote import Borrowed, RemotePeer
 from tvmtune.deploy.verify import CheckResult, run_check
 from tvmtune.errors import TvmtuneError
 from tvmtune.types import is_operator
@@ -65,13 +67,33 @@ def ship(
     """Check the libraries, time them in turns, and copy the best one to ``output``.
 
     ``written`` is one without any schedule. ``inputs`` are checked and timed, too, instead of random
-    ones. Raises :class:`TvmtuneError` if the outputs of all are wrong, or those for ``inputs``; nothing
-    is written then.
+    ones. Libraries for a board are checked and timed on one, in turns with those of the ``peers`` that
+    it has installed. Raises :class:`TvmtuneError` if the outputs of all are wrong, or those for
+    ``inputs``, or if there is no board; nothing is written then.
     """
+    with contextlib.ExitStack() as stack:
+        board = None
+        if remote := tuned.metadata["device"].get("remote"):
+            board = stack.enter_context(Borrowed(remote))
+            peers = [RemotePeer(peer.name, board) for peer in peers]
+        return _ship(tuned, untuned, written, network, output, board, peers, inputs, seed)
+
+
+def _ship(
+    tuned: Compiled,
+    untuned: Compiled,
+    written: Compiled | None,
+    network: Network,
+    output: Path,
+    board: Borrowed | None,
+    peers: Sequence[Peer],
+    inputs: Mapping[str, np.ndarray] | None,
+    seed: int,
+) -> Shipped:
     made = {"tuned": tuned, Untuned.name: untuned}
     if written is not None:
         made[AsWritten.name] = written
-    libraries = {kind: Library.open(compiled.path) for kind, compiled in made.items()}
+    libraries = {kind: Library.open(compiled.path, board=board) for kind, compiled in made.items()}
     check = tuned.metadata["check"]
     verdicts = {kind: run_check(library, check) for kind, library in libraries.items()}
     right = [kind for kind in libraries if verdicts[kind].passed]
@@ -92,7 +114,7 @@ def ship(
     beside: list[Peer] = [Untuned(libraries[Untuned.name])]
     if written is not None:
         beside.append(AsWritten(libraries[AsWritten.name]))
-    if is_operator(network):
+    if is_operator(network) and board is None:
         beside.append(NumPy())
     result = bench(library, inputs=inputs, seed=seed, peers=[*beside, *peers], network=network)
     result.runs[0].check = verdicts[kind]
@@ -100,6 +122,16 @@ def ship(
         shutil.copyfile(made[kind].path, fresh)
     best = replace(made[kind], path=output)
     return Shipped(best, result, verdicts[kind], kind, remark, given)
+
+
+def check_on_board(compiled: Compiled, remote: str) -> None:
+    """Run a library on a board of ``KEY`` or ``KEY@HOST:PORT`` and compare its outputs with its check;
+    raises :class:`TvmtuneError` if they are wrong, or if there is no board."""
+    with Borrowed(remote) as board:
+        library = Library.open(compiled.path, board=board)
+        verdict = run_check(library, compiled.metadata["check"])
+    if not verdict.passed:
+        raise TvmtuneError(f"on the board '{board.key}' the output is {verdict}")
 
 
 def _check_given(library: Library, network: Network, inputs: Mapping[str, np.ndarray]) -> float:

@@ -10,6 +10,13 @@ WARM_UP = 0.05
 """Seconds of untimed calls. After a rest the first call takes up to half as long again; and where the
 kernel wakes both threads on one CPU, calls take twice their time until it parts them."""
 
+_WINDOW = 0.02
+"""Seconds over which CPU time is looked at: the system's account lags by a few milliseconds."""
+_QUIET = 0.1
+"""CPU seconds per second below which the process counts as resting."""
+_PATIENCE = 2.0
+"""Seconds after which the bench waits no longer."""
+
 Invoke = Callable[[int], float]
 """``invoke(count) -> seconds``: run ``count`` times on inputs that are in place."""
 
@@ -55,3 +62,14 @@ def measure(
     warm_up(invoke, warmup)
     calls = calls_per_repeat(invoke, number, min_repeat_ms)
     return [sample(invoke, calls) for _ in range(repeat)]
+
+
+def rest() -> None:
+    """Wait until this process's threads are asleep, two seconds at most."""
+    end = time.perf_counter() + _PATIENCE
+    calm = 0
+    while calm < 2 and time.perf_counter() < end:
+        cpu, wall = time.process_time(), time.perf_counter()
+        time.sleep(_WINDOW)
+        used = (time.process_time() - cpu) / (time.perf_counter() - wall)
+        calm = calm + 1 if used < _QUIET else 0

@@ -15,21 +15,35 @@ if TYPE_CHECKING:
 class RuleSpace:
     """What TVM's schedule rules for the target generate, e.g. multi-level tiling on CPUs.
 
-    Its size is not known. ``vector`` is the width in elements that the default schedule aims at.
+    Its size is not known. ``vector`` is the width in elements that the default schedule aims at; None
+    for that of the target's registers. ``rules`` names the rules of another kind of target than TVM
+    would choose.
     """
 
     size: int | None = None
 
-    def __init__(self, target: dict[str, Any], *, vector: int = 16) -> None:
+    def __init__(
+        self, target: dict[str, Any], *, vector: int | None = None, rules: str | None = None
+    ) -> None:
         self.target = target
         self.vector = vector
+        self.rules = rules
 
     def generator(self) -> SpaceGenerator:
         from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
         intrinsics.load_for(str(self.target["kind"]))
         rules.register()
-        return SpaceGenerator.create("post-order-apply")
+        if self.rules is None:
+            return SpaceGenerator.create("post-order-apply")
+        from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule
+        from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+
+        return PostOrderApply(
+            sch_rules=ScheduleRule.create(self.rules),
+            postprocs=Postproc.create(self.rules),
+            mutator_probs=Mutator.create(self.rules),
+        )
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """The tiles that a good kernel of this shape usually has, with the rules doing the rest.
@@ -41,13 +55,14 @@ class RuleSpace:
             designs = list(context.generate_design_space())
         except Exception:  # a kernel with loops of its own making, such as a scatter
             return _as_written(mod)
+        vector = lanes(self.target) if self.vector is None else self.vector
         postprocs = list(context.space_generator.postprocs)
         # The re-ordering of weights cannot follow every way in which a constant may be read.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
         for usable in (postprocs, safe):
             best: tuple[float, Schedule] | None = None
             for design in designs:
-                for score, trace in preferred_traces(design, self.vector):
+                for score, trace in preferred_traces(design, vector):
                     sch = replay(mod, trace, usable)
                     if sch is not None and (best is None or score > best[0]):
                         best = (score, sch)
@@ -55,6 +70,14 @@ class RuleSpace:
             if best is not None:
                 return best[1]
         return _as_written(mod)
+
+
+def lanes(target: dict[str, Any]) -> int:
+    """float32 values in one of the target's vector registers."""
+    import tvm
+
+    bits = tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(target))
+    return max(4, int(bits) // 32)
 
 
 def _as_written(mod: tvm.IRModule) -> Schedule:

@@ -36,7 +36,7 @@ def build(
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     from tvmtune.graph import traces
-    from tvmtune.measure.workers import brief, resolve
+    from tvmtune.workers import brief, resolve
 
     mod = _workload(workload)
     if trace is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from tvmtune import threads as tvm_threads
 from tvmtune.accuracy import relative_error
+from tvmtune.filling import fill
 from tvmtune.types import TensorSpec, Timing, product
 
 PASSES: dict[str, Any] = {
@@ -39,9 +40,8 @@ LONG = 0.05
 AGREE = 0.01
 """That times agree: the middle half of them lies within this part of their median."""
 
-_block: Any = None
-_kept: tuple[Any, list[Any]] = ((), [])
-"""In a run worker: the arguments of the last candidate, and what they are called by."""
+_kept: Arguments | None = None
+"""In a run worker: what candidates are called with."""
 
 
 def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
@@ -91,7 +91,9 @@ def run(
 
     device = tvm.cpu(0)
     module = tvm.runtime.load_module(artifact)
-    arrays = _arguments(args)
+    global _kept
+    _kept = _kept or Arguments(device)
+    arrays = _kept.of(args)
     best = options.get("best")
 
     def look() -> float:
@@ -110,6 +112,20 @@ def run(
         )
         return [float(s) for s in evaluator(*arrays).results]
 
+    return sample(look, measure, timing, best)
+
+
+def sample(
+    look: Callable[[], float],
+    measure: Callable[[int], list[float]],
+    timing: Timing,
+    best: float | None,
+) -> list[float]:
+    """Seconds per call, one value per repeat, of a candidate that may be given up early.
+
+    ``look`` makes one call and returns its seconds, ``measure`` so many repeats. ``best`` is what the
+    candidate has to come near, in seconds; see :func:`run`.
+    """
     if best:
         limit = max(HOPELESS * best, SHORT)
         seconds = look()
@@ -133,20 +149,38 @@ def _agree(values: list[float]) -> bool:
     return bool(high - low < AGREE * middle)
 
 
-def _arguments(args: Sequence[TensorSpec]) -> list[Any]:
-    """Arrays to call a candidate with.
+class Arguments:
+    """Arrays to call candidates with, on ``device``.
 
     Candidates of a workload differ in the order of their weights alone: they get the same memory,
     which is filled once (9 MB of weights take 30 ms, as long as all runs of a good candidate).
-    """
-    import tvm
 
-    global _kept
-    key = tuple((product(spec.shape), spec.dtype) for spec in args)
-    if _kept[0] != key:
-        _kept = ((), [])  # the old ones go before the new ones come
-        _kept = (key, [tvm.runtime.tensor(_fill(spec).reshape(-1), tvm.cpu(0)) for spec in args])
-    return [flat._create_view(spec.shape) for flat, spec in zip(_kept[1], args, strict=True)]
+    ``filler(tensor, seed)``, where the device's side has it, gives a tensor the values of
+    :func:`tvmtune.filling.fill`.
+    """
+
+    def __init__(self, device: Any, filler: Callable[[Any, int], Any] | None = None) -> None:
+        self.device = device
+        self._filler = filler
+        self._key: Any = ()
+        self._flat: list[Any] = []
+
+    def of(self, args: Sequence[TensorSpec]) -> list[Any]:
+        key = tuple((product(spec.shape), spec.dtype) for spec in args)
+        if self._key != key:
+            self._key, self._flat = (), []  # the old ones go before the new ones come
+            self._flat = [self._filled(spec) for spec in args]
+            self._key = key
+        return [flat._create_view(s.shape) for flat, s in zip(self._flat, args, strict=True)]
+
+    def _filled(self, spec: TensorSpec) -> Any:
+        import tvm
+
+        if self._filler is None:
+            return tvm.runtime.tensor(fill(spec).reshape(-1), self.device)
+        flat = tvm.runtime.empty((product(spec.shape),), spec.dtype, self.device)
+        self._filler(flat, 0)
+        return flat
 
 
 def check(
@@ -157,16 +191,26 @@ def check(
     Outputs are filled with NaN first, so that a kernel that writes nothing is wrong. What the reference
     changed is kept beside its library: it is slow, and is asked again for the next leader.
     """
+    return compare(lambda values: _after(artifact, values), reference, args)
+
+
+def compare(
+    after: Callable[[list[np.ndarray]], list[np.ndarray]],
+    reference: str,
+    args: Sequence[TensorSpec],
+) -> float:
+    """:func:`check` for a candidate that ``after`` calls with values for all arguments, returning what
+    they are then; the reference is a library of this machine's."""
     cache = Path(reference).with_suffix(".npz")
     before = _before(args)
     if not cache.exists():
-        after = _after(reference, before)
         changed = {
             str(n): new
-            for n, (old, new) in enumerate(zip(before, after, strict=True))
+            for n, (old, new) in enumerate(zip(before, _after(reference, before), strict=True))
             if not np.array_equal(old, new)  # true for NaN, too: an output that was not written
         }
-        # Whole or not at all: a full disk must not leave half of it to be believed.
+        # Whole or not at all: others may check against it at this time, and a full disk must not
+        # leave half of it to be believed.
         fresh = cache.with_name(f"{cache.stem}-{os.getpid()}.tmp")
         try:
             with fresh.open("wb") as file:
@@ -177,14 +221,14 @@ def check(
     with np.load(cache) as stored:
         expected = [stored.get(str(n), old) for n, old in enumerate(before)]
     worst = 0.0
-    for got, want in zip(_after(artifact, before), expected, strict=True):
+    for got, want in zip(after(before), expected, strict=True):
         worst = max(worst, relative_error(got, want))
     return worst
 
 
 def _before(args: Sequence[TensorSpec]) -> list[np.ndarray]:
     """What each argument is before the call; the last is an output."""
-    values = [_fill(spec, seed=index) for index, spec in enumerate(args)]
+    values = [fill(spec, seed=index) for index, spec in enumerate(args)]
     if values and values[-1].dtype.kind == "f":
         values[-1][...] = np.nan
     return values
@@ -197,19 +241,3 @@ def _after(artifact: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     arrays = [tvm.runtime.tensor(each, tvm.cpu(0)) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]
-
-
-def _fill(spec: TensorSpec, seed: int = 0) -> np.ndarray:
-    """Standard-normal floats, or 0 and 1 for integers (a safe index anywhere).
-
-    A block of 64 Ki values is repeated: drawing 46 MB of weights afresh would cost more than timing.
-    """
-    global _block
-    if _block is None:
-        _block = np.random.RandomState(0).standard_normal(65536 + 1021).astype("float32")
-    count = product(spec.shape)
-    if np.dtype(spec.dtype).kind == "f":
-        # an odd period, so that no loop extent of a power of two sees the same values again
-        period = _block[seed * 131 % 1000 : seed * 131 % 1000 + 65521]
-        return np.resize(period, count).astype(spec.dtype, copy=False).reshape(spec.shape)
-    return (np.arange(count) % 2).astype(spec.dtype).reshape(spec.shape)

@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvmtune import system
+from tvmtune.farm import protocol
+from tvmtune.measure.boards import WAIT, Boards, NoBoard
 from tvmtune.measure.candidate import MISFIT
-from tvmtune.measure.workers import Outcome, Workers
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
+from tvmtune.workers import Outcome, Workers
 
 BUILD = "tvmtune.measure.candidate:build"
 CAREFUL = 3
@@ -54,12 +57,22 @@ class Measurer:
     With an exclusive runner, building and timing alternate: while a candidate is timed no builder
     works, and the other way round. Otherwise a candidate is timed as soon as it is built.
 
+    Where the device is a board, or many of one kind, candidates are timed there: ``wait`` is how many
+    seconds the session may be without any, and ``say`` hears of boards that come and go.
+
     :meth:`measure` is :meth:`build` and :meth:`time` in one. A caller that has other work to do (the
     next proposals) does it between the two, while the builders are busy.
     """
 
     def __init__(
-        self, device: Device, builder: BuilderSpec, runner: RunnerSpec, timing: Timing
+        self,
+        device: Device,
+        builder: BuilderSpec,
+        runner: RunnerSpec,
+        timing: Timing,
+        *,
+        wait: float | None = None,
+        say: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.device = device
         self.builder = builder
@@ -75,15 +88,12 @@ class Measurer:
         """Builds that may not have ended yet."""
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
+        # Where candidates are timed elsewhere, all of this machine may build.
+        slots = max(1, device.threads) if device.remote is None else system.usable_cpus()
         self._builders = Workers(
-            max(1, device.threads),
-            init=builder.init,
-            options=builder.options,
-            directory=self.directory,
+            slots, init=builder.init, options=builder.options, directory=self.directory
         )
-        self._runners = Workers(
-            runner.slots, init=runner.init, options=runner.options, directory=self.directory
-        )
+        self._runners = self._make_runners(wait, say)
 
     def measure(
         self,
@@ -119,15 +129,22 @@ class Measurer:
         """
         timing = timing or self.timing
         results: dict[int, Measurement] = {}
+        """Those that have not been reported yet."""
         built: dict[int, Outcome] = {}
         running: list[tuple[int, Any]] = []
-        reported = 0
+        collected = reported = 0
+        """How many of those that ran have been asked for, and of all have been reported."""
 
         def report() -> None:
             nonlocal reported
             while reported in results:
-                on_result(reported, results[reported])
                 reported += 1
+                on_result(reported - 1, results.pop(reported - 1))
+
+        def collect(handles: Sequence[Any]) -> None:
+            self._runners.collect(
+                handles, deadline=timing.run_timeout, stage="run", on_result=has_run
+            )
 
         def start(n: int) -> None:
             path, args = built[n].value
@@ -139,32 +156,39 @@ class Measurer:
         def has_built(n: int, outcome: Outcome) -> None:
             built[n] = outcome
             if not outcome.ok:
-                results[n] = _failed(outcome)
+                results[n] = _measured(outcome)
             elif not self.runner.exclusive:
                 start(n)
+                while collected < len(running) and running[collected][1].done():
+                    collect([running[collected][1]])
 
-        def has_run(position: int, outcome: Outcome) -> None:
-            n = running[position][0]
-            results[n] = (
-                Measurement(seconds=tuple(outcome.value)) if outcome.ok else _failed(outcome)
-            )
+        def has_run(_: int, outcome: Outcome) -> None:
+            nonlocal collected
+            n = running[collected][0]
+            collected += 1
+            results[n] = _measured(outcome)
             with contextlib.suppress(OSError):
                 Path(built[n].value[0]).unlink()
             report()
 
-        self._collect(batch.handles, has_built)
-        report()
-        if self.runner.exclusive:
-            self.rest()
-            for n, outcome in built.items():
-                if outcome.ok:
-                    start(n)
-        self._runners.collect(
-            [handle for _, handle in running],
-            deadline=timing.run_timeout,
-            stage="run",
-            on_result=has_run,
-        )
+        try:
+            self._collect(batch.handles, has_built)
+            report()
+            if self.runner.exclusive:
+                self.rest()
+                for n, outcome in built.items():
+                    if outcome.ok:
+                        start(n)
+            collect([handle for _, handle in running[collected:]])
+        except (NoBoard, KeyboardInterrupt):
+            # Boards finish in any order: what they have finished behind the first that is missing
+            # is worth as much as the rest.
+            for n, handle in running[collected:]:
+                if isinstance(self._runners, Boards) and handle.done() and not handle.exception():
+                    results[n] = _measured(handle.result())
+            for n in sorted(results):
+                on_result(n, results[n])
+            raise
 
     def prepare(self, implementation: Implementation, trace: Any) -> None:
         """Have built what :meth:`verify` needs; returns at once.
@@ -251,6 +275,20 @@ class Measurer:
         call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
         return self._runners.map(function, [call], deadline=60.0, stage="run")[0]
 
+    def _make_runners(self, wait: float | None, say: Callable[[str], None]) -> Workers | Boards:
+        runner, remote = self.runner, self.device.remote
+        if remote is None:
+            return Workers(
+                runner.slots, init=runner.init, options=runner.options, directory=self.directory
+            )
+        return Boards(
+            *protocol.find(remote),
+            wait=WAIT if wait is None else wait,
+            say=say,
+            options=runner.options,
+            directory=self.directory,
+        )
+
     def _submit(
         self,
         wanted: Sequence[tuple[Implementation, Any, bool]],
@@ -265,8 +303,7 @@ class Measurer:
                     trace,
                     whole,
                     self.builder.build,
-                    self.device.target,
-                    {**self.builder.options, **(options or {})},
+                    *self._how(trace, options or {}),
                     str(self.directory),
                 ),
                 self.timing.build_timeout,
@@ -275,6 +312,13 @@ class Measurer:
         ]
         self._building = [h for h in self._building if not h.done()] + handles
         return handles
+
+    def _how(self, trace: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Target and options for a candidate, or for an unscheduled workload."""
+        reference = self.builder.reference
+        if trace is None and reference is not None:
+            return reference.target, {**self.builder.options, **reference.options, **options}
+        return self.device.target, {**self.builder.options, **options}
 
     def _collect(
         self, handles: Sequence[Any], on_result: Callable[[int, Outcome], None] | None = None
@@ -317,7 +361,9 @@ class Measurer:
         self.close()
 
 
-def _failed(outcome: Outcome) -> Measurement:
+def _measured(outcome: Outcome) -> Measurement:
+    if outcome.ok:
+        return Measurement(seconds=tuple(outcome.value))
     return Measurement(stage=outcome.stage, message=outcome.message)  # type: ignore[arg-type]
 
 

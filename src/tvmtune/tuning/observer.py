@@ -34,6 +34,6 @@ class Observer:
         """The machine has become slow, or is as quick as before again."""
 
     def noted(self, message: str) -> None:
-        """Something that the user should know."""
+        """Something that the user should know, boards that come and go for example; in any thread."""
 
     def finished(self, session: Session) -> None: ...

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import interrupt
 from tvmtune.errors import TvmtuneError
 from tvmtune.records.log import Log, LogWriter
+from tvmtune.system import usable_cpus
 from tvmtune.tuning import failures, scheduler, transfer
 from tvmtune.tuning.budget import Budget
 from tvmtune.tuning.drift import Drift
@@ -302,7 +303,7 @@ class Session:
                 model=self.model,
                 known=self._known_of(arm),
                 seed=self.seed + 1 + state.task.index,
-                threads=self.device.threads,
+                threads=usable_cpus() if self.device.remote else self.device.threads,
                 history=list(arm.trials),
                 relatives=self._relatives.of(arm),
                 lessons=self._lessons,

@@ -10,6 +10,8 @@ run in this process, side by side with the library: one that crashes (a segmenta
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tvmtune.deploy.peers.base import Peer
 from tvmtune.deploy.peers.ncnn_runtime import Ncnn
 from tvmtune.deploy.peers.onnx_runtime import OnnxRuntime
@@ -17,7 +19,7 @@ from tvmtune.deploy.peers.open_vino import OpenVino
 from tvmtune.deploy.peers.pytorch import Torch, TorchCompile
 from tvmtune.errors import UsageError, nearest
 
-__all__ = ["ALIASES", "ALL", "PEERS", "Peer", "parse", "peer"]
+__all__ = ["ALIASES", "ALL", "PEERS", "Peer", "choose", "parse", "peer", "words"]
 
 PEERS: dict[str, type[Peer]] = {
     cls.name: cls for cls in (OnnxRuntime, OpenVino, Torch, TorchCompile, Ncnn)
@@ -49,23 +51,34 @@ def parse(names: str) -> list[Peer]:
 
     Raises UsageError for an unknown name, and if the list names nobody.
     """
-    words = [word.strip() for word in names.split(",") if word.strip()]
-    if not words:
+    return choose(words(names), {name: cls() for name, cls in PEERS.items()})
+
+
+def words(names: str) -> list[str]:
+    """What such a list names, by the peers' own names, or :data:`ALL`. Raises UsageError as above."""
+    found = [word.strip() for word in names.split(",") if word.strip()]
+    if not found:
         known = ", ".join([*sorted(PEERS), ALL])
         raise UsageError(f"no runtime to compare with is named. Known: {known}.")
+    return [ALL if word.lower() == ALL else peer(word).name for word in found]
+
+
+def choose(names: Sequence[str], every: Mapping[str, Peer]) -> list[Peer]:
+    """Those of ``every`` peer that are named, each once; for :data:`ALL`, those that are available.
+
+    Raises UsageError if there are none of these.
+    """
     found: dict[str, Peer] = {}
-    for word in words:
-        for one in _installed() if word.lower() == ALL else [peer(word)]:
+    for name in names:
+        for one in _installed(list(every.values())) if name == ALL else [every[name]]:
             found.setdefault(one.name, one)
     return list(found.values())
 
 
-def _installed() -> list[Peer]:
-    every = [cls() for cls in PEERS.values()]
-    found = [one for one in every if one.available() is None]
-    if not found:
+def _installed(every: Sequence[Peer]) -> list[Peer]:
+    reasons = {one.name: one.available() for one in every}
+    if all(reasons.values()):
         raise UsageError(
-            "there is no runtime to compare with: "
-            + "; ".join(str(one.available()) for one in every)
+            f"there is no runtime to compare with: {'; '.join(map(str, reasons.values()))}"
         )
-    return found
+    return [one for one in every if reasons[one.name] is None]

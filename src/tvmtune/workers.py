@@ -14,11 +14,14 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +74,13 @@ class Workers:
         recycle: int = 200,
         directory: Path | None = None,
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tvmtune.measure.preload"])
         self._stderr = tempfile.NamedTemporaryFile(  # noqa: SIM115, it lives as long as the pool
             prefix=f"tvmtune-{os.getpid()}-workers-", suffix=".log", dir=directory
         )
         self._pool = ProcessPool(
             max_workers=slots,
             max_tasks=recycle,
-            context=context,
+            context=_forkserver(),
             initializer=_start,
             initargs=(CPUS, self._stderr.name, list(sys.path), init, dict(options or {})),
         )
@@ -139,25 +140,13 @@ class Workers:
         except FutureTimeout:
             return Outcome(stage="timeout", message=f"killed after {deadline:g} s ({stage})")
         except ProcessExpired as error:
-            code = error.exitcode or 0
-            how = _signal_name(-code) if code < 0 else f"exit code {code}"
-            return Outcome(stage="crash", message=f"the worker died: {how}{self._last_words()}")
+            how = _how(error.exitcode)
+            words, self._read = _last_line(self._stderr.name, self._read)
+            return Outcome(stage="crash", message=f"the worker died: {how}{words}")
         except CancelledError:
             return Outcome(stage="crash", message="cancelled")
         except Exception as error:  # whatever the worker's function raised
             return Outcome(stage=stage, message=brief(error))
-
-    def _last_words(self) -> str:
-        """The last line that workers have printed since the last crash: a message, if it left one."""
-        try:
-            with Path(self._stderr.name).open("rb") as file:
-                file.seek(self._read)
-                text = file.read()
-        except OSError:
-            return ""
-        self._read += len(text)
-        lines = text.decode(errors="replace").strip().splitlines()
-        return f": {lines[-1][:300]}" if lines else ""
 
     def close(self) -> None:
         """End the workers at once; nothing they hold is worth waiting for."""
@@ -174,6 +163,122 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Worker:
+    """One process that calls functions by name, one after another: what a thread needs that looks after
+    a single thing, a board say. A process that was killed or died is replaced at the next call.
+
+    ``init``, ``options`` and ``directory`` are as for :class:`Workers`. :meth:`close` may be called by
+    another thread while a call runs; everything else belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        init: str | None = None,
+        options: dict[str, Any] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self._init = init
+        self._options = dict(options or {})
+        self._stderr = tempfile.NamedTemporaryFile(  # noqa: SIM115, it lives as long as the worker
+            prefix=f"tvmtune-{os.getpid()}-worker-", suffix=".log", dir=directory
+        )
+        self._read = 0
+        self._process: BaseProcess | None = None
+        self._line: Connection | None = None
+        """Only the thread that calls closes it: a descriptor that another polls must not be reused."""
+        self._lock = threading.Lock()
+        """Between the start of a process and :meth:`close`."""
+        self._closed = False
+
+    def call(self, function: str, arguments: tuple[Any, ...], deadline: float) -> Outcome:
+        """What became of ``function(*arguments)`` within ``deadline`` seconds, as
+        :meth:`Workers.collect` tells it. Once the worker is closed, every call crashes."""
+        try:
+            line = self._ready()
+            line.send((function, arguments))
+            if not line.poll(deadline):
+                self.kill()
+                return Outcome(stage="timeout", message=f"killed after {deadline:g} s")
+            ok, value = line.recv()
+        except (EOFError, OSError):
+            return self._expired()
+        return Outcome(value=value) if ok else Outcome(stage="run", message=value)
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        process, line = self._process, self._line
+        self._process = self._line = None
+        if process is not None:
+            process.kill()
+            process.join()
+        if line is not None:
+            line.close()
+
+    def close(self) -> None:
+        """End the process for good."""
+        with self._lock:
+            self._closed = True
+            process = self._process
+        if process is not None:
+            process.kill()
+            process.join()
+        self._stderr.close()
+
+    def _ready(self) -> Connection:
+        if self._process is not None and not self._process.is_alive():
+            self.kill()
+        if self._line is None:
+            context = _forkserver()
+            mine, theirs = context.Pipe()
+            arguments = (CPUS, self._stderr.name, list(sys.path), self._init, self._options)
+            process = context.Process(target=_listen, args=(theirs, arguments), daemon=True)
+            with self._lock:
+                if self._closed:
+                    raise EOFError
+                with _starting:
+                    process.start()
+                self._process, self._line = process, mine
+            theirs.close()
+        return self._line
+
+    def _expired(self) -> Outcome:
+        process = self._process
+        if process is None:
+            why = "the worker is closed" if self._closed else "no worker could be started"
+            return Outcome(stage="crash", message=why)
+        process.join(5)
+        words, self._read = _last_line(self._stderr.name, self._read)
+        outcome = Outcome(
+            stage="crash", message=f"the worker died: {_how(process.exitcode)}{words}"
+        )
+        self.kill()
+        return outcome
+
+
+_starting = threading.Lock()
+"""Starting a process, multiprocessing also looks after those started before: not for two threads."""
+
+
+def _forkserver() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tvmtune.measure.preload"])
+    return context
+
+
+def _listen(line: Connection, arguments: tuple[Any, ...]) -> None:
+    """In the process of a :class:`Worker`."""
+    _start(*arguments)
+    with contextlib.suppress(EOFError, OSError):  # the session has gone
+        while True:
+            function, call = line.recv()
+            try:
+                answer = True, _call(function, *call)
+            except Exception as error:
+                answer = False, str(error)
+            line.send(answer)
 
 
 def _start(
@@ -225,8 +330,24 @@ def brief(error: BaseException, limit: int = 500) -> str:
     return chosen.strip()[:limit]
 
 
-def _signal_name(number: int) -> str:
+def _how(code: int | None) -> str:
+    """How a process ended, from its exit code."""
+    if code is None or code >= 0:
+        return f"exit code {code or 0}"
     try:
-        return signal.Signals(number).name
+        return signal.Signals(-code).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {-code}"
+
+
+def _last_line(path: str, begin: int) -> tuple[str, int]:
+    """The last line of a file from ``begin`` on, behind a colon, and where the file ends: the message
+    of a worker that died, if it left one."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(begin)
+            text = file.read()
+    except OSError:
+        return "", begin
+    lines = text.decode(errors="replace").strip().splitlines()
+    return (f": {lines[-1][:300]}" if lines else ""), begin + len(text)

@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 import processes
-from tvmtune.measure.workers import Outcome, Workers
+from tvmtune.workers import Outcome, Worker, Workers
 
 CALLS = "measure.calls"
 
@@ -128,7 +130,7 @@ def test_an_interrupt_in_the_session_leaves_a_pool_that_closes_at_once():
 SESSION = f"""
 import sys
 sys.path[:] = {sys.path!r}
-from tvmtune.measure.workers import Workers
+from tvmtune.workers import Workers
 with Workers(2) as pool:
     if sys.argv[1:]:
         print("ready", flush=True)
@@ -174,3 +176,48 @@ def test_workers_may_use_every_cpu_even_if_the_session_was_bound_to_one():
     finally:
         os.sched_setaffinity(0, mine)
     assert outcome.value == mine
+
+
+@pytest.fixture
+def worker():
+    made = Worker(init=f"{CALLS}:init", options={"colour": "green"})
+    yield made
+    made.close()
+
+
+def test_a_single_worker_makes_one_call_after_another(worker):
+    assert worker.call(f"{CALLS}:initial", ("colour",), 60.0) == Outcome(value="green")
+    first = worker.call(f"{CALLS}:process", (), 60.0).value
+    assert worker.call(f"{CALLS}:process", (), 60.0).value == first != os.getpid()
+    outcome = worker.call(f"{CALLS}:complain", ("no such register: zmm99",), 60.0)
+    assert outcome == Outcome(stage="run", message="no such register: zmm99")
+
+
+def test_a_single_worker_that_hung_or_died_is_replaced(worker, tmp_path):
+    note = tmp_path / "pid"
+    hung = worker.call(f"{CALLS}:start_child_and_wait", (str(note),), 3.0)
+    assert hung == Outcome(stage="timeout", message="killed after 3 s")
+    assert not Path(f"/proc/{note.read_text()}").exists()
+    died = worker.call(f"{CALLS}:abort", (), 60.0)
+    assert died.stage == "crash"
+    assert died.message == "the worker died: SIGABRT: the heap is in pieces"
+    assert worker.call(f"{CALLS}:die_by", ("SIGKILL",), 60.0).message == "the worker died: SIGKILL"
+    assert worker.call(f"{CALLS}:double", (21,), 60.0).value == 42
+
+
+def test_a_single_worker_may_be_closed_while_it_is_at_work(worker):
+    found: list[Outcome] = []
+    arguments = (f"{CALLS}:sleep", (600.0,), 900.0)
+    thread = threading.Thread(target=lambda: found.append(worker.call(*arguments)))
+    thread.start()
+    while worker._process is None:
+        time.sleep(0.01)
+    pid = worker._process.pid
+    time.sleep(0.5)
+    worker.close()
+    thread.join(10)
+    assert [outcome.stage for outcome in found] == ["crash"]
+    assert not Path(f"/proc/{pid}").exists()
+    assert worker.call(f"{CALLS}:double", (1,), 60.0) == Outcome(
+        stage="crash", message="the worker is closed"
+    )

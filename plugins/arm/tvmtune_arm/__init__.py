@@ -1,0 +1,72 @@
+"""The arm backend: processors of ARM boards, through LLVM and over RPC, or in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.hookspecs import hookimpl
+from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@hookimpl
+def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
+    from tvmtune_arm.target import describe_device
+
+    return describe_device(attrs, remote)
+
+
+@hookimpl
+def hardware_params(device: Device) -> dict[str, Any]:
+    from tvmtune_arm.target import parameters
+
+    return parameters(device)
+
+
+@hookimpl
+def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
+    from tvmtune.graph.pipeline import prepare
+
+    return prepare(network, device, layout or "NHWC")
+
+
+@hookimpl
+def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
+    from tvmtune.graph.tasks import extract_tasks
+    from tvmtune_arm.target import space
+
+    return extract_tasks(prepared, device, lambda mod: space(device))
+
+
+@hookimpl
+def make_builder(device: Device) -> BuilderSpec:
+    from tvmtune.measure import specs
+
+    return specs.builder(device)
+
+
+@hookimpl
+def make_runner(device: Device) -> RunnerSpec:
+    from tvmtune.measure import specs
+    from tvmtune_arm.target import check_board
+
+    check_board(device)
+    return specs.runner(device)
+
+
+@hookimpl
+def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
+    from tvmtune.graph.lower import lower
+    from tvmtune_arm.target import space
+
+    return lower(prepared, chosen, device, lambda mod: space(device))
+
+
+@hookimpl
+def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
+    from tvmtune.deploy.export import export_lib
+
+    return export_lib(lowered, device, path)

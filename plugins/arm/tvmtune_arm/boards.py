@@ -1,0 +1,92 @@
+"""Boards by name: what their processors are.
+
+TVM has tags for some of them. They are not used: most name no processor (``arm/rk3399``,
+``arm/ultra96``), several a 32-bit system for a 64-bit board (``arm/rasp3b``, ``arm/rasp4b``) and one
+another processor than the board has (``nvidia/jetson-orin-nano``: Carmel in the place of Cortex-A78AE).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmtune.errors import UsageError, nearest
+
+LINUX64 = "aarch64-linux-gnu"
+LINUX32 = "armv7a-linux-gnueabihf"
+
+
+@dataclass(frozen=True)
+class Board:
+    """A processor, as LLVM knows it."""
+
+    model: str
+    """For people."""
+    mcpu: str
+    """Of the cores that are used."""
+    cores: int
+    """How many of those there are: on big.LITTLE systems, the quick ones."""
+    mtriple: str = LINUX64
+    mattr: tuple[str, ...] = ("+neon",)
+
+
+BOARDS = {
+    "rk3399": Board("Rockchip RK3399, 2 Cortex-A72 (and 4 Cortex-A53)", "cortex-a72", 2),
+    "rk3588": Board("Rockchip RK3588, 4 Cortex-A76 (and 4 Cortex-A55)", "cortex-a76", 4),
+    "raspberry-pi-3b": Board("Raspberry Pi 3B, 4 Cortex-A53", "cortex-a53", 4),
+    "raspberry-pi-4b": Board("Raspberry Pi 4B, 4 Cortex-A72", "cortex-a72", 4),
+    "raspberry-pi-5": Board("Raspberry Pi 5, 4 Cortex-A76", "cortex-a76", 4),
+    "jetson-nano": Board("Jetson Nano, 4 Cortex-A57", "cortex-a57", 4),
+    "jetson-tx2": Board("Jetson TX2, 4 Cortex-A57 (and 2 Denver 2)", "cortex-a57", 4),
+    "jetson-agx-xavier": Board("Jetson AGX Xavier, 8 Carmel", "carmel", 8),
+    "jetson-xavier-nx": Board("Jetson Xavier NX, 6 Carmel", "carmel", 6),
+    "jetson-agx-orin": Board("Jetson AGX Orin, 12 Cortex-A78AE", "cortex-a78ae", 12),
+    "jetson-orin-nx": Board("Jetson Orin NX, 8 Cortex-A78AE", "cortex-a78ae", 8),
+    "jetson-orin-nano": Board("Jetson Orin Nano, 6 Cortex-A78AE", "cortex-a78ae", 6),
+    "jetson-agx-thor": Board("Jetson AGX Thor, 14 Neoverse V3AE", "neoverse-v3ae", 14),
+    "ultra96": Board("Ultra96, 4 Cortex-A53", "cortex-a53", 4),
+    "pynq-z1": Board("Pynq-Z1, 2 Cortex-A9", "cortex-a9", 2, LINUX32),
+}
+
+ALIASES = {
+    "firefly-rk3399": "rk3399",
+    "rock-pi-4": "rk3399",
+    "rock-5b": "rk3588",
+    "orange-pi-5": "rk3588",
+    "rasp3b": "raspberry-pi-3b",
+    "rpi3b": "raspberry-pi-3b",
+    "rasp4b": "raspberry-pi-4b",
+    "rasp4b64": "raspberry-pi-4b",
+    "rpi4b": "raspberry-pi-4b",
+    "raspberry-pi-4b-aarch64": "raspberry-pi-4b",
+    "rpi5": "raspberry-pi-5",
+    "jetson": "jetson-nano",
+    "tx2": "jetson-tx2",
+    "jetson-xavier": "jetson-agx-xavier",
+    "jetson-orin": "jetson-agx-orin",
+    "jetson-thor": "jetson-agx-thor",
+    "pynq": "pynq-z1",
+}
+
+
+def find(name: str) -> str | None:
+    """The board's name for itself or an alias, however it is spelt; None if it is not known.
+
+    TVM's tags are taken as well, e.g. ``arm/rk3399``.
+    """
+    plain = name.lower().replace("_", "-")
+    for maker in ("arm/", "nvidia/"):
+        plain = plain.removeprefix(maker)
+    plain = plain.replace("/", "-").removesuffix("-32gb").removesuffix("-64gb")
+    plain = ALIASES.get(plain, plain)
+    return plain if plain in BOARDS else None
+
+
+def named(name: str) -> str:
+    """As :func:`find`; raises :class:`UsageError` for an unknown one."""
+    board = find(name)
+    if board is None:
+        raise UsageError(
+            f"no board '{name}' is known.{nearest(name, sorted(BOARDS))} For another one give "
+            "--target-attr mcpu=NAME and threads=N."
+        )
+    return board

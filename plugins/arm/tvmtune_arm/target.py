@@ -1,0 +1,186 @@
+"""What an ARM board's processor is, in TVM's words."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tvmtune import system, threads
+from tvmtune.deploy import cpu_features
+from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.farm import describe, devices, protocol
+from tvmtune.graph.spaces import RuleSpace
+from tvmtune.types import Device
+from tvmtune_arm.boards import BOARDS, LINUX64, Board, find, named
+
+ATTRIBUTES = ("board", "mcpu", "mattr", "mtriple", "threads")
+UNNAMED = Board("an aarch64 board", "generic", 4)
+"""What is taken for granted of a board of which only some attributes are given."""
+
+
+def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
+    """The device for ``--target arm``.
+
+    The board is the one that ``board`` names, else the one that the key of ``remote`` names, else this
+    machine if it is an ARM one. ``mcpu``, ``mattr``, ``mtriple`` and ``threads`` win over what is known
+    of it; ``mattr`` is added to it. Raises :class:`UsageError` for unknown names.
+    """
+    for word in attrs:
+        if word not in ATTRIBUTES:
+            raise UsageError(
+                f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
+            )
+    key = protocol.find(remote)[0] if remote else None
+    name = _name(attrs, key)
+    board = BOARDS[name] if name else UNNAMED
+    mtriple = str(attrs.get("mtriple") or board.mtriple)
+    if not mtriple.startswith(("aarch64", "arm64", "armv7", "armv8", "thumbv7")):
+        raise UsageError(
+            f"mtriple={mtriple} is no ARM system: give e.g. {LINUX64}, or another --target."
+        )
+    here = remote is None and system.runs_here(mtriple)
+    count = _threads(attrs.get("threads"), board, here)
+    target: dict[str, Any] = {
+        "kind": "llvm",
+        "mtriple": mtriple,
+        "mcpu": _cpu(attrs.get("mcpu"), board, mtriple, here and name is None),
+        "num-cores": count,
+    }
+    given = [word for word in str(attrs.get("mattr") or "").split(",") if word]
+    mattr = [*board.mattr, *given]
+    if mattr:
+        target["mattr"] = list(dict.fromkeys(mattr))
+    if mtriple.endswith("hf"):
+        target["mfloat-abi"] = "hard"
+    _check_features(target, given)
+    return Device(
+        backend="arm",
+        target=target,
+        threads=count,
+        attrs={"board": name} if name else {},
+        remote=remote,
+        model=system.cpu_model() if here else board.model,
+    )
+
+
+def parameters(device: Device) -> dict[str, Any]:
+    """``num_cores``, ``clusters`` (CPUs in each, the quickest first), ``features``, ``memory_bytes``.
+
+    They are read from the board, or from this machine if it is one. Where the board cannot be reached
+    there is a warning, and what is known by its name.
+    """
+    found: dict[str, Any] | None = None
+    if device.remote is not None:
+        found = _ask(device.remote)
+    elif system.runs_here(str(device.target.get("mtriple", ""))):
+        found = describe.describe()
+    known = {"num_cores": device.threads, "clusters": [], "features": [], "memory_bytes": 0}
+    if found is None:
+        return known
+    clusters = [len(group["cpus"]) for group in found.get("clusters", ())]
+    told = {
+        "num_cores": found.get("cpus"),
+        "clusters": clusters,
+        "features": found.get("features"),
+        "memory_bytes": found.get("memory_bytes"),
+    }
+    return known | {name: value for name, value in told.items() if value}
+
+
+def space(device: Device) -> RuleSpace:
+    """TVM's rules for CPUs. Those for ARM add int8 instructions whose results are wrong in TVM 0.27
+    (sdot: every kernel that ran; neon: none was built)."""
+    return RuleSpace(device.target, rules="llvm")
+
+
+def check_board(device: Device) -> None:
+    """Raise :class:`TvmtuneError` if the board that is there cannot run code for the target.
+
+    A board that is not there, or in use, is none: whoever waits for it will see.
+    """
+    if device.remote is None or (found := _ask(device.remote)) is None:
+        return
+    mtriple = str(device.target["mtriple"])
+    key, cpu = device.key, found.get("cpu") or "not told"
+    if not system.runs_on(mtriple, str(found.get("machine", mtriple))):
+        raise TvmtuneError(
+            f"the board '{key}' is {found['machine']} ({cpu}), and the target is {mtriple}: choose "
+            "another board, or another --target."
+        )
+    lacking = cpu_features.lacking(cpu_features.required(device.target), found)
+    if lacking:
+        raise TvmtuneError(
+            f"the board '{key}' lacks {', '.join(lacking)}, which the target (mcpu="
+            f"{device.target['mcpu']}) uses. Its CPU is {cpu}: give --target-attr board= or mcpu= of "
+            "what it is."
+        )
+
+
+def _name(attrs: dict[str, Any], key: str | None) -> str | None:
+    """The board's name, or None where the attributes or this machine have to tell."""
+    if attrs.get("board"):
+        return named(str(attrs["board"]))
+    known = find(key) if key else None
+    if known is not None:
+        return known
+    if attrs.get("mcpu") or (key is None and system.runs_here(LINUX64)):
+        return None
+    what = f"'{key}' names no board that is known: give" if key else "which board? Give"
+    raise UsageError(
+        f"{what} --target-attr board=NAME ({', '.join(sorted(BOARDS))}) or --target-attr mcpu=NAME."
+    )
+
+
+def _threads(given: Any, board: Board, here: bool) -> int:
+    if given is None:
+        return len(threads.quick_cpus()) if here else board.cores
+    try:
+        count = int(given)
+    except ValueError:
+        raise UsageError(f"threads={given} is not a number.") from None
+    if count < 1:
+        raise UsageError(f"threads={given}: at least one is needed.")
+    return threads.choose(count, count) if here else count
+
+
+def _cpu(given: Any, board: Board, mtriple: str, ask_here: bool) -> str:
+    import tvm
+
+    if given is None:
+        if ask_here:
+            return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+        return board.mcpu
+    if not tvm.get_global_func("target.llvm_is_valid_cpu")(str(given), mtriple):
+        target = tvm.target.Target({"kind": "llvm", "mtriple": mtriple})
+        known = [str(n) for n in tvm.get_global_func("target.llvm_get_cpu_archlist")(target)]
+        raise UsageError(
+            f"LLVM knows no processor '{given}' for {mtriple}.{nearest(str(given), known)}"
+        )
+    return str(given)
+
+
+def _check_features(target: dict[str, Any], given: list[str]) -> None:
+    """Raise :class:`UsageError` for a feature that LLVM does not know: it would only be ignored."""
+    import tvm
+
+    for word in given:
+        if word[0] not in "+-" or not word[1:]:
+            raise UsageError(f"mattr={','.join(given)}: features are given as +NAME or -NAME.")
+    wanted = [word[1:] for word in given if word[0] == "+"]
+    if not wanted:
+        return
+    known = tvm.get_global_func("target.llvm_get_cpu_features")(tvm.target.Target(target))
+    names = [str(name) for name in known]
+    for name in wanted:
+        if name not in names:
+            raise UsageError(
+                f"LLVM knows no feature '{name}' of {target['mtriple']}.{nearest(name, names)}"
+            )
+
+
+def _ask(remote: str) -> dict[str, Any] | None:
+    try:
+        return devices.ask(remote)
+    except TvmtuneError as error:
+        warnings.warn(f"the board's parameters are not read: {error}", stacklevel=2)
+        return None

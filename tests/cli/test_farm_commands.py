@@ -1,0 +1,66 @@
+"""What the commands of the farm say to those who use them wrongly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.commands import complaint, tvmtune
+from farm import served
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--key", "a b"], "'a b' cannot be the key of a board"),
+        (["serve", "--key", ""], "'' cannot be the key of a board"),
+        (["serve", "--key", "b", "--tracker", "host:port"], "'host:port' is no address"),
+        (["serve", "--key", "b", "--load-library", "no.so"], "there is no file no.so"),
+        (["serve", "--key", "b", "--target-attr", "x"], "--target-attr takes K=V"),
+        (["devices", "--tracker", ":1"], "':1' is no address"),
+        (["devices", "--wait", "0"], "--wait needs a time above 0"),
+    ],
+)
+def test_wrong_words_are_one_message(words: list[str], said: str, tmp_path: Path) -> None:
+    done = tvmtune(*words, cwd=tmp_path, timeout=served.LIMIT)
+    assert done.returncode == 2
+    assert said in complaint(done.stderr)
+
+
+@pytest.mark.parametrize("words", [["tracker"], ["serve", "--key", "b"]])
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_a_port_is_between_1_and_65535(words: list[str], port: str, tmp_path: Path) -> None:
+    done = tvmtune(*words, f"--port={port}", cwd=tmp_path, timeout=served.LIMIT)
+    assert done.returncode == 2
+    assert f"{port} is no port" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["tracker"], ["serve", "--key", "b"]])
+def test_a_host_that_is_not_this_machines_is_one_message(words: list[str], tmp_path: Path) -> None:
+    done = tvmtune(*words, "--host", "192.0.2.1", cwd=tmp_path, timeout=served.LIMIT)
+    assert done.returncode == 1
+    assert "of 192.0.2.1: " in done.stderr.splitlines()[-1]
+    done = tvmtune(*words, "--host", "no-such-host.invalid", cwd=tmp_path, timeout=served.LIMIT)
+    assert done.returncode == 1
+    assert "cannot listen at 'no-such-host.invalid'" in done.stderr.splitlines()[-1]
+
+
+def test_a_backend_that_there_is_not_is_named(tmp_path: Path) -> None:
+    words = ("serve", "--key", "b", "--port", served.free_port(), "--target", "abacus")
+    done = tvmtune(*words, cwd=tmp_path, timeout=served.LIMIT)
+    assert done.returncode == 1
+    assert "this machine cannot serve: " in complaint(done.stderr)
+    assert "abacus" in complaint(done.stderr)
+
+
+def test_the_process_that_holds_the_port_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, tvmtune.cli.serve, tvmtune.farm.server, tvmtune.farm.tracker\n"
+        "heavy = {'tvm', 'numpy', 'scipy', 'xgboost', 'onnx', 'pebble', 'rich'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=served.LIMIT)
+    assert not done.returncode, done.stderr

@@ -1,0 +1,206 @@
+"""``tvmtune tune --remote``: boards and trackers come and go, the run ends and the log holds all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+import processes
+from cli.commands import complaint, tvmtune
+from cli.test_tune import Running
+from farm.served import Farm, free_port
+from models import tiny_cnn
+from tvmtune.farm.protocol import Address
+from tvmtune.records.log import Log, read_log
+
+pytestmark = pytest.mark.slow
+
+KEY = "x86"
+LOG = f"tiny-NHWC-B1-cpu-{KEY}.json"
+TASKS = 9
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    return tmp_path
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    made = Farm(tmp_path / "farm")
+    made.folder.mkdir()
+    try:
+        yield made
+    finally:
+        for running in made._running:
+            if running.process.poll() is None:
+                running.end()
+            assert processes.after_a_while(running.mark) == {}
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., Running]]:
+    """Starts a ``tvmtune`` that ends with the test."""
+    started: list[Running] = []
+
+    def begin(*args: object) -> Running:
+        started.append(Running(folder, *args))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        for pid in processes.marked(each.mark):
+            os.kill(pid, signal.SIGKILL)
+        each.process.wait()
+
+
+def words(tracker: Address, trials: int, *more: object) -> list[object]:
+    where = ["--network", "tiny.onnx", "--target", "cpu", "--remote", KEY, "--tracker", tracker]
+    return ["tune", *where, "--repeat", 2, "--trials", trials, "--no-compile", *more]
+
+
+def trials(folder: Path) -> Log:
+    """The log, of which no candidate has been measured twice."""
+    log = read_log(folder / LOG)
+    seen = [(t.workload, t.candidate) for t in log.trials]
+    assert len(seen) == len(set(seen))
+    return log
+
+
+def wait_for_trials(folder: Path, count: int, within: float = 90.0) -> None:
+    end = time.monotonic() + within
+    log = folder / LOG
+    while not log.exists() or log.read_text().count('"type":"trial"') < count:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_network_is_tuned_on_boards(folder, farm):
+    _, tracker = farm.tracker()
+    _, board = farm.board(KEY, tracker)
+    mark = {processes.MARK: f"{folder}-tune"}
+    named = {"TVM_TRACKER_HOST": tracker.host, "TVM_TRACKER_PORT": str(tracker.port)}
+    command = [word for word in words(tracker, 24) if word not in ("--tracker", tracker)]
+    done = tvmtune(*command, cwd=folder, env=named | mark)
+    assert done.returncode == 0, done.stderr
+    assert f"boards '{KEY}': {board} has come; now 1" in done.stderr
+    assert processes.after_a_while(mark[processes.MARK]) == {}
+    log = trials(folder)
+    assert len(log.trials) == 24
+    assert all(trial.ok for trial in log.trials)
+    assert {trial.task for trial in log.trials} == set(log.tasks)
+    assert log.headers[-1]["device"]["remote"] == KEY
+    best = {}
+    for trial in log.trials:
+        best[trial.task] = min(best.get(trial.task, trial), trial, key=lambda t: t.latency)
+    assert all(trial.verified for trial in best.values())
+
+
+def test_boards_that_are_killed_cost_no_trial(folder, farm, start):
+    _, tracker = farm.tracker()
+    first, address = farm.board(KEY, tracker)
+    second, _ = farm.board(KEY, tracker)
+    running = start(*words(tracker, 40, "-v"))
+    wait_for_trials(folder, 3)
+    first.kill()
+    wait_for_trials(folder, 8)
+    farm.board(KEY, tracker, port=address.port)
+    wait_for_trials(folder, 14)
+    second.kill()
+    assert running.process.wait(120) == 0, running.stderr.read_text()
+    assert processes.after_a_while(running.mark) == {}
+    log = trials(folder)
+    assert len(log.trials) == 40
+    assert all(trial.ok for trial in log.trials)
+    assert "has left" in running.stderr.read_text()
+
+
+def test_a_tracker_that_is_killed_costs_no_trial(folder, farm, start):
+    process, tracker = farm.tracker()
+    farm.board(KEY, tracker)
+    running = start(*words(tracker, 40))
+    wait_for_trials(folder, 3)
+    process.kill()
+    time.sleep(3.0)
+    farm.tracker(tracker.port)
+    assert running.process.wait(120) == 0, running.stderr.read_text()
+    assert processes.after_a_while(running.mark) == {}
+    assert len(trials(folder).trials) == 40
+
+
+def test_without_boards_the_run_ends_with_its_log_intact_and_continues_later(folder, farm, start):
+    _, tracker = farm.tracker()
+    board, address = farm.board(KEY, tracker)
+    running = start(*words(tracker, 40, "--wait", "4s"))
+    wait_for_trials(folder, 12)
+    board.kill()
+    assert running.process.wait(90) == 1
+    assert processes.after_a_while(running.mark) == {}
+    said = running.stderr.read_text()
+    assert f"waiting for a board '{KEY}', up to 4 s" in said
+    assert f"every trial is in {LOG}" in said
+    assert complaint(said).startswith(f"no board '{KEY}' was to be had for 4 s: none is registered")
+    measured = len(trials(folder).trials)
+    assert 12 <= measured < 40
+    farm.board(KEY, tracker, port=address.port)
+    again = tvmtune(*words(tracker, 40), cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert f"resuming: {measured} trials" in again.stderr
+    assert len(trials(folder).trials) == 40
+
+
+def test_ctrl_c_ends_the_run_and_what_it_started(folder, farm, start):
+    _, tracker = farm.tracker()
+    farm.board(KEY, tracker)
+    running = start(*words(tracker, 400))
+    wait_for_trials(folder, 5)
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 130
+    assert processes.after_a_while(running.mark) == {}
+    assert len(trials(folder).trials) >= 5
+
+
+def test_a_key_that_no_board_has_is_told_those_that_there_are(folder, farm):
+    _, tracker = farm.tracker()
+    farm.board("rk3399", tracker)
+    done = tvmtune(*words(tracker, 8), cwd=folder, timeout=60)
+    assert done.returncode == 1
+    assert f"has no board '{KEY}': it has rk3399" in complaint(done.stderr)
+    assert not (folder / LOG).exists()
+
+
+def test_a_tracker_that_is_not_there_and_what_is_none_are_told_apart(folder):
+    done = tvmtune(*words(Address("127.0.0.1", free_port()), 8), cwd=folder, timeout=60)
+    assert done.returncode == 1
+    assert "no tracker answers at" in complaint(done.stderr)
+    assert "tvmtune tracker" in complaint(done.stderr)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        address = Address("127.0.0.1", stranger.getsockname()[1])
+        done = tvmtune(*words(address, 8), cwd=folder, timeout=60)
+    assert done.returncode == 1
+    assert f"what answers at {address} is no tracker" in complaint(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--remote", "a:b"], "'a:b' cannot be the key of a board"),
+        (["--remote", ""], "'' cannot be the key of a board"),
+        (["--remote", "a", "--tracker", "here:x"], "--tracker: 'here:x' is no address"),
+        (["--remote", "a@b:1", "--tracker", "c:2"], "both name a tracker"),
+        (["--tracker", "c:2"], "--tracker without --remote"),
+        (["--remote", "a", "--wait", "soon"], "--wait takes seconds"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once(folder, given, message):
+    done = tvmtune("tune", "--network", "tiny.onnx", *given, cwd=folder, timeout=60)
+    assert done.returncode == 2
+    assert message in complaint(done.stderr)

@@ -1,0 +1,446 @@
+"""The arm backend: what it knows of boards, and that it makes code for them with no cross compiler."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from tvm import te, topi
+
+from cli.commands import complaint, tvmtune
+from farm import emulated
+from farm.served import Farm, free_port
+from models import tiny_cnn
+from tvmtune import api, host, networks, system, threads
+from tvmtune.accuracy import relative_error
+from tvmtune.deploy import elf, metadata
+from tvmtune.deploy.library import Library
+from tvmtune.deploy.remote import Borrowed
+from tvmtune.deploy.verify import run_check
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.graph import intrinsics, spaces
+from tvmtune.networks.inputs import random_inputs
+from tvmtune_arm import boards, target
+
+EF_ARM_ABI_FLOAT_HARD, EF_ARM_EABI_VER5 = 0x400, 0x05000000
+on_other_machines = pytest.mark.skipif(
+    system.runs_here("aarch64-linux-gnu"), reason="this machine is an ARM one"
+)
+needs_a_cross_linker = pytest.mark.skipif(
+    shutil.which("ld.lld") is None, reason="ld.lld is not installed"
+)
+
+
+def make(remote: str | None = None, **attrs: object):
+    return host.backend("arm").make_target(attrs, remote)
+
+
+def conv() -> tvm.IRModule:
+    x = te.placeholder((1, 14, 14, 32), "float32", "x")
+    w = te.placeholder((3, 3, 32, 64), "float32", "w")
+    func = te.create_prim_func([x, w, topi.nn.conv2d_nhwc(x, w, 1, 1, 1)])
+    return tvm.IRModule({"main": func.with_attr("layout_free_buffers", [1])})
+
+
+def dense_int8() -> tvm.IRModule:
+    x, w = te.placeholder((64, 64), "int8", "x"), te.placeholder((64, 64), "int8", "w")
+    k = te.reduce_axis((0, 64), "k")
+    y = te.compute(
+        (64, 64),
+        lambda i, j: te.sum(x[i, k].astype("int32") * w[j, k].astype("int32"), axis=k),
+        name="y",
+    )
+    return tvm.IRModule({"main": te.create_prim_func([x, w, y])})
+
+
+@pytest.mark.parametrize("name", sorted(boards.BOARDS))
+def test_llvm_knows_the_processor_of_each_board(name):
+    board = boards.BOARDS[name]
+    assert tvm.get_global_func("target.llvm_is_valid_cpu")(board.mcpu, board.mtriple)
+    device = make(board=name)
+    made = tvm.target.Target(device.target)
+    assert str(made.attrs["mcpu"]) == board.mcpu
+    assert device.threads == board.cores
+    assert device.runtime == "cpu"
+    assert "neon" in {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(made)}
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("raspberry-pi/4b-aarch64", "raspberry-pi-4b"),
+        ("arm/rasp4b64", "raspberry-pi-4b"),
+        ("nvidia/jetson-agx-xavier", "jetson-agx-xavier"),
+        ("nvidia/jetson-agx-thor", "jetson-agx-thor"),
+    ],
+)
+def test_tvms_tags_that_name_a_processor_say_the_same(tag, name):
+    found = tvm.target.list_tags()[tag]
+    theirs = found if str(found.kind.name) == "llvm" else found.host
+    board = boards.BOARDS[name]
+    assert (str(theirs.attrs["mcpu"]), str(theirs.attrs["mtriple"])) == (board.mcpu, board.mtriple)
+
+
+@pytest.mark.parametrize("name", sorted(boards.BOARDS))
+def test_each_board_stands_in_the_documents(name):
+    board = boards.BOARDS[name]
+    text = (Path(__file__).parents[1] / "docs" / "arm.md").read_text()
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+    assert row.endswith(f"| {board.cores} |")
+    processor = row.split("|")[2].strip().split(",")[0].split(" (")[0]
+    assert processor.lower().replace(" ", "-") == board.mcpu
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("RK3399", "rk3399"),
+        ("arm/rk3399", "rk3399"),
+        ("raspberry_pi_4b", "raspberry-pi-4b"),
+        ("raspberry-pi/4b-aarch64", "raspberry-pi-4b"),
+        ("rasp3b", "raspberry-pi-3b"),
+        ("nvidia/jetson-agx-orin-64gb", "jetson-agx-orin"),
+        ("jetson", "jetson-nano"),
+        ("pynq", "pynq-z1"),
+    ],
+)
+def test_a_board_has_several_names(word, name):
+    assert boards.find(word) == name
+
+
+def test_the_key_of_the_boards_may_name_them():
+    device = make("rk3399@10.0.0.1:9190")
+    assert device.target["mcpu"] == "cortex-a72"
+    assert device.key == "rk3399"
+    assert device.mtriple == "aarch64-linux-gnu"
+
+
+def test_attributes_win_over_the_boards_name():
+    device = make(board="rk3399", mcpu="cortex-a53", threads=4, mattr="+crc,+aes")
+    assert device.target["mcpu"] == "cortex-a53"
+    assert device.target["num-cores"] == device.threads == 4
+    assert device.target["mattr"] == ["+neon", "+crc", "+aes"]
+    assert device.identity() != make(board="rk3399").identity()
+
+
+@on_other_machines
+def test_what_is_wrong_is_said_in_one_message():
+    for attrs, words in [
+        ({}, "which board? Give --target-attr board=NAME (jetson-agx-orin"),
+        ({"board": "rk3398"}, "no board 'rk3398' is known. Did you mean rk3399"),
+        ({"bord": "rk3399"}, "'bord' is not known. Did you mean board"),
+        ({"mcpu": "cortex-a720x"}, "no processor 'cortex-a720x' for aarch64-linux-gnu. Did you"),
+        ({"mcpu": "cortex-a72", "mtriple": "x86_64-linux-gnu"}, "no ARM system"),
+        ({"board": "rk3399", "mattr": "dotprod"}, "given as +NAME"),
+        ({"board": "rk3399", "mattr": "+dotprd"}, "no feature 'dotprd' of aarch64-linux-gnu"),
+        ({"board": "rk3399", "threads": 0}, "at least one"),
+        ({"board": "rk3399", "threads": "many"}, "threads=many is not a number"),
+    ]:
+        with pytest.raises(UsageError) as raised:
+            make(**attrs)
+        assert words in str(raised.value)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(UsageError, match="'shelf' names no board that is known: give"):
+        make("shelf")
+    assert make("shelf", mcpu="cortex-a55").target["mcpu"] == "cortex-a55"
+
+
+@on_other_machines
+def test_without_a_board_nothing_is_measured_here():
+    with pytest.raises(TvmtuneError, match="name its board with --remote KEY"):
+        host.backend("arm").make_runner(make(board="rk3399"))
+
+
+def test_on_an_arm_machine_it_is_this_machine(monkeypatch):
+    """As far as it goes on another one: its name and its CPUs."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr("tvmtune_arm.target._cpu", lambda *_: "cortex-a72")
+    device = make()
+    assert device.remote is None
+    assert device.model == system.cpu_model()
+    assert device.threads == len(threads.allowed_cpus())
+    assert host.backend("arm").make_runner(device).run == "tvmtune.measure.local:run"
+    assert host.backend("arm").hardware_params(device)["num_cores"] == system.usable_cpus()
+
+
+def test_the_quick_cores_of_a_big_little_system(monkeypatch):
+    groups = [{"cpus": [4, 5], "max_khz": 1800000}, {"cpus": [0, 1, 2, 3], "max_khz": 1400000}]
+    monkeypatch.setattr("tvmtune.farm.describe.clusters", lambda cpus: groups)
+    monkeypatch.setattr(threads, "allowed_cpus", lambda: list(range(6)))
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert threads.quick_cpus() == [4, 5]
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert threads.quick_cpus() == list(range(6)), "kinds of cores cannot be told by frequency"
+
+
+def test_an_unreachable_board_leaves_what_is_known_by_name(monkeypatch):
+    device = make("rk3399@127.0.0.1:1")
+    with pytest.warns(UserWarning, match="parameters are not read: no tracker answers at 127"):
+        found = host.backend("arm").hardware_params(device)
+    assert found["num_cores"] == 2
+
+
+class TestWhatABoardTells:
+    def ask(self, monkeypatch, **described):
+        monkeypatch.setattr("tvmtune.farm.devices.ask", lambda remote: described)
+
+    def test_its_parameters(self, monkeypatch):
+        clusters = [{"cpus": [4, 5], "max_khz": 2}, {"cpus": [0, 1, 2, 3], "max_khz": 1}]
+        self.ask(monkeypatch, cpus=6, clusters=clusters, features=["asimd"], memory_bytes=1 << 30)
+        found = host.backend("arm").hardware_params(make("rk3399"))
+        assert found["clusters"] == [2, 4]
+        assert found["num_cores"] == 6
+        assert found["features"] == ["asimd"]
+
+    def test_a_feature_that_it_lacks_ends_it_before_anything_runs(self, monkeypatch):
+        self.ask(monkeypatch, machine="aarch64", cpu="Cortex-A72", features=["asimd", "fp"])
+        runner = host.backend("arm").make_runner(make("rk3399"))
+        assert runner.run == "tvmtune.measure.remote:run"
+        with pytest.raises(TvmtuneError) as raised:
+            host.backend("arm").make_runner(make("rk3399", mcpu="cortex-a76"))
+        assert "'rk3399' lacks asimddp, asimdhp, which the target (mcpu=cortex-a76) uses" in str(
+            raised.value
+        )
+
+    def test_another_architecture(self, monkeypatch):
+        self.ask(monkeypatch, machine="x86_64", cpu="Xeon", features=["avx2"])
+        with pytest.raises(TvmtuneError, match="'rk3399' is x86_64 .Xeon., and the target is aarc"):
+            host.backend("arm").make_runner(make("rk3399"))
+
+
+@pytest.mark.parametrize("mcpu", ["cortex-a72", "cortex-a76"])
+def test_no_int8_instruction_of_arm_is_in_the_space(mcpu):
+    """TVM would choose rules whose kernels are wrong (sdot) or cannot be built (neon)."""
+    device = make(board="rk3399", mcpu=mcpu)
+    made = tvm.target.Target(device.target)
+    mod = dense_int8()
+    context = spaces.tune_context(mod, made, target.space(device).generator(), seed=1)
+    designs = list(context.generate_design_space())
+    assert designs
+    for design in designs:
+        assert "Tensorize" not in {inst.kind.name for inst in design.trace.insts}
+        assert "tensor_intrin" not in design.mod.script().lower()
+    theirs = spaces.RuleSpace(device.target).generator()
+    intrinsics.load_for("aarch64")
+    their_context = spaces.tune_context(mod, made, theirs, seed=1)
+    list(their_context.generate_design_space())
+    their_rules = {str(r).partition("(")[0] for r in their_context.space_generator.sch_rules}
+    assert any("Intrin" in rule for rule in their_rules), "TVM has mended its rules: look again"
+    rules = {str(rule).partition("(")[0] for rule in context.space_generator.sch_rules}
+    assert not any("Intrin" in rule for rule in rules), rules
+
+
+def test_the_default_schedule_is_as_wide_as_neon():
+    device = make(board="rk3399")
+    assert spaces.lanes(device.target) == 4
+    made = tvm.target.Target(device.target)
+    mod = conv()
+    script = target.space(device).default(mod, made).mod.script()
+    widths = {int(part.split(")")[0]) for part in script.split("T.vectorized(")[1:]}
+    assert 8 in widths, "two registers of four float32 values"
+    assert all(width % 4 == 0 for width in widths), widths
+    code = tvm.compile(target.space(device).default(mod, made).mod, made).mod.inspect_source("asm")
+    assert "fmla\tv" in code.replace("fmla v", "fmla\tv"), "no multiplication of vectors"
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> networks.Network:
+    path = tmp_path_factory.mktemp("network") / "model.onnx"
+    onnx.save(tiny_cnn(), path)
+    return networks.load(str(path))
+
+
+def compiled(network: networks.Network, board: str, folder: Path) -> Path:
+    plan = api.plan(network, "arm", attrs={"board": board})
+    return api.compile(plan, folder / f"{board}.so").path
+
+
+@needs_a_cross_linker
+def test_a_library_for_a_64_bit_board(network, tmp_path):
+    path = compiled(network, "rk3399", tmp_path)
+    header = elf.read_header(path)
+    assert header is not None
+    assert header.machine == "aarch64"
+    found = metadata.read(path)
+    assert found["cpu_features"] == ["asimd"]
+    assert found["check"]
+    if not system.runs_here("aarch64-linux-gnu"):
+        with pytest.raises(TvmtuneError, match="holds code for aarch64 and this machine is"):
+            Library.open(path)
+
+
+@needs_a_cross_linker
+def test_a_library_for_a_32_bit_board(network, tmp_path):
+    """Its ELF header: 32 bits, low byte first, ARM, version 5 of its ABI, floats in registers."""
+    path = compiled(network, "pynq-z1", tmp_path)
+    head = path.read_bytes()[:52]
+    assert head[:6] == b"\x7fELF\x01\x01"
+    kind, machine = struct.unpack_from("<HH", head, 16)
+    assert (kind, machine) == (3, 40)
+    (flags,) = struct.unpack_from("<I", head, 36)
+    assert flags & 0xFF000000 == EF_ARM_EABI_VER5
+    assert flags & EF_ARM_ABI_FLOAT_HARD
+    assert metadata.elf_machine(path) == "arm"
+    assert metadata.read(path)["cpu_features"] == []
+
+
+@needs_a_cross_linker
+@pytest.mark.parametrize(
+    ("board", "name"),
+    [("rk3399", "aarch64-linux-gnu-ld"), ("pynq-z1", "arm-linux-gnueabihf-ld")],
+)
+def test_any_linker_for_the_board_will_do(network, tmp_path, monkeypatch, board, name):
+    """GNU ld's cross builds where they are; the real lld under their names elsewhere."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    real = shutil.which(name)
+    monkeypatch.delenv("TVMTUNE_LINKER", raising=False)
+    if real is None:
+        script = f'#!/bin/sh\nexec "{shutil.which("ld.lld")}" "$@"\n'
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    else:
+        (folder / name).symlink_to(real)
+    monkeypatch.setenv("PATH", str(folder))
+    assert system.find_linker(boards.BOARDS[board].mtriple) == [str(folder / name)]
+    path = compiled(network, board, tmp_path)
+    assert metadata.elf_machine(path) in ("aarch64", "arm")
+
+
+@on_other_machines
+def test_without_any_linker_the_remedies_are_named(network, tmp_path, monkeypatch):
+    monkeypatch.delenv("TVMTUNE_LINKER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(TvmtuneError) as raised:
+        system.find_linker("aarch64-linux-gnu")
+    for word in ("no linker for aarch64-linux-gnu", "pip install ziglang", "install lld"):
+        assert word in str(raised.value)
+
+
+@needs_a_cross_linker
+@pytest.mark.slow
+def test_the_command_makes_a_library_of_a_network_of_the_zoo(tmp_path):
+    done = tvmtune(
+        *("compile", "--target", "arm", "--target-attr", "board=rk3399"),
+        *("--network", "squeezenet", "-o", "lib.so"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert metadata.elf_machine(tmp_path / "lib.so") == "aarch64"
+    assert "by default schedule; 2 threads" in done.stdout
+
+
+@on_other_machines
+def test_the_command_complains_in_one_line(tmp_path):
+    done = tvmtune("compile", "--target", "arm", "--network", "mobilenet", cwd=tmp_path)
+    assert done.returncode == 2
+    assert complaint(done.stderr).startswith("which board? Give --target-attr board=NAME")
+
+
+class Emulated:
+    """A tracker with one board: real aarch64 code, in a process of this machine."""
+
+    def __init__(self, farm: Farm, key: str, cpu: str) -> None:
+        self.key = key
+        _, tracker = farm.tracker()
+        words = ["serve", "--key", key, "--tracker", tracker, "--port", free_port()]
+        python = str(emulated.board())
+        self.board = farm.start(
+            [python, "-m", "tvmtune.cli", *map(str, words)], emulated.environment(cpu)
+        )
+        self.board.expect("registered")
+        self.remote = f"{key}@{tracker}"
+
+
+@pytest.fixture(scope="module")
+def rk3399(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
+    """It has no dot products of int8, as a Cortex-A72 has none."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        pytest.skip("the emulated board is made of Debian's packages")
+    farm = Farm(tmp_path_factory.mktemp("farm"))
+    try:
+        yield Emulated(farm, "rk3399", "cortex-a72")
+    finally:
+        farm.close()
+
+
+@needs_a_cross_linker
+@pytest.mark.slow
+class TestOnAnEmulatedBoard:
+    def test_mobilenet_untuned(self, rk3399, tmp_path):
+        """Compiled here without a cross compiler, run there; the reference is ONNX Runtime's, here."""
+        done = tvmtune(
+            *("compile", "--target", "arm", "--target-attr", "board=rk3399"),
+            *("--network", "mobilenet", "-o", "lib.so"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        network = networks.load("mobilenet")
+        inputs = random_inputs(network.inputs, 5)
+        np.savez(tmp_path / "x.npz", **inputs)
+        done = tvmtune(
+            *("run", "lib.so", "--remote", rk3399.remote),
+            *("--input", "x.npz", "--output", "y.npz"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        (want,) = network.reference(inputs)
+        got = np.load(tmp_path / "y.npz")[network.outputs[0].name]
+        assert relative_error(got, want) <= 1e-4
+        done = tvmtune(
+            *("bench", "lib.so", "--remote", rk3399.remote, "--repeat", 1, "--check"),
+            *("--vs", "onnxruntime", "--json", "report.json"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "the output is right" in done.stderr
+        assert "on the board 'rk3399': onnxruntime is not installed" in done.stderr
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert report["board"]["machine"] == "aarch64"
+        assert "asimd" in report["board"]["features"]
+        assert report["runs"][0]["check"]["error"] <= 1e-4
+
+    def test_the_board_says_what_it_is(self, rk3399):
+        found = host.backend("arm").hardware_params(make(rk3399.remote))
+        assert "asimd" in found["features"]
+        assert "asimddp" not in found["features"]
+        assert sum(found["clusters"]) == len(threads.allowed_cpus())
+        assert found["memory_bytes"] > 1 << 30
+
+    def test_a_target_whose_features_the_board_lacks(self, rk3399, network, tmp_path):
+        with pytest.raises(TvmtuneError, match="lacks asimddp, asimdhp, which the target"):
+            host.backend("arm").make_runner(make(rk3399.remote, mcpu="cortex-a76"))
+        assert host.backend("arm").make_runner(make(rk3399.remote)).run
+        path = compiled(network, "raspberry-pi-5", tmp_path)
+        done = tvmtune("run", path, "--remote", rk3399.remote, cwd=tmp_path)
+        assert done.returncode == 1
+        said = complaint(done.stderr)
+        assert "uses asimddp, asimdhp, which the board's CPU lacks" in said
+
+    def test_a_library_of_this_machine(self, rk3399, network, tmp_path):
+        path = api.compile(api.plan(network, "cpu"), tmp_path / "lib.so").path
+        done = tvmtune("bench", path, "--remote", rk3399.remote, cwd=tmp_path)
+        assert done.returncode == 1
+        assert f"holds code for {platform.machine()} and the board is aarch64" in done.stderr
+
+    def test_a_better_processor_runs_what_is_for_it(self, network, tmp_path):
+        path = compiled(network, "raspberry-pi-5", tmp_path)
+        folder = tmp_path / "farm"
+        folder.mkdir()
+        farm = Farm(folder)
+        try:
+            pi = Emulated(farm, "raspberry-pi-5", "cortex-a76")
+            with Borrowed(pi.remote) as board:
+                library = Library.open(path, board=board)
+                assert run_check(library, library.metadata["check"]).passed
+        finally:
+            farm.close()
