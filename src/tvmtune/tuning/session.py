@@ -214,8 +214,8 @@ class Session:
     def _ask(self, busy: _Round | None = None) -> _Round | None:
         """Proposals for the next round; None if there are none this time.
 
-        While ``busy`` is being measured, only if the next round is another implementation's, and its
-        tuner is there already: a new one begins with what others have found until then.
+        While ``busy`` is being measured, only if the next round is another implementation's. A new
+        tuner is made then, but asked later: it begins with what others have found until then.
         """
         choice = scheduler.pick(
             self.scheduling,
@@ -229,7 +229,7 @@ class Session:
                 self.limits.nothing_left()
             return None
         state, arm = choice
-        if busy is not None and (arm is busy.arm or arm.tuner is None):
+        if busy is not None and arm is busy.arm:
             return None
         count = BATCH
         if self.budget.per_task is not None:
@@ -243,6 +243,8 @@ class Session:
         try:
             if arm.tuner is None:
                 arm.tuner = self._create_tuner(state, arm)
+                if busy is not None:
+                    return None
             proposals = arm.tuner.ask(count, self._pace.proposing(arm.key, count))
         except Exception as error:
             interrupt.check()
@@ -304,7 +306,7 @@ class Session:
                 seed=self.seed + 1 + state.task.index,
                 threads=self.device.threads,
                 history=list(arm.trials),
-                relatives=self._relatives.of(arm),
+                relatives=lambda: self._relatives.of(arm),
                 lessons=self._lessons,
                 options=self.tuner_options,
             ),
