@@ -164,7 +164,7 @@ class Session:
                 ahead = self._measure_round(current) if current is not None else None
             if self.limits.seconds_left > 0:
                 self._look_at_the_machine()
-                self.leaders.settle()
+                self.leaders.settle(at_last=True)
         except KeyboardInterrupt:
             self.limits.reason = INTERRUPTED
             raise
