@@ -12,6 +12,8 @@ OPTIONS: dict[str, int | float] = {}
 given: list[TunerArgs] = []
 asked: list[tuple[str, int, float | None]] = []
 """Workload, count and seconds of each request."""
+relatives: dict[str, list[Any]] = {}
+"""What each workload's first request was given, in the order of these requests."""
 heard: dict[str, float] = {}
 """The latest latency of each candidate."""
 
@@ -26,6 +28,8 @@ class ListeningTuner(sampling.RandomTuner):
         super().revise(candidate, latency)
 
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
+        if self.args.implementation.workload_key not in relatives:
+            relatives[self.args.implementation.workload_key] = list(self.args.relatives())
         asked.append((self.args.implementation.workload_key, count, seconds))
         return super().ask(count, seconds)
 
@@ -43,3 +47,4 @@ def register(monkeypatch: Any) -> None:
     given.clear()
     asked.clear()
     heard.clear()
+    relatives.clear()

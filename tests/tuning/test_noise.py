@@ -124,9 +124,22 @@ def test_a_leader_is_timed_again_before_its_answer_is_checked(log):
 
 def test_timing_again_takes_a_small_part_of_the_session(log, monkeypatch):
     monkeypatch.setattr(leaders, "SHARE", 0.0)
+    monkeypatch.setattr(leaders, "AT_LAST", 0.0)
     with small.session(log, [small.task(0, small.matmul(8))], trials=6) as session:
         session.run()
     assert lines(log, "remeasure") == []
+
+
+def test_what_is_shipped_is_timed_again_when_tuning_is_over(log, monkeypatch):
+    monkeypatch.setattr(leaders, "SHARE", 0.0)
+    monkeypatch.setattr(leaders, "AT_LAST", float("inf"))
+    with small.session(log, [small.task(0, small.matmul(8))], trials=6) as session:
+        session.run()
+        leader = session.states[0].leader
+    kinds = [json.loads(line)["type"] for line in log.read_text().splitlines()]
+    assert "remeasure" not in kinds[: len(kinds) - kinds[::-1].index("trial")]
+    assert leader is not None
+    assert leader.candidate in {r["candidate"] for r in lines(log, "remeasure")}
 
 
 def test_a_task_that_hardly_counts_is_not_worth_it(log):

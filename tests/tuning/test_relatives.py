@@ -67,16 +67,16 @@ def test_the_sessions_own_tasks_help_the_next(tmp_path, monkeypatch):
         tmp_path / "log.json", tasks, tuner="listening", per_task=6, scheduling="sequential"
     ) as session:
         session.run()
-    first, second, third = listening.given
-    assert list(first.relatives) == [], "only default schedules are known, and it has its own"
-    assert 0 < len(second.relatives) <= EACH
+    first, second, third = listening.relatives.values()
+    assert first == [], "only default schedules are known, and it has its own"
+    assert 0 < len(second) <= EACH
     good = [sorted(s.trials, key=lambda t: t.latency) for s in session.states]
     searched = [[t.trace for t in order if t.tuner != "default"] for order in good]
-    assert list(second.relatives) == searched[0][:EACH]
+    assert second == searched[0][:EACH]
     # 16 rows are nearer to 8 than to 64
-    assert list(third.relatives) == searched[0][:EACH] + searched[1][:EACH]
+    assert third == searched[0][:EACH] + searched[1][:EACH]
     mod = tasks[0].implementations[0].mod
-    traces.apply(mod, second.relatives[0])
+    traces.apply(mod, second[0])
 
 
 def test_other_logs_help_the_nearest_first(donor, tmp_path):

@@ -192,7 +192,7 @@ def test_what_is_good_elsewhere_is_tried_first(name):
         every += proposals
     best = min(every, key=lambda p: valley(p.trace))
     args = templated()
-    args.relatives = [best.trace]
+    args.relatives = lambda: [best.trace]
     assert min(valley(p.trace) for p in create(name, args).ask(4)) == 1e-5
 
 
@@ -207,7 +207,7 @@ def test_what_is_good_elsewhere_is_tried_whatever_the_model_says(name):
     history = [record(p, 1 / valley(p.trace)) for p in others[20:60]]
     args = templated(history=history)
     args.known |= {p.candidate for p in others[20:60]}
-    args.relatives = [best.trace]
+    args.relatives = lambda: [best.trace]
     assert best.candidate in {p.candidate for p in create(name, args).ask(4)}
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.04
 """Of the session's time that goes into timing leaders once more."""
+AT_LAST = 0.1
+"""The same once tuning is over: what is shipped should have been timed again."""
 USUAL = 0.5
 """Seconds that one is taken to cost before any was timed."""
 WORTH = 0.01
@@ -60,14 +62,15 @@ class Leaders:
         self._gone: set[str] = set()
         """Those that could not be timed again."""
 
-    def settle(self) -> None:
-        """Time again what deserves it, then check every leader that is new."""
+    def settle(self, *, at_last: bool = False) -> None:
+        """Time again what deserves it, then check every leader that is new; ``at_last``: when tuning is
+        over."""
         for state in self._states:
             trial = state.leader
             if trial and trial.verified is None and trial.candidate not in self.unchecked:
                 self._measurer.prepare(state.arm_of(trial).implementation, trial.trace)
         if self._measurer.runner.kind == "measured":
-            self._remeasure()
+            self._remeasure(AT_LAST if at_last else SHARE)
         for state in self._states:
             self.verify(state)
 
@@ -82,15 +85,15 @@ class Leaders:
         rivals = sum(1 for t in state.trials if t.ok) > 1
         return trial if rivals and "remeasured" not in trial.extra else None
 
-    def _remeasure(self) -> None:
-        """The heaviest tasks first, as long as it costs no more than :data:`SHARE` of the time."""
+    def _remeasure(self, share: float) -> None:
+        """The heaviest tasks first, as long as all of that costs no more than ``share`` of the time."""
         while not self._drift.slow:
             interrupt.check()
             whole = estimate(self._states)
             heavy = [s for s in self._states if s.task.weight * s.best >= WORTH * whole]
             found = [(s, t) for s in heavy if (t := self.doubtful(s)) is not None]
             usual = self.spent / self._done if self._done else USUAL
-            if not found or self.spent + usual > SHARE * self._clock():
+            if not found or self.spent + usual > share * self._clock():
                 break
             state, trial = max(found, key=lambda pair: pair[0].task.weight * pair[0].best)
             self._time_again(state, trial)

@@ -165,7 +165,7 @@ class Session:
                 ahead = self._measure_round(current) if current is not None else None
             if self.limits.seconds_left > 0:
                 self._look_at_the_machine()
-                self.leaders.settle()
+                self.leaders.settle(at_last=True)
         except KeyboardInterrupt:
             self.limits.reason = INTERRUPTED
             raise
@@ -215,8 +215,8 @@ class Session:
     def _ask(self, busy: _Round | None = None) -> _Round | None:
         """Proposals for the next round; None if there are none this time.
 
-        While ``busy`` is being measured, only if the next round is another implementation's, and its
-        tuner is there already: a new one begins with what others have found until then.
+        While ``busy`` is being measured, only if the next round is another implementation's. A new
+        tuner is made then, but asked later: it begins with what others have found until then.
         """
         choice = scheduler.pick(
             self.scheduling,
@@ -230,7 +230,7 @@ class Session:
                 self.limits.nothing_left()
             return None
         state, arm = choice
-        if busy is not None and (arm is busy.arm or arm.tuner is None):
+        if busy is not None and arm is busy.arm:
             return None
         count = BATCH
         if self.budget.per_task is not None:
@@ -244,6 +244,8 @@ class Session:
         try:
             if arm.tuner is None:
                 arm.tuner = self._create_tuner(state, arm)
+                if busy is not None:
+                    return None
             proposals = arm.tuner.ask(count, self._pace.proposing(arm.key, count))
         except Exception as error:
             interrupt.check()
@@ -305,7 +307,7 @@ class Session:
                 seed=self.seed + 1 + state.task.index,
                 threads=usable_cpus() if self.device.remote else self.device.threads,
                 history=list(arm.trials),
-                relatives=self._relatives.of(arm),
+                relatives=lambda: self._relatives.of(arm),
                 lessons=self._lessons,
                 options=self.tuner_options,
             ),

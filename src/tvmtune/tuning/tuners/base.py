@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,8 +45,9 @@ class TunerArgs:
     threads: int
     history: Sequence[Trial] = ()
     """Earlier trials of this implementation on this device, from the log."""
-    relatives: Sequence[Any] = ()
-    """Traces of the best candidates of other workloads, the most similar first."""
+    relatives: Callable[[], Sequence[Any]] = tuple
+    """Traces of the best candidates of other workloads, the most similar first. To be called for the
+    first proposals: a tuner may be made before others have found what helps it."""
     lessons: Sequence[Lesson] = ()
     """Trials of other networks or devices, by workload."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -47,9 +47,8 @@ class KnobTuner(PointTuner):
         history = {name: self.measured[point] for name, point in self._names.items()}
         self._teach([(self._names[n], s) for n, s in history.items()], self.workload, [*history])
         self._study()
-        adapted = [self.points.adapt(trace) for trace in args.relatives]
-        self._first = [p for p in adapted if p is not None]
-        """Points that are good elsewhere: tried before anything else."""
+        self._first: list[Point] | None = None
+        """Points that are good elsewhere: tried before anything else. None until the first round."""
 
     def suggest(self, count: int) -> Iterator[Point]:
         yield from self._sure(count)
@@ -57,6 +56,9 @@ class KnobTuner(PointTuner):
 
     def _sure(self, count: int) -> Iterator[Point]:
         """Of a round of ``count``, the points that the model is not asked about."""
+        if self._first is None:
+            adapted = [self.points.adapt(trace) for trace in self.args.relatives()]
+            self._first = [p for p in adapted if p is not None]
         while self._first:
             yield self._first.pop(0)
         if not self._cold:
