@@ -20,6 +20,12 @@ class ArgumentError(UsageError):
     """An argument of an operator does not fit; the message begins with its name."""
 
 
+def last_line(error: BaseException) -> str:
+    """The part of an error that says what is wrong: TVM puts its C++ stack before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
+
+
 def nearest(word: str, known: list[str], *, count: int = 3) -> str:
     """Return ``" Did you mean a, b?"`` for the known names close to ``word``, or the list."""
     import difflib

@@ -9,7 +9,6 @@ from tvmtune.tuning.tuners import sampling
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 
 OPTIONS: dict[str, int | float] = {}
-given: list[TunerArgs] = []
 asked: list[tuple[str, int, float | None]] = []
 """Workload, count and seconds of each request."""
 relatives: dict[str, list[Any]] = {}
@@ -35,7 +34,6 @@ class ListeningTuner(sampling.RandomTuner):
 
 
 def create(args: TunerArgs) -> Tuner:
-    given.append(args)
     return ListeningTuner(args)
 
 
@@ -44,7 +42,6 @@ def register(monkeypatch: Any) -> None:
     from tvmtune.tuning import tuners
 
     monkeypatch.setitem(tuners.TUNERS, "listening", "tuning.listening")
-    given.clear()
     asked.clear()
     heard.clear()
     relatives.clear()

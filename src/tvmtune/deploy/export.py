@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.deploy import image
 from tvmtune.deploy.atomic import replacing
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, last_line
 from tvmtune.graph.sites import without_kernel
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def build(lowered: tvm.IRModule, device: Device) -> tvm.runtime.Executable:
     except Exception as exc:
         left = without_kernel(lowered)
         why = f"no kernel for {', '.join(left)}: " if left else ""
-        raise TvmtuneError(f"the network cannot be compiled: {why}{_last_line(exc)}") from exc
+        raise TvmtuneError(f"the network cannot be compiled: {why}{last_line(exc)}") from exc
 
 
 def _passes() -> list[Any]:
@@ -162,8 +162,3 @@ def _is_full(folder: Path, command: Sequence[str]) -> bool:
 
 def _first_line(exc: Exception) -> str:
     return next(iter(str(exc).splitlines()), type(exc).__name__)
-
-
-def _last_line(exc: Exception) -> str:
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(exc).__name__

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tvmtune.deploy.timing import rest
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, last_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ class LocalSession:
             self._device = tvm.device(runtime, 0)
             self._vm = VirtualMachine(load(str(path.absolute()), "so"), self._device)
         except Exception as exc:  # TVM raises classes of its own, and the loader's as they come
-            raise TvmtuneError(f"cannot load {path}: {_last_line(exc)}") from exc
+            raise TvmtuneError(f"cannot load {path}: {last_line(exc)}") from exc
         self._tensor = tvm.runtime.tensor
         self._waits = runtime != "cpu"
 
@@ -168,8 +168,3 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [tensor for part in value for tensor in _flat(part)]
     return [value]
-
-
-def _last_line(exc: Exception) -> str:
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(exc).__name__

@@ -97,15 +97,15 @@ def check_tvm(log: Log, why: str) -> None:
 def usable(log: Log, tasks: Sequence[Task]) -> tuple[list[Trial], list[str]]:
     """The log's trials, without those of a template that has been changed since; and the names of the
     tasks whose template that is."""
-    changed = set()
+    changed: dict[tuple[str, str], str] = {}
     for task in tasks:
         stored = {i["name"]: i for i in log.tasks.get(task.key, {}).get("implementations", ())}
         for implementation in task.implementations:
             before = stored.get(implementation.name, {}).get("space")
             if before is not None and before != _space(implementation).get("space"):
-                changed.add((task.key, implementation.name))
+                changed[task.key, implementation.name] = task.name
     trials = [t for t in log.trials if (t.task, t.implementation) not in changed]
-    return trials, sorted({t.name for t in tasks if any(key == t.key for key, _ in changed)})
+    return trials, sorted(set(changed.values()))
 
 
 def _space(implementation: Implementation) -> JSON:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tvmtune.tuning.budget import Budget, space_size
 from tvmtune.tuning.pace import Key, Pace
+from tvmtune.tuning.scheduler import is_open
 from tvmtune.tuning.state import TaskState, estimate, stalled
 from tvmtune.types import Trial
 
@@ -95,17 +96,11 @@ class Limits:
     def _out_of_time(self) -> None:
         self.reason = f"the time budget of {self.budget.seconds:.0f} s is spent"
 
-    def _stalled(self, patience: int) -> bool:
+    def _stalled(self, trials: int) -> bool:
         """Without a gain, although the tasks that make up most of the latency have had a round."""
-        if not stalled(self._states, self._trials, patience):
+        if not stalled(self._states, self._trials, trials):
             return False
         whole = estimate(self._states)
         heavy = [s for s in self._states if s.task.weight * s.best > HEAVY * whole]
-        return all(len(s.trials) >= BATCH or s.skipped or self._no_more(s) for s in heavy)
-
-    def _no_more(self, state: TaskState) -> bool:
-        """Whether the budget gives the task no more trials."""
         most, patience = self.budget.per_task, self.budget.task_patience
-        if most is not None and state.count >= most:
-            return True
-        return patience is not None and state.rests(patience)
+        return all(len(s.trials) >= BATCH or not is_open(s, most, patience) for s in heavy)

@@ -43,7 +43,7 @@ def pick(
     ``per_task``: the most trials that a task gets; ``peak``: the device's best rate in GFLOPS, if it
     is known; ``patience``: trials without a gain after which a task rests.
     """
-    open_states = [s for s in states if _open(s, per_task, patience)]
+    open_states = [s for s in states if is_open(s, per_task, patience)]
     if not open_states:
         return None
     top = ceiling(states, peak)
@@ -114,7 +114,8 @@ def _failing(arm: Arm) -> bool:
     return len(arm.trials) >= GIVE_UP // 3 and arm.best == float("inf")
 
 
-def _open(state: TaskState, per_task: int | None, patience: int | None) -> bool:
+def is_open(state: TaskState, per_task: int | None, patience: int | None) -> bool:
+    """Whether the task may get more trials; the limits are those of :func:`pick`."""
     if state.skipped is not None or all(a.exhausted for a in state.arms):
         return False
     if per_task is not None and state.begun >= per_task:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import interrupt
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, last_line
 from tvmtune.records.log import Log, LogWriter
 from tvmtune.system import usable_cpus
 from tvmtune.tuning import failures, scheduler, transfer
@@ -203,7 +203,9 @@ class Session:
                 schedule = implementation.space.default(implementation.mod, self.target)
             except Exception as error:  # the tuner may still find one
                 interrupt.check()
-                self.observer.noted(f"{_name(state, arm)} has no default schedule: {_line(error)}")
+                self.observer.noted(
+                    f"{_name(state, arm)} has no default schedule: {last_line(error)}"
+                )
                 continue
             proposal = Proposal.of(schedule)
             # A template may come to the same program as the direct implementation of its workload.
@@ -250,7 +252,9 @@ class Session:
         except Exception as error:
             interrupt.check()
             # An implementation whose space cannot be searched must not end the others' session.
-            self._exhaust(state, arm, f"its space cannot be searched: {_line(error)}", tell=True)
+            self._exhaust(
+                state, arm, f"its space cannot be searched: {last_line(error)}", tell=True
+            )
             return None
         self._note(arm.tuner)
         if not proposals:
@@ -282,7 +286,7 @@ class Session:
             arm.tuner.tell(proposals, [trial.latency for trial in trials])
         except Exception as error:
             interrupt.check()
-            self._exhaust(state, arm, f"its tuner failed: {_line(error)}", tell=True)
+            self._exhaust(state, arm, f"its tuner failed: {last_line(error)}", tell=True)
         took = time.monotonic() - began - late + current.asking
         self._pace.rounds.add({arm.key}, len(proposals), took)
         if arm.hopeless(scheduler.GIVE_UP):
@@ -454,9 +458,3 @@ def _gone_through(arm: Arm) -> bool:
 
 def _name(state: TaskState, arm: Arm) -> str:
     return f"{state.task.name} ({arm.implementation.name})"
-
-
-def _line(error: BaseException) -> str:
-    """The part of an error that says what is wrong: TVM puts it on the last line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -44,8 +44,8 @@ class KnobTuner(PointTuner):
         self.options = {**OPTIONS, **args.options}
         self.workload = args.implementation.workload_key
         self.model = args.model.of_points(self.points.signature, self.workload)
-        history = {name: self.measured[point] for name, point in self._names.items()}
-        self._teach([(self._names[n], s) for n, s in history.items()], self.workload, [*history])
+        known = [(point, self.measured[point]) for point in self._names.values()]
+        self._teach(known, self.workload, list(self._names))
         self._study()
         self._first: list[Point] | None = None
         """Points that are good elsewhere: tried before anything else. None until the first round."""
