@@ -23,7 +23,7 @@ from convergence import Run
 
 from tvmtune import api
 from tvmtune.records.log import read_log
-from tvmtune.types import Timing
+from tvmtune.types import TRANSFER, Timing
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def row(network: str, plan: api.Plan, run: Run, common: float, log: Path) -> str
     curve = run.curve(plan)
     there = convergence.reached(curve, common)
     trials = read_log(log).trials
-    measured = [(t.workload, t.candidate) for t in trials if t.tuner != convergence.TAKEN]
+    measured = [(t.workload, t.candidate) for t in trials if t.tuner != TRANSFER]
     arrival = f"{there.trials} | {there.seconds / 60:.1f}" if there else "never | -"
     final = f"{curve[-1].latency * 1e3:.3f}" if curve else "-"
     return (

@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +108,14 @@ def tune(
     tasks: Sequence[Task] | None = None,
     seed: int = 0,
     wait: float | None = None,
+    build_cluster: str | None = None,
     observer: Observer | None = None,
 ) -> Session:
     """Tune until the budget is spent; an existing log of the same network and device is continued.
 
     Where the plan is for boards, ``wait`` is how many seconds the run goes without any before it is
-    given up, 600 by default. ``transfer`` names other logs, of any network and device, to learn
+    given up, 600 by default. ``build_cluster`` is the address of a Dask scheduler whose machines build
+    the candidates. ``transfer`` names other logs, of any network and device, to learn
     from. Raises :class:`UsageError` for a tuner that does not suit the space, and
     :class:`TvmtuneError` for a log of another network, device or version, for one that another
     process writes to, if too many trials fail, and if there are no boards.
@@ -143,6 +145,7 @@ def tune(
             runner,
             timing or Timing(),
             wait=wait,
+            build_cluster=build_cluster,
             say=observer.noted if observer else lambda message: None,
         ) as measurer,
     ):
@@ -184,23 +187,32 @@ def compile(
     """Compile the plan with the best records of ``logs``; without any, with default schedules.
 
     The library is checked against the network's reference before it takes its place, where this
-    machine can run it; raises :class:`TvmtuneError` if it is wrong. ``check_seed`` None leaves that
-    out, and with it the reference outputs that ``bench --check`` compares with.
+    machine can run it. If the quickest kernels together round too much, some are given up for ones
+    that round less. Raises :class:`TvmtuneError` if it is wrong all the same. ``check_seed`` None
+    leaves that out, and with it the reference outputs that ``bench --check`` compares with.
     """
-    from tvmtune.deploy.compile import choose_records, compile_library, reference_check
+    from tvmtune.deploy.compile import WrongOutput, compile_library, reference_check
+    from tvmtune.deploy.rounding import milder_and_milder
 
-    chosen = choose_records([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
     check = None if check_seed is None else reference_check(plan.prepared, check_seed)
-    return compile_library(
-        plan.backend,
-        plan.prepared,
-        plan.tasks,
-        chosen,
-        plan.device,
-        Path(output),
-        check=check,
-        verify_it=check is not None,
-    )
+    wrong = None
+    for attempt in milder_and_milder([read_log(Path(p)) for p in logs], plan.tasks, plan.device):
+        try:
+            compiled = compile_library(
+                plan.backend,
+                plan.prepared,
+                plan.tasks,
+                attempt.records,
+                plan.device,
+                Path(output),
+                check=check,
+                verify_it=check is not None,
+            )
+        except WrongOutput as error:
+            wrong = wrong or error
+        else:
+            return replace(compiled, given_up=attempt.given_up)
+    raise wrong or AssertionError("there is at least one attempt")
 
 
 def compile_untuned(
@@ -253,20 +265,28 @@ def ship(
     beside its untuned self, its loops as they are written, and its reference in NumPy. See
     :func:`tvmtune.deploy.ship.ship`.
     """
-    from tvmtune.deploy.compile import choose_records, compile_library
+    from tvmtune.deploy.compile import compile_library
+    from tvmtune.deploy.rounding import milder_and_milder
     from tvmtune.deploy.ship import ship
 
-    chosen = choose_records([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
+    attempts = milder_and_milder([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
     with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-ship-") as folder:
         before = untuned or compile_untuned(plan, Path(folder) / "untuned.so", seed=seed)
-        tuned = compile_library(
-            plan.backend,
-            plan.prepared,
-            plan.tasks,
-            chosen,
-            plan.device,
-            Path(folder) / "tuned.so",
-            check=before.metadata["check"],
+        tuned = (
+            replace(
+                compile_library(
+                    plan.backend,
+                    plan.prepared,
+                    plan.tasks,
+                    attempt.records,
+                    plan.device,
+                    # the loader takes a library of the same name for the same
+                    Path(folder) / f"tuned-{attempt.given_up}.so",
+                    check=before.metadata["check"],
+                ),
+                given_up=attempt.given_up,
+            )
+            for attempt in attempts
         )
         return ship(
             tuned,

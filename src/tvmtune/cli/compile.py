@@ -65,4 +65,9 @@ def describe(compiled: Any) -> str:
         f"{compiled.path}: {size:.1f} MB, {total} tasks: {counts['exact']} with a record, "
         f"{counts['anchor']} with one of the same anchor, {counts['default']} by default schedule; "
         f"{compiled.metadata['threads']} threads"
+    ) + (
+        f"\n{compiled.given_up} of the tasks got a kernel that rounds less than their quickest: "
+        "together those were off by more than is allowed"
+        if compiled.given_up
+        else ""
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +21,18 @@ from tvmtune.records.log import Log, module_of
 from tvmtune.types import JSON, Device, Network, Prepared, Task, Trial, is_operator
 
 
+class WrongOutput(TvmtuneError):
+    """A library computes something else than the network's reference."""
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A library and what went into it."""
 
     path: Path
     metadata: JSON
+    given_up: int = 0
+    """How many tasks got a kernel that rounds less than their quickest, for the sake of the whole."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -34,9 +40,12 @@ class Compiled:
         return {k: self.metadata["tasks"][k] for k in metadata.RECORD_KINDS}
 
 
-def choose_records(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -> dict[str, Trial]:
+def choose_records(
+    logs: Sequence[Log], tasks: Sequence[Task], device: Device, *, exact: Collection[str] = ()
+) -> dict[str, Trial]:
     """The trial to use for each task (by key): its own best, else the best of its anchor block.
 
+    The tasks whose keys are in ``exact`` get none that rounds otherwise than the direct algorithm.
     Only measurements of this very device count; raises :class:`TvmtuneError` if the logs hold some
     and none is of this device.
     """
@@ -44,7 +53,12 @@ def choose_records(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -
     modelled = [t for log in logs for t in comparable(log.trials, device.identity(), "modelled")]
     if not trials and not modelled and any(log.trials for log in logs):
         raise TvmtuneError(_other_device(logs, device))
-    best = best_of(trials or modelled)
+    rough = {(t.key, i.name) for t in tasks for i in t.implementations if not i.exact}
+    best = best_of(
+        t
+        for t in trials or modelled
+        if t.task not in exact or (t.task, t.implementation) not in rough
+    )
     lines = {key: line for log in logs for key, line in log.tasks.items()}
     # The schedules of other algorithms reach into the epilogue: only direct ones fit another fusion.
     direct = best_of(t for t in trials or modelled if t.implementation == DIRECT)
@@ -62,7 +76,7 @@ def choose_records(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -
             chosen[task.key] = best[task.key]
         elif donors and task.key not in lines:
             chosen[task.key] = min(donors, key=lambda t: t.latency)
-    if best and not chosen:
+    if best and not chosen and not exact:
         networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
         raise TvmtuneError(
             f"{', '.join(str(log.path) for log in logs)} is the log of another network "
@@ -85,7 +99,7 @@ def compile_library(
     """Lower, export to ``path`` and append the metadata; an existing file is replaced as a whole.
 
     With ``verify_it`` the library is run and compared with ``check`` first; raises
-    :class:`TvmtuneError` if it is wrong.
+    :class:`WrongOutput` if it is wrong.
     """
     lowered = backend.lower(prepared, dict(chosen), device)
     how: dict[str, str] = json.loads(str((lowered.attrs or {}).get(RECORD, "{}")))
@@ -101,7 +115,8 @@ def compile_library(
                 _verify(fresh, described, prepared.network)
         except TvmtuneError as error:
             # whoever reads it asked for ``path``
-            raise type(error)(str(error).replace(str(fresh), str(path))) from error
+            error.args = (str(error).replace(str(fresh), str(path)),)
+            raise
     return Compiled(path, described)
 
 
@@ -119,12 +134,13 @@ def _verify(path: Path, described: JSON, network: Network) -> None:
     verdict = _verdict(path, described)
     if verdict.passed:
         return
+    message = f"the output of {path} is {verdict}: it is not kept"
     if is_operator(network):
-        raise TvmtuneError(
+        message = (
             f"operator '{network.source['operator']}' of {network.source['file']} and its reference "
             f"disagree: the output is {verdict}"
         )
-    raise TvmtuneError(f"the output of {path} is {verdict}: it is not kept")
+    raise WrongOutput(message)
 
 
 def _verdict(path: Path, described: JSON) -> verify.CheckResult:

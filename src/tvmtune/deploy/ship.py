@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -54,7 +55,7 @@ class Shipped:
 
 
 def ship(
-    tuned: Compiled,
+    attempts: Iterable[Compiled],
     untuned: Compiled,
     network: Network,
     output: Path,
@@ -66,21 +67,24 @@ def ship(
 ) -> Shipped:
     """Check the libraries, time them in turns, and copy the best one to ``output``.
 
-    ``written`` is one without any schedule. ``inputs`` are checked and timed, too, instead of random
-    ones. Libraries for a board are checked and timed on one, in turns with those of the ``peers`` that
-    it has installed. Raises :class:`TvmtuneError` if the outputs of all are wrong, or those for
-    ``inputs``, or if there is no board; nothing is written then.
+    The tuned one is the first of ``attempts`` that is right. ``written`` is one without any schedule.
+    ``inputs`` are checked and timed, too, instead of random ones. Libraries for a board are checked
+    and timed on one, in turns with those of the ``peers`` that it has installed. Raises
+    :class:`TvmtuneError` if the outputs of all are wrong, or those for ``inputs``, or if there is no
+    board; nothing is written then.
     """
+    attempts = iter(attempts)
+    attempts = itertools.chain([next(attempts)], attempts)  # made before a board is taken
     with contextlib.ExitStack() as stack:
         board = None
-        if remote := tuned.metadata["device"].get("remote"):
+        if remote := untuned.metadata["device"].get("remote"):
             board = stack.enter_context(Borrowed(remote))
             peers = [RemotePeer(peer.name, board) for peer in peers]
-        return _ship(tuned, untuned, written, network, output, board, peers, inputs, seed)
+        return _ship(attempts, untuned, written, network, output, board, peers, inputs, seed)
 
 
 def _ship(
-    tuned: Compiled,
+    attempts: Iterable[Compiled],
     untuned: Compiled,
     written: Compiled | None,
     network: Network,
@@ -90,12 +94,20 @@ def _ship(
     inputs: Mapping[str, np.ndarray] | None,
     seed: int,
 ) -> Shipped:
-    made = {"tuned": tuned, Untuned.name: untuned}
+    made: dict[str, Compiled] = {}
+    libraries: dict[str, Library] = {}
+    verdicts: dict[str, CheckResult] = {}
+
+    def take(kind: str, compiled: Compiled) -> bool:
+        made[kind] = compiled
+        libraries[kind] = Library.open(compiled.path, board=board)
+        verdicts[kind] = run_check(libraries[kind], compiled.metadata["check"])
+        return verdicts[kind].passed
+
+    any(take("tuned", compiled) for compiled in attempts)  # until one is right
+    take(Untuned.name, untuned)
     if written is not None:
-        made[AsWritten.name] = written
-    libraries = {kind: Library.open(compiled.path, board=board) for kind, compiled in made.items()}
-    check = tuned.metadata["check"]
-    verdicts = {kind: run_check(library, check) for kind, library in libraries.items()}
+        take(AsWritten.name, written)
     right = [kind for kind in libraries if verdicts[kind].passed]
     if not right:
         raise TvmtuneError(

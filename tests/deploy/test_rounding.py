@@ -1,0 +1,118 @@
+"""A network whose quickest kernels together round too much still gets as many of them as it bears."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import onnx
+import pytest
+
+from tvmtune import api
+from tvmtune.deploy import verify
+from tvmtune.deploy.compile import compile_library, reference_check
+from tvmtune.deploy.library import Library
+from tvmtune.deploy.rounding import milder_and_milder
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
+from tvmtune.records.log import read_log
+from tvmtune.tuning.session import Budget
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """Three convolutions that Winograd's algorithm can compute, each a task of its own."""
+    g = GraphBuilder("deep", seed=0)
+    x = g.input("data", (1, 16, 12, 12))
+    for number, channels in enumerate((32, 64, 96)):
+        x = g.relu(g.conv_bn(x, f"layer{number}", channels, 3, pad=1))
+    path = tmp_path_factory.mktemp("deep") / "deep.onnx"
+    onnx.save(g.model(g.flatten(x, "flat")), path)
+    return api.plan(api.load(str(path)))
+
+
+@pytest.fixture(scope="module")
+def log(plan, tmp_path_factory):
+    """Trials of each implementation, of which Winograd's are said to be the quickest by far."""
+    path = tmp_path_factory.mktemp("log") / "log.json"
+    api.tune(plan, path, budget=Budget(trials=len(plan.tasks) + 3))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line.get("implementation") == "winograd" and line.get("seconds"):
+            line |= {"seconds": [1e-9], "verified": True}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def errors(plan, log, tmp_path_factory):
+    """How far off the whole is with the records of each attempt."""
+    folder, check, found = tmp_path_factory.mktemp("errors"), reference_check(plan.prepared), []
+    for attempt in milder_and_milder([read_log(log)], plan.tasks, plan.device):
+        path = folder / f"{attempt.given_up}.so"
+        compile_library(
+            plan.backend,
+            plan.prepared,
+            plan.tasks,
+            attempt.records,
+            plan.device,
+            path,
+            check=check,
+        )
+        found.append(verify.run_check(Library.open(path), check).error)
+    return found
+
+
+def allow(monkeypatch, error):
+    """Outputs may be off by no more than this."""
+    monkeypatch.setattr("tvmtune.accuracy.tolerance", lambda dtype, network=False: error)
+
+
+def algorithms(compiled):
+    return [row["implementation"] for row in compiled.metadata["tasks"]["list"]]
+
+
+def test_those_that_gain_least_are_given_up_first_and_twice_as_many_each_time(plan, log):
+    attempts = list(milder_and_milder([read_log(log)], plan.tasks, plan.device))
+    assert [attempt.given_up for attempt in attempts] == [0, 1, 2, 3]
+    for attempt in attempts:
+        names = [trial.implementation for trial in attempt.records.values()]
+        assert names.count("winograd") == 3 - attempt.given_up
+        assert set(attempt.records) == {task.key for task in plan.tasks}
+    quick, exact = attempts[0].records, attempts[-1].records
+    gains = [
+        exact[key].latency - quick[key].latency
+        for one, following in itertools.pairwise(attempts)
+        for key in exact
+        if one.records[key].implementation != following.records[key].implementation
+    ]
+    assert len(gains) == 3
+    assert gains == sorted(gains)
+
+
+def test_without_any_that_round_more_there_is_one_attempt(plan):
+    assert len(list(milder_and_milder([], plan.tasks, plan.device))) == 1
+
+
+def test_the_whole_gets_as_many_quick_kernels_as_it_bears(
+    plan, log, errors, tmp_path, monkeypatch
+):
+    worst = errors[0]
+    assert worst > 1.2 * errors[-1], errors
+    allow(monkeypatch, 0.9 * worst)
+    needed = next(n for n, error in enumerate(errors) if error <= 0.9 * worst)
+    compiled = api.compile(plan, tmp_path / "compiled.so", [log])
+    shipped = api.ship(plan, tmp_path / "shipped.so", [log])
+    assert needed > 0
+    assert compiled.given_up == needed
+    assert algorithms(compiled).count("winograd") == 3 - needed
+    assert shipped.verdict.passed
+    if shipped.kind == "tuned":
+        assert shipped.compiled.given_up == needed
+
+
+def test_a_whole_that_is_wrong_all_the_same_is_refused(plan, log, tmp_path, monkeypatch):
+    allow(monkeypatch, 1e-12)
+    with pytest.raises(TvmtuneError, match="it is not kept"):
+        api.compile(plan, tmp_path / "lib.so", [log])
+    assert list(tmp_path.iterdir()) == []
