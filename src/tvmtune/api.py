@@ -222,12 +222,14 @@ def compile_untuned(
     *,
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
+    wait: float | None = None,
 ) -> Compiled:
     """What :func:`ship` compares with; made before tuning, it shows what is wrong in time.
 
-    Where the plan is for boards, it is checked on one. Raises :class:`TvmtuneError` if ``log`` is of
-    another network or in use, or if the library's outputs are not those of the network's reference;
-    :class:`UsageError` if the reference cannot take ``inputs``.
+    Where the plan is for boards, it is checked on one, which may take ``wait`` seconds to come; ``say``
+    hears of that. Raises :class:`TvmtuneError` if ``log`` is of another network or in use, or if the
+    library's outputs are not those of the network's reference; :class:`UsageError` if the reference
+    cannot take ``inputs``.
     """
     if log is not None and header.earlier(log, plan.prepared):
         with LogWriter(log):
@@ -245,7 +247,7 @@ def compile_untuned(
     if plan.device.remote is not None:
         from tvmtune.deploy.ship import check_on_board
 
-        check_on_board(compiled, plan.device.remote)
+        check_on_board(compiled, plan.device.remote, wait)
     return compiled
 
 
@@ -258,6 +260,7 @@ def ship(
     peers: Sequence[Peer] = (),
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
+    wait: float | None = None,
 ) -> Shipped:
     """Compile with and without the records of ``logs`` and hand over the better library.
 
@@ -271,7 +274,7 @@ def ship(
 
     attempts = milder_and_milder([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
     with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-ship-") as folder:
-        before = untuned or compile_untuned(plan, Path(folder) / "untuned.so", seed=seed)
+        before = untuned or compile_untuned(plan, Path(folder) / "untuned.so", seed=seed, wait=wait)
         tuned = (
             replace(
                 compile_library(
@@ -297,6 +300,7 @@ def ship(
             peers=peers,
             inputs=inputs,
             seed=seed,
+            wait=wait,
         )
 
 

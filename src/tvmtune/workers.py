@@ -58,6 +58,26 @@ def resolve(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
+def gather(
+    handles: Sequence[Any],
+    wait: Callable[[Any], Outcome],
+    on_result: Callable[[int, Outcome], None] | None,
+    drop: Callable[[], None],
+) -> list[Outcome]:
+    """What became of the calls behind the handles, in order; ``drop`` them if that is not wanted to
+    the end."""
+    outcomes: list[Outcome] = []
+    try:
+        for index, handle in enumerate(handles):
+            outcomes.append(wait(handle))
+            if on_result is not None:
+                on_result(index, outcomes[-1])
+    except BaseException:
+        drop()
+        raise
+    return outcomes
+
+
 class Workers:
     """A pool of ``slots`` processes that call functions by name.
 
@@ -121,18 +141,12 @@ class Workers:
         A call that took longer than ``deadline`` seconds was killed and comes back as ``timeout``;
         one whose process died, as ``crash``; one that raised, as ``stage``.
         """
-        outcomes: list[Outcome] = []
-        try:
-            for index, future in enumerate(handles):
-                outcome = self._wait(future, deadline, stage)
-                outcomes.append(outcome)
-                if on_result is not None:
-                    on_result(index, outcome)
-        except BaseException:
+
+        def drop() -> None:
             for future in handles:
                 future.cancel()
-            raise
-        return outcomes
+
+        return gather(handles, lambda f: self._wait(f, deadline, stage), on_result, drop)
 
     def _wait(self, future: Any, deadline: float, stage: str) -> Outcome:
         try:

@@ -94,9 +94,7 @@ def test_without_any_that_round_more_there_is_one_attempt(plan):
     assert len(list(milder_and_milder([], plan.tasks, plan.device))) == 1
 
 
-def test_the_whole_gets_as_many_quick_kernels_as_it_bears(
-    plan, log, errors, tmp_path, monkeypatch
-):
+def test_the_whole_gets_as_many_quick_kernels_as_it_bears(plan, log, errors, tmp_path, monkeypatch):
     worst = errors[0]
     assert worst > 1.2 * errors[-1], errors
     allow(monkeypatch, 0.9 * worst)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ class Module:
 def refuse(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
     """Builds nothing."""
     raise RuntimeError("no kernel today")
+
+
+def die(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
+    """Takes its process down."""
+    os.abort()
 
 
 def sleep(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:

@@ -138,7 +138,12 @@ if TYPE_CHECKING:
     show_default=True,
     callback=duration,
     metavar="TIME",
-    help="With --remote: give up after so long without any board.",
+    help="With --remote or --build-cluster: give up after so long without any board or builder.",
+)
+@click.option(
+    "--build-cluster",
+    metavar="ADDRESS",
+    help="Build the candidates on the machines of a Dask cluster: tcp://HOST:8786.",
 )
 @click.option("--log", type=PATH, help="Default: NETWORK-LAYOUT-Bbatch-KIND.json; resumed.")
 @click.option("--fresh", is_flag=True, help="Put an existing log aside and begin anew.")
@@ -174,6 +179,7 @@ def command(
     build_timeout: float,
     run_timeout: float,
     wait: float,
+    build_cluster: str | None,
     log: Path | None,
     fresh: bool,
     seed: int,
@@ -236,7 +242,7 @@ def command(
         if not no_compile:
             click.echo("compiling the untuned library and checking its output", err=True)
             untuned = api.compile_untuned(
-                plan, Path(scratch) / "untuned.so", path, inputs=inputs, seed=seed
+                plan, Path(scratch) / "untuned.so", path, inputs=inputs, seed=seed, wait=wait
             )
         observer = progress.observer(verbose)
         try:
@@ -252,6 +258,7 @@ def command(
                 tasks=tasks,
                 seed=seed,
                 wait=wait,
+                build_cluster=build_cluster,
                 observer=observer,
             )
         except (KeyboardInterrupt, TvmtuneError):
@@ -268,7 +275,14 @@ def command(
             return
         click.echo("compiling the tuned library", err=True)
         shipped = api.ship(
-            plan, library, [path], untuned=untuned, peers=peers, inputs=inputs, seed=seed
+            plan,
+            library,
+            [path],
+            untuned=untuned,
+            peers=peers,
+            inputs=inputs,
+            seed=seed,
+            wait=wait,
         )
     _show(shipped)
 

@@ -60,11 +60,11 @@ class Borrowed:
         self,
         remote: str,
         *,
-        wait: float = WAIT,
+        wait: float | None = None,
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """Borrow a board of ``KEY`` or ``KEY@HOST:PORT``, and wait up to ``wait`` seconds for one that
-        is in use; ``say`` hears of that.
+        """Borrow a board of ``KEY`` or ``KEY@HOST:PORT``, and wait up to ``wait`` seconds
+        (:data:`WAIT` by default) for one that is in use; ``say`` hears of that.
 
         Raises :class:`TvmtuneError` if there is none, or if it cannot be reached.
         """
@@ -76,7 +76,7 @@ class Borrowed:
         try:
             # The process first: a board that is lent is offered anew if nobody comes for seconds.
             self._worker.call(RELEASE, (), START)
-            self.address, match = _request(self.key, tracker, wait, say)
+            self.address, match = _request(self.key, tracker, WAIT if wait is None else wait, say)
             arguments = (str(self.address), match, 0.0)
             outcome = self._worker.call(CONNECT, arguments, OVERHEAD + devices.PROBE)
             if not outcome.ok:

@@ -90,14 +90,16 @@ def queues(tracker: Tracker) -> list[Queue]:
     return rows
 
 
-def servers(summary: dict[str, Any]) -> dict[str, list[Address]]:
-    """The boards by key."""
+def servers(summary: dict[str, Any], mark: str = "") -> dict[str, list[Address]]:
+    """The boards by key; those alone whose entry has ``mark``, if it is given."""
     found: dict[str, list[Address]] = {}
     for entry in summary.get("server_info", ()):
-        with contextlib.suppress(ValueError, TypeError):  # whoever registers may say anything
+        # whoever registers may say anything, an infinite port, too
+        with contextlib.suppress(ValueError, TypeError, LookupError, OverflowError):
             key = str(entry.get("key", "")).partition(":")[2]
             host, port = entry["addr"]
-            found.setdefault(key, []).append(Address(str(host), int(port)))
+            if not mark or mark in entry:
+                found.setdefault(key, []).append(Address(str(host), int(port)))
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
-from tvmtune.graph import constants
+from tvmtune.graph import constants, names
 from tvmtune.graph.precision import sum_in_float32
 from tvmtune.graph.scans import SCANS
 from tvmtune.graph.sites import blocks
@@ -117,11 +117,12 @@ def legalize(
     """
     from tvm import relax
 
+    own = {str(variable.name_hint) for variable in graph.get_global_vars()}
+    lowered = _run(graph, device, [relax.transform.LegalizeOps(SCANS | dict(custom or {}))])
     fused = _run(
-        graph,
+        names.neutral(lowered, own),
         device,
         [
-            relax.transform.LegalizeOps(SCANS | dict(custom or {})),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),

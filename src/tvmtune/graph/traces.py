@@ -7,6 +7,8 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.graph import names
+
 if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
@@ -34,7 +36,7 @@ def apply(mod: tvm.IRModule, trace: Any) -> Schedule:
     from tvm.s_tir import Schedule, Trace
 
     sch = Schedule(mod, error_render_level="none")
-    Trace.apply_json_to_schedule(trace, sch)
+    Trace.apply_json_to_schedule(names.translated(mod, trace), sch)
     return sch
 
 

@@ -34,7 +34,7 @@ from tvmtune.farm.lending import OVERHEAD, SLOW_LINE
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
 from tvmtune.measure.lane import Lane
 from tvmtune.types import TensorSpec, product
-from tvmtune.workers import Outcome
+from tvmtune.workers import Outcome, brief, gather
 
 LOOK = 2.0
 """Seconds between two looks at the tracker."""
@@ -153,18 +153,13 @@ class Boards:
         on_result: Callable[[int, Outcome], None] | None = None,
     ) -> list[Outcome]:
         """As :meth:`tvmtune.workers.Workers.collect`; raises :class:`NoBoard` where none came."""
-        outcomes: list[Outcome] = []
-        try:
-            for index, handle in enumerate(handles):
-                outcomes.append(handle.result())
-                if on_result is not None:
-                    on_result(index, outcomes[-1])
-        except BaseException:
+
+        def drop() -> None:
             unwanted = set(handles)
             with self._changed:
                 self._calls = deque(c for c in self._calls if c.future not in unwanted)
-            raise
-        return outcomes
+
+        return gather(handles, lambda handle: handle.result(), on_result, drop)
 
     def close(self) -> None:
         """End the lanes at once; their boards notice."""
@@ -267,10 +262,8 @@ class Boards:
                     self._found(line.summary())
             except Unreachable as error:
                 trouble = str(error)
-            except (TypeError, ValueError, LookupError) as error:
-                trouble = (
-                    f"the tracker at {self.tracker} gave an answer that makes no sense: {error}"
-                )
+            except Exception as error:  # all who wait depend on this thread
+                trouble = f"looking for boards at {self.tracker} failed: {brief(error)}"
             with self._changed:
                 if self._closed:
                     return
@@ -295,11 +288,7 @@ class Boards:
     def _found(self, summary: dict[str, Any]) -> None:
         """Take note of what the tracker lists, and adjust the number of lanes."""
         listed = devices.servers(summary).get(self.key, [])
-        own = {
-            Address(str(entry["addr"][0]), int(entry["addr"][1]))
-            for entry in summary.get("server_info", ())
-            if protocol.OURS in entry and "addr" in entry
-        }
+        own = {a for boards in devices.servers(summary, protocol.OURS).values() for a in boards}
         with self._changed:
             come, gone = set(listed) - self._listed, self._listed - set(listed)
             self._listed, self._own = set(listed), own

@@ -18,6 +18,7 @@ from tvmtune import system
 from tvmtune.farm import protocol
 from tvmtune.measure.boards import WAIT, Boards, NoBoard
 from tvmtune.measure.candidate import MISFIT
+from tvmtune.measure.cluster import Cluster, NoBuilder
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
 from tvmtune.workers import Outcome, Workers
 
@@ -54,11 +55,13 @@ class Batch:
 class Measurer:
     """Builds and times candidates of one device in processes that are killed at their deadlines.
 
-    With an exclusive runner, building and timing alternate: while a candidate is timed no builder
-    works, and the other way round. Otherwise a candidate is timed as soon as it is built.
+    With an exclusive runner, building and timing alternate: while a candidate is timed no builder of
+    this machine works, and the other way round. Otherwise a candidate is timed as soon as it is built.
 
     Where the device is a board, or many of one kind, candidates are timed there: ``wait`` is how many
     seconds the session may be without any, and ``say`` hears of boards that come and go.
+
+    ``build_cluster`` is the address of a Dask scheduler whose machines build in the place of this one.
 
     :meth:`measure` is :meth:`build` and :meth:`time` in one. A caller that has other work to do (the
     next proposals) does it between the two, while the builders are busy.
@@ -72,6 +75,7 @@ class Measurer:
         timing: Timing,
         *,
         wait: float | None = None,
+        build_cluster: str | None = None,
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.device = device
@@ -88,12 +92,14 @@ class Measurer:
         """Builds that may not have ended yet."""
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
-        # Where candidates are timed elsewhere, all of this machine may build.
-        slots = max(1, device.threads) if device.remote is None else system.usable_cpus()
-        self._builders = Workers(
-            slots, init=builder.init, options=builder.options, directory=self.directory
-        )
-        self._runners = self._make_runners(wait, say)
+        self._alternates = runner.exclusive and build_cluster is None
+        """Whether nothing is built here while a candidate is timed."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            self._runners = self._make_runners(wait, say)
+            undo.callback(self._runners.close)
+            self._builders = self._make_builders(build_cluster, wait, say)
+            undo.pop_all()
 
     def measure(
         self,
@@ -157,7 +163,7 @@ class Measurer:
             built[n] = outcome
             if not outcome.ok:
                 results[n] = _measured(outcome)
-            elif not self.runner.exclusive:
+            elif not self._alternates:
                 start(n)
                 while collected < len(running) and running[collected][1].done():
                     collect([running[collected][1]])
@@ -174,13 +180,13 @@ class Measurer:
         try:
             self._collect(batch.handles, has_built)
             report()
-            if self.runner.exclusive:
+            if self._alternates:
                 self.rest()
                 for n, outcome in built.items():
                     if outcome.ok:
                         start(n)
             collect([handle for _, handle in running[collected:]])
-        except (NoBoard, KeyboardInterrupt):
+        except (NoBoard, NoBuilder, KeyboardInterrupt):
             # Boards finish in any order: what they have finished behind the first that is missing
             # is worth as much as the rest.
             for n, handle in running[collected:]:
@@ -270,7 +276,7 @@ class Measurer:
         return float(outcome.value) / self._baseline
 
     def _of_the_device(self, function: str) -> Outcome:
-        if self.runner.exclusive:
+        if self._alternates:
             self.rest()
         call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
         return self._runners.map(function, [call], deadline=60.0, stage="run")[0]
@@ -288,6 +294,16 @@ class Measurer:
             options=runner.options,
             directory=self.directory,
         )
+
+    def _make_builders(
+        self, cluster: str | None, wait: float | None, say: Callable[[str], None]
+    ) -> Workers | Cluster:
+        builder, device = self.builder, self.device
+        if cluster is not None:
+            return Cluster(cluster, builder, wait=WAIT if wait is None else wait, say=say)
+        # Where candidates are timed elsewhere, all of this machine may build.
+        slots = max(1, device.threads) if device.remote is None else system.usable_cpus()
+        return Workers(slots, init=builder.init, options=builder.options, directory=self.directory)
 
     def _submit(
         self,

@@ -1,0 +1,67 @@
+"""docs/farm.md from the first command to the last, with a board that is emulated."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cli.commands import tvmtune
+from farm import served
+from farm.test_docs import TEXT
+from tvmtune import networks
+from tvmtune.accuracy import relative_error
+from tvmtune.deploy.library import Library
+from tvmtune.deploy.remote import Borrowed
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.records.log import read_log
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
+        reason="the emulated board is made of Debian's packages",
+    ),
+]
+
+
+def documented(command: str) -> list[str]:
+    """The arguments of the first line there that calls this command for the key rk3399."""
+    for line in re.findall(rf"^    tvmtune ({command} .*?)(?:  +#.*)?$", TEXT, re.MULTILINE):
+        if command == "devices" or "rk3399" in line:
+            return shlex.split(line)
+    raise AssertionError(f"docs/farm.md has no such line for {command}")
+
+
+def test_from_an_empty_farm_to_a_tuned_library_on_a_board(
+    farm: served.Farm, tmp_path: Path
+) -> None:
+    _, tracker = farm.tracker()
+    farm.emulated("rk3399", tracker)
+    where = {"TVM_TRACKER_HOST": tracker.host, "TVM_TRACKER_PORT": str(tracker.port)}
+
+    def run(words: list[str], timeout: float = served.LIMIT) -> str:
+        done = tvmtune(*words, cwd=tmp_path, env=where, timeout=timeout)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    assert "rk3399" in run(documented("devices"))
+    tune = documented("tune")
+    assert tune[tune.index("--network") + 1] == "mobilenet"
+    said = run(tune, timeout=1200.0)
+    assert "the output is right" in said
+    (log,) = tmp_path.glob("mobilenet-*.json")
+    trials = read_log(log).trials
+    assert len(trials) == int(tune[tune.index("--trials") + 1]) == 64
+    bench = documented("bench")
+    assert "rk3399" in run(bench)
+
+    network = networks.load("mobilenet")
+    inputs = random_inputs(network.inputs, 5)
+    with Borrowed(f"rk3399@{tracker}") as board:
+        (got,) = Library.open(tmp_path / bench[1], board=board).run(inputs)
+    (want,) = network.reference(inputs)
+    assert relative_error(got, want) <= 1e-4
