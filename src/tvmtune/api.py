@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,6 +223,7 @@ def compile_untuned(
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     wait: float | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Compiled:
     """What :func:`ship` compares with; made before tuning, it shows what is wrong in time.
 
@@ -247,7 +248,7 @@ def compile_untuned(
     if plan.device.remote is not None:
         from tvmtune.deploy.ship import check_on_board
 
-        check_on_board(compiled, plan.device.remote, wait)
+        check_on_board(compiled, plan.device.remote, wait, say)
     return compiled
 
 
@@ -261,6 +262,7 @@ def ship(
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     wait: float | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Shipped:
     """Compile with and without the records of ``logs`` and hand over the better library.
 
@@ -274,7 +276,9 @@ def ship(
 
     attempts = milder_and_milder([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
     with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-ship-") as folder:
-        before = untuned or compile_untuned(plan, Path(folder) / "untuned.so", seed=seed, wait=wait)
+        before = untuned or compile_untuned(
+            plan, Path(folder) / "untuned.so", seed=seed, wait=wait, say=say
+        )
         tuned = (
             replace(
                 compile_library(
@@ -301,6 +305,7 @@ def ship(
             inputs=inputs,
             seed=seed,
             wait=wait,
+            say=say,
         )
 
 

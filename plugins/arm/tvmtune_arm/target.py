@@ -38,12 +38,12 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         raise UsageError(
             f"mtriple={mtriple} is no ARM system: give e.g. {LINUX64}, or another --target."
         )
-    here = remote is None and system.runs_here(mtriple)
+    here = remote is None and name is None and system.runs_here(mtriple)
     count = _threads(attrs.get("threads"), board, here)
     target: dict[str, Any] = {
         "kind": "llvm",
         "mtriple": mtriple,
-        "mcpu": _cpu(attrs.get("mcpu"), board, mtriple, here and name is None),
+        "mcpu": _cpu(attrs.get("mcpu"), board, mtriple, here),
         "num-cores": count,
     }
     given = [word for word in str(attrs.get("mattr") or "").split(",") if word]

@@ -55,6 +55,7 @@ def command(tracker: str | None, probe: bool, wait: float, as_json: bool) -> Non
 
 def _show(rows: list[Queue], probes: list[Probe]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from tvmtune.cli.output import console
 
@@ -66,7 +67,7 @@ def _show(rows: list[Queue], probes: list[Probe]) -> None:
     for column in ("total", "free", "pending"):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(row.key, str(row.total), str(row.free), str(row.pending))
+        table.add_row(Text(row.key), str(row.total), str(row.free), str(row.pending))
     console().print(table)
     if not probes:
         return
@@ -75,18 +76,22 @@ def _show(rows: list[Queue], probes: list[Probe]) -> None:
         found.add_column(column)
     for each in probes:
         if not each.reachable:
-            found.add_row(each.key, each.address, "-", f"[red]{each.message}[/]", "", "", "")
+            trouble = Text(each.message, style="red")
+            found.add_row(Text(each.key), each.address, "-", trouble, "", "", "")
             continue
         told = each.described or {}
         versions = told.get("versions", {})
         found.add_row(
-            each.key,
+            Text(each.key),
             each.address,
             f"{1e3 * (each.seconds or 0):.1f} ms",
-            f"[red]{each.message}[/]" if each.message else str(told.get("cpu", "not told")),
+            # whoever serves a board may call it, and its parts, anything
+            Text(each.message, style="red")
+            if each.message
+            else Text(str(told.get("cpu", "not told"))),
             _cpus(told),
-            " ".join([*each.features, *each.gpus]),
-            str(versions.get("apache-tvm") or "-"),
+            Text(" ".join([*each.features, *each.gpus])),
+            Text(str(versions.get("apache-tvm") or "-")),
         )
     console().print(found)
 

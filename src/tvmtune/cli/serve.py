@@ -86,5 +86,7 @@ def command(
             f"network, but the server listens at {host} alone. Give --host ADDRESS, or run a tunnel "
             "and say where it begins with --address (docs/farm.md)."
         )
+    if where is None:
+        say("not registered with any tracker: --tracker HOST:PORT lets clients find this board")
     server = Server(serving, say)
     asyncio.run(server.run())

@@ -242,7 +242,13 @@ def command(
         if not no_compile:
             click.echo("compiling the untuned library and checking its output", err=True)
             untuned = api.compile_untuned(
-                plan, Path(scratch) / "untuned.so", path, inputs=inputs, seed=seed, wait=wait
+                plan,
+                Path(scratch) / "untuned.so",
+                path,
+                inputs=inputs,
+                seed=seed,
+                wait=wait,
+                say=_say,
             )
         observer = progress.observer(verbose)
         try:
@@ -264,27 +270,39 @@ def command(
         except (KeyboardInterrupt, TvmtuneError):
             if observer.session is not None:
                 progress.summary(observer.session)
-                click.echo(
-                    f"every trial is in {path}; the same command continues, "
-                    f"tvmtune compile --log {path} uses what is there",
-                    err=True,
-                )
+                _say_what_is_kept(path)
             raise
         progress.summary(session)
         if no_compile:
             return
         click.echo("compiling the tuned library", err=True)
-        shipped = api.ship(
-            plan,
-            library,
-            [path],
-            untuned=untuned,
-            peers=peers,
-            inputs=inputs,
-            seed=seed,
-            wait=wait,
-        )
+        try:
+            shipped = api.ship(
+                plan,
+                library,
+                [path],
+                untuned=untuned,
+                peers=peers,
+                inputs=inputs,
+                seed=seed,
+                wait=wait,
+                say=_say,
+            )
+        except (KeyboardInterrupt, TvmtuneError):
+            _say_what_is_kept(path)
+            raise
     _show(shipped)
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _say_what_is_kept(log: Path) -> None:
+    _say(
+        f"every trial is in {log}; the same command continues, "
+        f"tvmtune compile --log {log} uses what is there"
+    )
 
 
 def _show(shipped: Shipped) -> None:

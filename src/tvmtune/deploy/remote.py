@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,21 +63,25 @@ class Borrowed:
         *,
         wait: float | None = None,
         say: Callable[[str], None] = lambda message: None,
+        known: bool = False,
     ) -> None:
         """Borrow a board of ``KEY`` or ``KEY@HOST:PORT``, and wait up to ``wait`` seconds
-        (:data:`WAIT` by default) for one that is in use; ``say`` hears of that.
+        (:data:`WAIT` by default) for one that is in use; ``say`` hears of that. If such boards are
+        ``known``, those that have gone may come back in that time, and so may the tracker.
 
         Raises :class:`TvmtuneError` if there is none, or if it cannot be reached.
         """
         self.key, tracker = protocol.find(remote)
         self.described: JSON | None = None
         """What it says of itself; None where TVM's own server serves it."""
-        _check_known(self.key, tracker)
+        wait = WAIT if wait is None else wait
+        end = time.monotonic() + (wait if known else 0.0)
+        _check_known(self.key, tracker, end, say)
         self._worker = Worker(init=INIT)
         try:
             # The process first: a board that is lent is offered anew if nobody comes for seconds.
             self._worker.call(RELEASE, (), START)
-            self.address, match = _request(self.key, tracker, WAIT if wait is None else wait, say)
+            self.address, match = _request(self.key, tracker, wait, say)
             arguments = (str(self.address), match, 0.0)
             outcome = self._worker.call(CONNECT, arguments, OVERHEAD + devices.PROBE)
             if not outcome.ok:
@@ -195,9 +200,24 @@ class Borrowed:
         return f": {free / 1e6:.0f} MB were free" if free else ""
 
 
-def _check_known(key: str, tracker: protocol.Address) -> None:
-    with protocol.Tracker(tracker) as line:
-        devices.check_known(line, key)
+def _check_known(
+    key: str, tracker: protocol.Address, end: float, say: Callable[[str], None]
+) -> None:
+    """Raise :class:`Unreachable` if there is no such board by ``end``."""
+    told = False
+    while True:
+        try:
+            with protocol.Tracker(tracker) as line:
+                devices.check_known(line, key)
+            return
+        except protocol.Unreachable as error:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise
+            if not told:
+                say(f"waiting for a board '{key}', up to {left:.0f} s: {error}")
+            told = True
+            time.sleep(min(LOOK, left))
 
 
 def _request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -65,13 +65,14 @@ def ship(
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     wait: float | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Shipped:
     """Check the libraries, time them in turns, and copy the best one to ``output``.
 
     The tuned one is the first of ``attempts`` that is right. ``written`` is one without any schedule.
     ``inputs`` are checked and timed, too, instead of random ones. Libraries for a board are checked
-    and timed on one, for which ``wait`` is the patience in seconds, in turns with those of the
-    ``peers`` that it has installed. Raises
+    and timed on one, in turns with those of the ``peers`` that it has installed; one may take ``wait``
+    seconds to come (back), of which ``say`` hears. Raises
     :class:`TvmtuneError` if the outputs of all are wrong, or those for ``inputs``, or if there is no
     board; nothing is written then.
     """
@@ -80,7 +81,7 @@ def ship(
     with contextlib.ExitStack() as stack:
         board = None
         if remote := untuned.metadata["device"].get("remote"):
-            board = stack.enter_context(Borrowed(remote, wait=wait))
+            board = stack.enter_context(Borrowed(remote, wait=wait, say=say, known=True))
             peers = [RemotePeer(peer.name, board) for peer in peers]
         return _ship(attempts, untuned, written, network, output, board, peers, inputs, seed)
 
@@ -138,13 +139,18 @@ def _ship(
     return Shipped(best, result, verdicts[kind], kind, remark, given)
 
 
-def check_on_board(compiled: Compiled, remote: str, wait: float | None = None) -> None:
+def check_on_board(
+    compiled: Compiled,
+    remote: str,
+    wait: float | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> None:
     """Run a library on a board of ``KEY`` or ``KEY@HOST:PORT``, for which it waits up to ``wait``
     seconds, and compare its outputs with its check.
 
     Raises :class:`TvmtuneError` if they are wrong, or if there is no board.
     """
-    with Borrowed(remote, wait=wait) as board:
+    with Borrowed(remote, wait=wait, say=say) as board:
         library = Library.open(compiled.path, board=board)
         verdict = run_check(library, compiled.metadata["check"])
     if not verdict.passed:

@@ -10,6 +10,7 @@ Nothing here trusts the other side: lengths are bounded, and every wait has a de
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
@@ -91,6 +92,7 @@ def tracker_address(given: str | None = None) -> Address:
     if given:
         return Address.parse(given)
     host = os.environ.get("TVM_TRACKER_HOST") or LOCAL
+    host = f"[{host}]" if ":" in host else host
     return Address.parse(f"{host}:{os.environ.get('TVM_TRACKER_PORT') or TRACKER_PORT}")
 
 
@@ -268,6 +270,11 @@ def listen(host: str, ports: range) -> socket.socket:
             listener.listen(64)
         except OSError as error:
             listener.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise TvmtuneError(
+                    f"cannot listen at {host}: {error.strerror}. --host has to be an address of this "
+                    "machine."
+                ) from None
             if port != ports[-1]:
                 continue
             which = f"port {port}" if len(ports) == 1 else f"the ports {ports[0]} to {ports[-1]}"

@@ -25,6 +25,8 @@ UNFIT = 10.0
 """Seconds to pause after a board that cannot be used: the tracker may well lend it again."""
 RECYCLE = 200
 """Calls after which session and process begin anew: both sides grow with what they load."""
+TURN = 60.0
+"""Seconds after which a board is given back although there is work: another run may wait for it."""
 MARGIN = 5.0
 """Seconds by which this side waits longer than a server that ends the session by itself."""
 ASK = 60.0
@@ -65,8 +67,9 @@ class Lane(threading.Thread):
                     continue
                 if session is None:
                     continue
+                end = time.monotonic() + TURN
                 while self.board is not None and (call := boards.take(self)) is not None:
-                    if not self._make(call, session):
+                    if not self._make(call, session) or time.monotonic() > end:
                         break
                 self._give_back()
         finally:
@@ -82,6 +85,8 @@ class Lane(threading.Thread):
         # The process first: no board should wait until it has started.
         if not self._worker.call(RELEASE, (), STARTING).ok:
             self._drop()
+            self._refused("this machine could not start a process")
+            return None
         try:
             with Tracker(boards.tracker) as line:
                 found = line.request(boards.key, ASK, wanted=lambda: boards.needs(self))
