@@ -2,7 +2,8 @@
 # Makes .venv in this checkout, with tvmtune and the runtimes that it is compared with in it.
 #
 #   scripts/setup.sh [--tests]      --tests: with PyTorch, TFLite, ncnn, the tools of the tests, and
-#                                   the C++ compiler and the linker that some of them use
+#                                   the C++ compiler, the linker and the OpenCL device that some
+#                                   of them use
 #
 # Safe to call again: it returns at once as long as pyproject.toml has not changed.
 # TVMTUNE_PYTHON names the interpreter to take instead of the first python3 >= 3.10.
@@ -69,6 +70,10 @@ if [ "$tests" = yes ] && ! found g++ clang++ c++; then
 fi
 if [ "$tests" = yes ] && ! found ld.lld; then
     apt_install lld || say "going on without: the tests that link for other machines will be skipped"
+fi
+if [ "$tests" = yes ] && [ ! -e /etc/OpenCL/vendors/pocl.icd ]; then
+    apt_install pocl-opencl-icd ocl-icd-libopencl1 ||
+        say "going on without: the tests that run OpenCL will be skipped"
 fi
 if [ -z "${TVMTUNE_LINKER:-}" ] && ! found ld.lld ld gcc cc clang; then
     apt_install binutils

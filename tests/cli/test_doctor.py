@@ -131,7 +131,7 @@ def test_a_child_that_dies_or_hangs_is_told_by_its_stage(tmp_path, monkeypatch, 
 
 def test_the_lines_carry_the_remedies(monkeypatch):
     rows = [doctor.Row("tvm", "fail", "wrong [bold]version", "run: pip install it")]
-    monkeypatch.setattr(doctor, "examine", lambda: rows)
+    monkeypatch.setattr(doctor, "examine", lambda **_: rows)
     result = CliRunner().invoke(doctor.command, [])
     assert result.exit_code == 1
     assert result.output.splitlines() == [

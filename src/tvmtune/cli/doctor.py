@@ -17,9 +17,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 DEADLINE = 120.0
 """Seconds for the child: a first import of TVM from a cold disk alone can take 20."""
@@ -49,9 +52,10 @@ class Row:
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def command(as_json: bool) -> None:
+@click.option("--build", is_flag=True, help="Compile what backends need: the OpenCL runtime.")
+def command(as_json: bool, build: bool) -> None:
     """Check whether this machine can tune, and say what to do where it cannot."""
-    rows = examine()
+    rows = examine(build=build)
     ok = all(row.status != "fail" for row in rows)
     if as_json:
         click.echo(json.dumps({"ok": ok, "rows": [asdict(row) for row in rows]}, indent=2))
@@ -61,14 +65,45 @@ def command(as_json: bool) -> None:
         sys.exit(1)
 
 
-def examine() -> list[Row]:
-    """All rows, in the order in which a remedy for one may mend the next."""
+def examine(*, build: bool = False) -> list[Row]:
+    """All rows, in the order in which a remedy for one may mend the next; add-ons compiled first
+    where ``build``."""
     pins, linker = _pins(), _linker()
     child: dict[str, Any] = {}
     if pins.status == "pass":
         child = _run_child(_linker_command())
     rows = [_python(), pins, linker, _threads(child), _kernel(pins, linker, child)]
-    return [*rows, *_places(), *(_optional(name) for name in OPTIONAL)]
+    return [*rows, *_places(), *_addons(build), *(_optional(name) for name in OPTIONAL)]
+
+
+def _addons(build: bool) -> list[Row]:
+    """A row for each entry point of the group ``tvmtune.addons``.
+
+    It names a module with ``built() -> Path | None``, ``build() -> Path`` and ``check() -> str``, one
+    line on what it finds on this machine. Each raises TvmtuneError where that fails.
+    """
+    from importlib import metadata
+
+    found = metadata.entry_points(group="tvmtune.addons")
+    return [_addon(entry, build) for entry in sorted(found, key=lambda entry: entry.name)]
+
+
+def _addon(entry: metadata.EntryPoint, build: bool) -> Row:
+    from tvmtune.errors import TvmtuneError, last_line
+
+    try:
+        addon = entry.load()
+        if build:
+            addon.build()
+        elif addon.built() is None:
+            return Row(entry.name, "note", "not compiled (optional)", "tvmtune doctor --build")
+    except Exception as exc:
+        message = str(exc) if isinstance(exc, TvmtuneError) else last_line(exc)
+        return Row(entry.name, "fail" if build else "note", message)
+    try:
+        return Row(entry.name, "pass", addon.check())
+    except TvmtuneError as exc:
+        return Row(entry.name, "note", f"compiled; {exc}")
 
 
 def _python() -> Row:

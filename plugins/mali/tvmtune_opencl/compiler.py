@@ -1,0 +1,121 @@
+"""Compiling the library against the headers of TVM's wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tvmtune import system
+from tvmtune.deploy.atomic import cannot_write, replacing
+from tvmtune.errors import TvmtuneError
+
+COMPILERS = ("g++", "clang++", "c++")
+DEADLINE = 600.0
+"""Seconds for the compiler; it takes 6 on a desktop and a minute on a small board."""
+
+
+def build(library: Path, *, anew: bool = False) -> Path:
+    """Compile to ``library`` unless it is there, or ``anew``.
+
+    The file appears whole or not at all, and one process compiles while others wait for it.
+    """
+    if library.exists() and not anew:
+        return library
+    system.check_pins()
+    command = [*find_compiler(), *_arguments()]
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise _no_place(library, exc) from exc
+    with _alone(library):
+        if library.exists() and not anew:
+            return library
+        # Of builds that were killed; nobody else is at work here.
+        for left in library.parent.glob(f".{library.name}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with replacing(library) as temporary:
+            _compile([*command, "-o", str(temporary)])
+            # A board may lose its power any time after the file has got its name.
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+    return library
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler's command: $CXX, or the first of :data:`COMPILERS` that is installed.
+
+    Raises TvmtuneError if there is none.
+    """
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        if shutil.which(chosen[0]) is None:
+            raise TvmtuneError(f"CXX names '{chosen[0]}', which cannot be run")
+        return chosen
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise TvmtuneError(
+        "the OpenCL add-on has to be compiled once, and there is no C++ compiler (looked for "
+        f"{', '.join(COMPILERS)}). On Debian or Ubuntu: sudo apt-get install g++. Or name one in CXX."
+    )
+
+
+def _arguments() -> list[str]:
+    from tvmtune_opencl import FLAGS, SOURCES
+
+    arguments = list(FLAGS)
+    for package in ("tvm", "tvm_ffi"):
+        spec = importlib.util.find_spec(package)  # not imported: that takes seconds
+        for place in (spec and spec.submodule_search_locations) or ():
+            arguments.append(f"-I{Path(place) / 'include'}")
+    return [*arguments, str(SOURCES / "runtime.cc"), "-ldl", "-lpthread"]
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise TvmtuneError(
+            f"the OpenCL add-on was not compiled within {DEADLINE:g} s by {command[0]}"
+        ) from exc
+    except OSError as exc:
+        raise TvmtuneError(f"the compiler {command[0]} cannot be run: {exc.strerror}") from exc
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower() or "No space" in line]
+        said = [*errors[:1], *lines[-1:], f"exit status {done.returncode}"][0]
+        raise TvmtuneError(f"the OpenCL add-on cannot be compiled: {command[0]}: {said[:300]}")
+
+
+@contextlib.contextmanager
+def _alone(library: Path) -> Iterator[None]:
+    """Hold the directory's lock, which the kernel releases when its holder dies."""
+    try:
+        file = (library.parent / ".lock").open("a")
+    except OSError as exc:
+        raise _no_place(library, exc) from exc
+    with file:
+        # Some network file systems have no locks: then two may compile, and the later one stays.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _no_place(library: Path, exc: OSError) -> TvmtuneError:
+    return TvmtuneError(
+        f"{cannot_write(library, exc)}. XDG_CACHE_HOME names another directory for the OpenCL add-on."
+    )
