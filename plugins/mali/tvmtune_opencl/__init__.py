@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import struct
 import subprocess
 import sys
 from importlib import metadata
@@ -34,7 +35,7 @@ def autoload() -> None:
     try:
         if _cache().is_dir():
             library = place()
-            if library.exists():
+            if whole(library):
                 _open(library)
     except Exception:
         # What is wrong is said where OpenCL is asked for, by load().
@@ -53,7 +54,7 @@ def load() -> None:
         return
     try:
         _open(build())
-    except OSError:  # cut short, or of another system that shares this home directory
+    except OSError:  # built on another system that shares this home directory
         try:
             _open(build(anew=True))
         except OSError as exc:
@@ -110,7 +111,7 @@ def built() -> Path | None:
         library = place()
     except metadata.PackageNotFoundError:
         return None
-    return library if library.exists() else None
+    return library if whole(library) else None
 
 
 def check() -> str:
@@ -158,6 +159,22 @@ def place() -> Path:
         text.hexdigest()[:12],
     )
     return _cache().joinpath("_".join(names), NAME)
+
+
+def whole(library: Path) -> bool:
+    """Whether the library is there and not cut short: to load such a one ends the process (SIGBUS).
+
+    Linkers put the table of the sections at the end.
+    """
+    try:
+        with library.open("rb") as file:
+            header = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+        (table,) = struct.unpack_from("<Q", header, 0x28)
+        entry, count = struct.unpack_from("<HH", header, 0x3A)
+    except (OSError, struct.error):
+        return False
+    return header[:5] == b"\x7fELF\x02" and size >= table + entry * count
 
 
 def _cache() -> Path:

@@ -15,10 +15,11 @@ from pathlib import Path
 from tvmtune import system
 from tvmtune.deploy.atomic import cannot_write, replacing
 from tvmtune.errors import TvmtuneError
+from tvmtune_opencl import FLAGS, SOURCES, whole
 
 COMPILERS = ("g++", "clang++", "c++")
 DEADLINE = 600.0
-"""Seconds for the compiler; it takes 6 on a desktop and a minute on a small board."""
+"""Seconds for the compiler, which takes 6 on a PC."""
 
 
 def build(library: Path, *, anew: bool = False) -> Path:
@@ -26,7 +27,7 @@ def build(library: Path, *, anew: bool = False) -> Path:
 
     The file appears whole or not at all, and one process compiles while others wait for it.
     """
-    if library.exists() and not anew:
+    if whole(library) and not anew:
         return library
     system.check_pins()
     command = [*find_compiler(), *_arguments()]
@@ -35,7 +36,7 @@ def build(library: Path, *, anew: bool = False) -> Path:
     except OSError as exc:
         raise _no_place(library, exc) from exc
     with _alone(library):
-        if library.exists() and not anew:
+        if whole(library) and not anew:
             return library
         # Of builds that were killed; nobody else is at work here.
         for left in library.parent.glob(f".{library.name}.*"):
@@ -68,8 +69,6 @@ def find_compiler() -> list[str]:
 
 
 def _arguments() -> list[str]:
-    from tvmtune_opencl import FLAGS, SOURCES
-
     arguments = list(FLAGS)
     for package in ("tvm", "tvm_ffi"):
         spec = importlib.util.find_spec(package)  # not imported: that takes seconds
