@@ -149,6 +149,42 @@ def scalar_arguments() -> float:
     return worst
 
 
+def network() -> dict[str, Any]:
+    """Two dense layers and a softmax in TVM's VM, whose memory is planned and pooled."""
+    from tvm import relax
+    from tvm.relax.frontend import nn
+    from tvm.s_tir import dlight
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            self.first, self.second = nn.Linear(64, 128), nn.Linear(128, 32)
+
+        def forward(self, x: Any) -> Any:
+            return nn.op.softmax(self.second(nn.op.relu(self.first(x))), axis=-1)
+
+    mod, parameters = Layers().export_tvm({"forward": {"x": nn.spec.Tensor((4, 64), "float32")}})
+    target = tvm.target.Target.from_device("opencl")
+    with target:
+        mod = relax.get_pipeline("zero")(mod)
+        rules = (dlight.gpu.Matmul(), dlight.gpu.Reduction(), dlight.gpu.GeneralReduction())
+        mod = dlight.ApplyDefaultSchedule(*rules, dlight.gpu.Fallback())(mod)
+    compiled = tvm.compile(mod, target=tvm.target.Target(target, host="llvm"))
+
+    rng = np.random.default_rng(0)
+    shapes = [[int(size) for size in parameter.shape] for _, parameter in parameters]
+    w1, b1, w2, b2 = weights = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    x = rng.standard_normal((4, 64)).astype("float32")
+    hidden = np.maximum(x.astype("float64") @ w1.T + b1, 0) @ w2.T + b2
+    want = np.exp(hidden - hidden.max(-1, keepdims=True))
+    want /= want.sum(-1, keepdims=True)
+
+    machine = relax.VirtualMachine(compiled, tvm.opencl(0))
+    inputs = [tensor(array) for array in (x, *weights)]
+    errors = [np.abs(machine["forward"](*inputs).numpy() - want).max() for _ in range(3)]
+    timed = machine.time_evaluator("forward", tvm.opencl(0), number=5, repeat=2)(*inputs)
+    return {"error": float(max(errors) / want.max()), "times": list(timed.results)}
+
+
 def times() -> dict[str, Any]:
     """Of one kernel by the timer, and by the clock, in seconds."""
     library = tvm.compile(matmul(256), target=TARGET)

@@ -36,6 +36,12 @@ def test_kernels_take_numbers_by_value(run):
     assert run("scalar_arguments") == 0.0
 
 
+def test_a_network_runs_in_tvms_virtual_machine(run):
+    found = run("network")
+    assert found["error"] < 1e-4
+    assert min(found["times"]) > 0
+
+
 def test_the_timer_tells_the_kernels_time(run):
     found = run("times")
     assert len(found["timed"]) == 5

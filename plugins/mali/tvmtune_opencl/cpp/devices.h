@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -369,18 +370,6 @@ class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
         return number(runtime.Number<cl_ulong>(id, CL_DEVICE_GLOBAL_MEM_SIZE));
       default:
         return;  // None: OpenCL does not tell
-    }
-  }
-
-  // For targets that are described with "from_device".
-  void GetTargetProperty(DLDevice dev, const std::string& property, ffi::Any* rv) final {
-    namespace rt = tvm::runtime;
-    if (property == "max_threads_per_block" || property == "max_num_threads") {
-      GetAttr(dev, rt::kMaxThreadsPerBlock, rv);
-    } else if (property == "max_shared_memory_per_block") {
-      GetAttr(dev, rt::kMaxSharedMemoryPerBlock, rv);
-    } else if (property == "thread_warp_size") {
-      GetAttr(dev, rt::kWarpSize, rv);
     }
   }
 
