@@ -2,7 +2,7 @@
 # Makes .venv in this checkout, with tvmtune and the runtimes that it is compared with in it.
 #
 #   scripts/setup.sh [--tests]      --tests: with PyTorch, TFLite, ncnn, the tools of the tests, and
-#                                   the C++ compiler, the linker and the OpenCL device that some
+#                                   the C++ compilers, the linker and the OpenCL device that some
 #                                   of them use
 #
 # Safe to call again: it returns at once as long as pyproject.toml has not changed.
@@ -74,6 +74,10 @@ fi
 if [ "$tests" = yes ] && [ ! -e /etc/OpenCL/vendors/pocl.icd ]; then
     apt_install pocl-opencl-icd ocl-icd-libopencl1 ||
         say "going on without: the tests that run OpenCL will be skipped"
+fi
+if [ "$tests" = yes ] && ! found aarch64-linux-gnu-g++; then
+    apt_install g++-aarch64-linux-gnu libc6-dev-arm64-cross ||
+        say "going on without: the test that builds the OpenCL runtime for ARM will be skipped"
 fi
 if [ -z "${TVMTUNE_LINKER:-}" ] && ! found ld.lld ld gcc cc clang; then
     apt_install binutils

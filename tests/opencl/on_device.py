@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import tvm_ffi
 from tvm import te
 
 import tvmtune_opencl
+from tvmtune import system
 
 tvmtune_opencl.load()
 
@@ -394,3 +396,15 @@ def _session(port: int, path: Path) -> dict[str, Any]:
         "name": device.device_name,
         "described": session.get_function("tvmtune.opencl.describe")(),
     }
+
+
+def export_for_arm(path: str) -> None:
+    """A library for a 64-bit ARM host, its kernels as source."""
+    host = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+    library = tvm.compile(vector_add(), target=tvm.target.Target({"kind": "opencl", "host": host}))
+    linker = system.find_linker(host["mtriple"])
+
+    def link(output: str, objects: list[str], **_: Any) -> None:
+        subprocess.run([*linker, "-shared", "-o", output, *objects], check=True)
+
+    library.export_library(path, fcompile=link)

@@ -1,0 +1,74 @@
+"""On a 64-bit ARM board, which is emulated and has no OpenCL driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from farm import emulated
+from opencl.conftest import LIMIT
+
+CROSS = "aarch64-linux-gnu-g++"
+PLUGIN = Path(__file__).parents[2] / "plugins" / "mali"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
+        reason="the emulated board is made of Debian's packages",
+    ),
+    pytest.mark.skipif(
+        shutil.which(CROSS) is None,
+        reason=f"the emulated board has no compiler, and {CROSS} is not installed",
+    ),
+]
+
+ON_BOARD = """
+import json, sys, tvm, tvmtune_opencl
+before = tvmtune_opencl.active()
+tvmtune_opencl.load()
+try:
+    said = ""
+    tvm.runtime.empty((4,), "float32", tvm.opencl(0))
+except RuntimeError as error:
+    said = str(error)
+(kernels,) = tvm.runtime.load_module(sys.argv[1]).imports
+print(json.dumps({
+    "before": before,
+    "after": tvmtune_opencl.active(),
+    "built": str(tvmtune_opencl.built()),
+    "exist": tvm.opencl(0).exist,
+    "said": said,
+    "kind": kernels.kind,
+    "source": kernels.inspect_source(),
+}))
+"""
+
+
+def test_a_board_builds_it_and_loads_a_library_that_was_exported_elsewhere(run, tmp_path):
+    library = tmp_path / "add.so"
+    run("export_for_arm", str(library))
+    env = os.environ | emulated.environment()
+    env["PYTHONPATH"] += f"{os.pathsep}{PLUGIN}"
+    # Emulated processes start native ones, so that the cross compiler stands for the board's own.
+    env |= {"XDG_CACHE_HOME": str(tmp_path), "CXX": CROSS}
+    done = subprocess.run(
+        [str(emulated.board()), "-c", ON_BOARD, str(library)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["before"], found["after"], found["exist"]) == (False, True, False)
+    assert "_aarch64-glibc-" in found["built"]
+    assert found["said"].endswith("or name its library in TVMTUNE_OPENCL_LIBRARY.")
+    assert "no OpenCL device: no driver is installed" in found["said"]
+    assert found["kind"] == "opencl"
+    assert "__kernel void" in found["source"]
