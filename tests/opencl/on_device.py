@@ -276,7 +276,7 @@ def threads_at_once(count: int, rounds: int) -> float:
     return max(worst) if len(worst) == count else float("inf")
 
 
-def growth(launches: int) -> dict[str, int]:
+def growth(launches: int, libraries: int, folder: str) -> dict[str, int]:
     """By how many bytes this process grows over launches, timed ones, tensors and libraries."""
 
     def resident() -> int:
@@ -300,10 +300,24 @@ def growth(launches: int) -> dict[str, int]:
         for _ in range(times):
             tensor(np.ones(65536, "float32")).numpy()
 
-    for name, function in (("launch", launch), ("time", time_them), ("allocate", allocate)):
-        function(launches // 4)
+    def load(times: int) -> None:
+        args = operands()
+        for _ in range(times):
+            # By default TVM keeps every library that it has ever loaded.
+            loaded = tvm_ffi.load_module(path, keep_module_alive=False)
+            loaded["main"](*args)
+            device.sync()
+            # The host code keeps the kernels' addresses: two of the same path must not overlap.
+            del loaded
+
+    path = str(Path(folder) / "add.so")
+    library.export_library(path)
+    jobs = {"launch": launch, "time": time_them, "allocate": allocate, "load": load}
+    for name, job in jobs.items():
+        times = libraries if name == "load" else launches
+        job(times // 4)
         before = resident()
-        function(launches)
+        job(times)
         found[name] = resident() - before
     return found
 

@@ -104,13 +104,14 @@ def test_two_processes_of_four_threads_each_get_right_results(pocl):
     assert [json.loads(output.splitlines()[-1]) for output, _ in ends] == [0.0, 0.0]
 
 
-def test_memory_does_not_grow_with_launches_timings_or_tensors(run):
-    found = run("growth", 2000)
-    assert len(found) == 3
-    # 2000 forgotten events or launches would be some 300 KB, as many forgotten tensors 500 MB.
+def test_memory_does_not_grow_with_launches_timings_tensors_or_libraries(run, tmp_path):
+    found = run("growth", 2000, 40, str(tmp_path))
+    # 2000 forgotten events or launches would be some 300 KB, as many forgotten tensors 500 MB, and
+    # 40 forgotten kernels 40 MB.
     assert found["launch"] < 200_000
     assert found["time"] < 200_000
     assert found["allocate"] < 4_000_000
+    assert found["load"] < 4_000_000
 
 
 def test_a_forked_child_works_unless_its_parent_has_used_opencl(run):
