@@ -20,7 +20,17 @@ from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.networks.model_file import one_line
 from tvmtune.records import header
 from tvmtune.records.log import Log, LogWriter, read_log
-from tvmtune.types import Device, Network, Prepared, Task, Timing, Trial, batch_of, is_operator
+from tvmtune.types import (
+    JSON,
+    Device,
+    Network,
+    Prepared,
+    Task,
+    Timing,
+    Trial,
+    batch_of,
+    is_operator,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,22 +201,15 @@ def compile(
     that round less. Raises :class:`TvmtuneError` if it is wrong all the same. ``check_seed`` None
     leaves that out, and with it the reference outputs that ``bench --check`` compares with.
     """
-    from tvmtune.deploy.compile import WrongOutput, compile_library, reference_check
+    from tvmtune.deploy.compile import WrongOutput, reference_check
     from tvmtune.deploy.rounding import milder_and_milder
 
     check = None if check_seed is None else reference_check(plan.prepared, check_seed)
     wrong = None
     for attempt in milder_and_milder([read_log(Path(p)) for p in logs], plan.tasks, plan.device):
         try:
-            compiled = compile_library(
-                plan.backend,
-                plan.prepared,
-                plan.tasks,
-                attempt.records,
-                plan.device,
-                Path(output),
-                check=check,
-                verify_it=check is not None,
+            compiled = _library(
+                plan, attempt.records, Path(output), check, verify_it=check is not None
             )
         except WrongOutput as error:
             wrong = wrong or error
@@ -270,7 +273,6 @@ def ship(
     beside its untuned self, its loops as they are written, and its reference in NumPy. See
     :func:`tvmtune.deploy.ship.ship`.
     """
-    from tvmtune.deploy.compile import compile_library
     from tvmtune.deploy.rounding import milder_and_milder
     from tvmtune.deploy.ship import ship
 
@@ -281,15 +283,12 @@ def ship(
         )
         tuned = (
             replace(
-                compile_library(
-                    plan.backend,
-                    plan.prepared,
-                    plan.tasks,
+                _library(
+                    plan,
                     attempt.records,
-                    plan.device,
                     # the loader takes a library of the same name for the same
                     Path(folder) / f"tuned-{attempt.given_up}.so",
-                    check=before.metadata["check"],
+                    before.metadata["check"],
                 ),
                 given_up=attempt.given_up,
             )
@@ -311,20 +310,33 @@ def ship(
 
 def _as_written(plan: Plan, folder: Path, like: Compiled) -> Compiled | None:
     """An operator without any schedule; None for GPUs, which take no loops without threads."""
-    from tvmtune.deploy.compile import compile_library
-
     if plan.device.runtime != "cpu":
         return None
     task = plan.tasks[0]
     bare = Trial(task.key, task.implementations[0].name, task.key, candidate="", trace=[[], []])
+    return _library(plan, {task.key: bare}, folder / "as_written.so", like.metadata["check"])
+
+
+def _library(
+    plan: Plan,
+    records: Mapping[str, Trial],
+    path: Path,
+    check: JSON | None,
+    *,
+    verify_it: bool = False,
+) -> Compiled:
+    """The plan as a library with these records, by the keys of its tasks."""
+    from tvmtune.deploy.compile import compile_library
+
     return compile_library(
         plan.backend,
         plan.prepared,
         plan.tasks,
-        {task.key: bare},
+        records,
         plan.device,
-        folder / "as_written.so",
-        check=like.metadata["check"],
+        path,
+        check=check,
+        verify_it=verify_it,
     )
 
 

@@ -117,6 +117,12 @@ def test_more_calls_fill_the_time_that_is_asked_for(opened):
     assert 10_000 <= calls <= 12_000
 
 
+def test_a_time_limit_leaves_few_repeats_to_those_that_are_slow(opened):
+    result = bench(opened, repeat=30, seconds=0, peers=[Fake()])
+    assert [len(run.seconds) for run in result.runs] == [3, 3]
+    assert len(bench(opened, repeat=2, seconds=0).runs[0].seconds) == 2
+
+
 def test_the_bar_is_told(opened):
     rounds = []
     bench(opened, repeat=3, on_round=rounds.append)

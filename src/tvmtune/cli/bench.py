@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tvmtune.cli.options import (
     borrowed,
@@ -33,7 +35,11 @@ if TYPE_CHECKING:
 @library_options
 @vs_option
 @click.option(
-    "--repeat", type=click.IntRange(min=1), default=30, show_default=True, help="Measurements."
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default="30, or as many as fit in half a minute",
+    help="Measurements.",
 )
 @click.option(
     "--number",
@@ -79,8 +85,9 @@ def command(
     if json_file is not None and str(json_file) != "-":
         check_writable("--json", json_file, library, input_file)
     from tvmtune.deploy import atomic, metadata, peers
-    from tvmtune.deploy.bench import bench
+    from tvmtune.deploy.bench import TABLE, bench
 
+    counted = click.get_current_context().get_parameter_source("repeat") != ParameterSource.DEFAULT
     others = peers.parse(vs) if vs and remote is None else []
     if vs:
         peers.words(vs)  # a wrong name fails before a board is asked for
@@ -106,6 +113,7 @@ def command(
                 number=number,
                 repeat=repeat,
                 min_repeat_ms=min_repeat_ms,
+                seconds=inf if counted else TABLE,
                 peers=others,
                 on_round=on_round,
             )

@@ -25,8 +25,10 @@ turns, rest, warm-up   10.4 - 11.8  5.1 - 5.2     5.2
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -46,6 +48,10 @@ if TYPE_CHECKING:
     from tvmtune.deploy.peers import Peer
     from tvmtune.types import JSON, Network
 
+LEAST = 3
+"""Repeats that there are however long they take."""
+TABLE = 30.0
+"""Seconds for a table whose repeats nobody has counted: some boards take seconds for a call."""
 OWN = "tvmtune"
 """Name of the library among the runtimes."""
 
@@ -156,6 +162,7 @@ def bench(
     number: int = 1,
     repeat: int = 30,
     min_repeat_ms: float = 0,
+    seconds: float = inf,
     peers: Sequence[Peer] = (),
     network: Network | None = None,
     on_round: Callable[[int], None] | None = None,
@@ -163,7 +170,8 @@ def bench(
     """Time the library and, in turns with it, its peers.
 
     ``inputs``: None for random ones that grow from ``seed``. ``number``, ``min_repeat_ms``: a
-    repeat is that many calls, or more until it lasts so long. ``network``: what the library was
+    repeat is that many calls, or more until it lasts so long. After ``seconds`` there are no more
+    repeats than :data:`LEAST`. ``network``: what the library was
     compiled from; None to load it again from where the metadata say, for peers only. ``on_round``
     is told the number of rounds done. A peer that cannot take part is left out, with a note.
     """
@@ -183,7 +191,7 @@ def bench(
 
     neighbours = Neighbours() if library.session.board is None else None
     rest = library.session.rest
-    _take_turns(runs, runtimes, rest, number, repeat, min_repeat_ms, on_round)
+    _take_turns(runs, runtimes, rest, number, repeat, min_repeat_ms, seconds, on_round)
     taken = neighbours.share() if neighbours is not None else None
     for run, peer in zip(runs[1:], taking_part, strict=True):
         run.ratio = run.median_ms / runs[0].median_ms
@@ -207,8 +215,10 @@ def _take_turns(
     number: int,
     repeat: int,
     min_repeat_ms: float,
+    seconds: float,
     on_round: Callable[[int], None] | None,
 ) -> None:
+    end = time.monotonic() + seconds
     alone = len(runs) == 1
     for run, runtime in zip(runs, runtimes, strict=True):
         rest()
@@ -224,6 +234,8 @@ def _take_turns(
             run.seconds.append(sample(runtime.invoke, run.number))
         if on_round is not None:
             on_round(done + 1)
+        if done + 1 >= LEAST and time.monotonic() > end:
+            break
 
 
 def _ready(

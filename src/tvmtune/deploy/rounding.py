@@ -30,7 +30,8 @@ def milder_and_milder(
 ) -> Iterator[Attempt]:
     """What :func:`tvmtune.deploy.compile.choose_records` finds; then, for as long as the whole is
     wrong, with fewer and fewer kernels that round more than the direct algorithm. Those that gain
-    least go first, and twice as many each time, until none is left.
+    least go first, by themselves and not by how often they are called: each call rounds. At every
+    step it is one more, or half as many more, until none is left.
     """
     best = choose_records(logs, tasks, device)
     yield Attempt(best)
@@ -38,18 +39,18 @@ def milder_and_milder(
     exact = choose_records(logs, tasks, device, exact={task.key for task in rough})
 
     def lost(task: Task) -> float:
-        """Seconds that the network becomes slower without its quick kernel."""
+        """Seconds that a call takes longer without the quick kernel."""
         instead = exact.get(task.key)
-        return task.weight * (instead.latency - best[task.key].latency) if instead else inf
+        return instead.latency - best[task.key].latency if instead else inf
 
     rough.sort(key=lost)
-    count = 1
-    while rough and count < 2 * len(rough):
+    count = 0
+    while count < len(rough):
+        count = min(len(rough), max(count + 1, 3 * count // 2))
         given_up = {task.key for task in rough[:count]}
         kept = {key: trial for key, trial in best.items() if key not in given_up}
         instead = {key: trial for key, trial in exact.items() if key in given_up}
-        yield Attempt(kept | instead, len(given_up))
-        count *= 2
+        yield Attempt(kept | instead, count)
 
 
 def _rounds_more(task: Task, trial: Trial) -> bool:

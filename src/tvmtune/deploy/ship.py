@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tvmtune.accuracy import relative_error, tolerance
 from tvmtune.deploy.atomic import replacing
 from tvmtune.deploy.baselines import AsWritten, NumPy, Untuned
-from tvmtune.deploy.bench import BenchResult, bench
+from tvmtune.deploy.bench import TABLE, BenchResult, bench
 from tvmtune.deploy.compile import Compiled
 from tvmtune.deploy.library import Library
 from tvmtune.deploy.remote import Borrowed, RemotePeer
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 4
 """Turns that the libraries take before one of them is chosen."""
+LONG = 0.2
+"""Seconds of a call from which on it is timed once a turn, and not :data:`REPEAT` times."""
+REPEAT = 5
 DRAW = 0.98
 """Another library has to be quicker than this part of the tuned one's time to be chosen."""
 
@@ -131,7 +134,14 @@ def _ship(
         beside.append(AsWritten(libraries[AsWritten.name]))
     if is_operator(network) and board is None:
         beside.append(NumPy())
-    result = bench(library, inputs=inputs, seed=seed, peers=[*beside, *peers], network=network)
+    result = bench(
+        library,
+        inputs=inputs,
+        seed=seed,
+        seconds=TABLE,
+        peers=[*beside, *peers],
+        network=network,
+    )
     result.runs[0].check = verdicts[kind]
     with replacing(output) as fresh:
         shutil.copyfile(made[kind].path, fresh)
@@ -176,5 +186,6 @@ def _in_turns(libraries: Mapping[str, Library]) -> dict[str, float]:
     times: dict[str, list[float]] = {kind: [] for kind in libraries}
     for _ in range(ROUNDS):
         for kind, library in libraries.items():
-            times[kind] += library.time(library.random_inputs(), repeat=5)
+            repeat = 1 if max(times[kind], default=0.0) > LONG else REPEAT
+            times[kind] += library.time(library.random_inputs(), repeat=repeat)
     return {kind: median(found) for kind, found in times.items()}

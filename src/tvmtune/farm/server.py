@@ -23,6 +23,7 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.farm import protocol
+from tvmtune.farm.ending import LATER, end
 from tvmtune.farm.protocol import LOCAL, SERVER_PORTS, Address
 from tvmtune.farm.registration import Registration
 from tvmtune.farm.sessions import Nursery, Session, scratch
@@ -90,7 +91,7 @@ class Server:
             stop = asyncio.create_task(self._stopping.wait())
             await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
-            work.cancel()
+            await end([work], LATER)
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 
@@ -113,9 +114,7 @@ class Server:
             try:
                 await asyncio.gather(*tasks)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await end(tasks)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

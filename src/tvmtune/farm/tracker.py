@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.farm.ending import LATER, end
 from tvmtune.farm.protocol import Address, Tracker, listen
 
 LOOK = 5.0
@@ -51,7 +52,7 @@ class Supervised:
             stop = asyncio.create_task(stopping.wait())
             await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
-            work.cancel()
+            await end([work], LATER)
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 

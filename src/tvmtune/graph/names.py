@@ -72,14 +72,17 @@ def translated(mod: tvm.IRModule, trace: Any) -> Any:
     Only where it is plain which is which; everything else stays.
     """
     instructions, decisions = trace
+    asked = {str(i[2][0]) for i in instructions if i[0] == "GetSBlock"}
+    new = {
+        old: f"{NEUTRAL}_{found['what']}"
+        for old in asked
+        if (found := _NAMED_AFTER.fullmatch(old)) and found["variable"] != NEUTRAL
+    }
+    if not new:  # as nearly always, and candidates are built by the thousand
+        return trace
     there = {str(b.name_hint) for f in mod.functions.values() for b in blocks(f)}
-    asked = {str(i[2][0]) for i in instructions if i[0] == "GetSBlock"} - there
-    new: dict[str, str] = {}
-    for old in asked:
-        found = _NAMED_AFTER.fullmatch(old)
-        if found and (name := f"{NEUTRAL}_{found['what']}") in there:
-            new[old] = name
-    if not new or len(set(new.values())) < len(new):
+    new = {old: name for old, name in new.items() if old not in there and name in there}
+    if len(set(new.values())) < len(new):
         return trace
 
     def renamed(name: str) -> str:
