@@ -315,7 +315,7 @@ def test_boards_share_the_work(farm, within, count):
     within(240)
     _, tracker = farm.tracker()
     farm.board(KEY, tracker)
-    naps = [(0.5,)] * (8 * count)
+    naps = [(0.25,)] * (8 * count)
 
     def measure(made: Boards) -> tuple[float, Counter[str]]:
         made.map(f"{CALLS}:where", [()] * count * 2, deadline=30, stage="run")

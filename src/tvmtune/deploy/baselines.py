@@ -23,6 +23,7 @@ class Baseline(Peer):
     """Another library of the same network."""
 
     package = "tvmtune"
+    foreign = False
 
     def __init__(self, library: Library) -> None:
         self._library = library

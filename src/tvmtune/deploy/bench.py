@@ -20,6 +20,9 @@ turns, rest            10.4 - 11.7  7.7 - 10.3    6.4 - 6.6
 turns, warm-up         10.1 - 12.4  5.1 - 5.3     8.0 - 8.4
 turns, rest, warm-up   10.4 - 11.8  5.1 - 5.2     5.2
 =====================  ===========  ============  ==========
+
+Libraries of tvmtune's share TVM's threads. Where they are alone there is nothing to rest from, and one
+call before each turn brings their weights to the caches.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ import numpy as np
 from tvmtune import system
 from tvmtune.accuracy import relative_error
 from tvmtune.deploy.neighbours import Neighbours
-from tvmtune.deploy.timing import calls_per_repeat, sample, warm_up
+from tvmtune.deploy.timing import WARM_UP, calls_per_repeat, sample, warm_up
 from tvmtune.deploy.verify import CheckResult
 from tvmtune.errors import TvmtuneError
 from tvmtune.types import batch_of
@@ -191,7 +194,8 @@ def bench(
 
     neighbours = Neighbours() if library.session.board is None else None
     rest = library.session.rest
-    _take_turns(runs, runtimes, rest, number, repeat, min_repeat_ms, seconds, on_round)
+    foreign = any(peer.foreign for peer in taking_part)
+    _take_turns(runs, runtimes, rest, foreign, number, repeat, min_repeat_ms, seconds, on_round)
     taken = neighbours.share() if neighbours is not None else None
     for run, peer in zip(runs[1:], taking_part, strict=True):
         run.ratio = run.median_ms / runs[0].median_ms
@@ -212,6 +216,7 @@ def _take_turns(
     runs: list[Run],
     runtimes: list[_Runtime],
     rest: Callable[[], None],
+    foreign: bool,
     number: int,
     repeat: int,
     min_repeat_ms: float,
@@ -219,7 +224,7 @@ def _take_turns(
     on_round: Callable[[int], None] | None,
 ) -> None:
     end = time.monotonic() + seconds
-    alone = len(runs) == 1
+    alone = len(runs) == 1  # and as warm as it will get
     for run, runtime in zip(runs, runtimes, strict=True):
         rest()
         warm_up(runtime.invoke)
@@ -228,9 +233,10 @@ def _take_turns(
         for index in range(len(runs)):
             turn = (done + index) % len(runs)
             run, runtime = runs[turn], runtimes[turn]
-            if not alone:
+            if foreign:
                 rest()
-                warm_up(runtime.invoke)
+            if not alone:
+                warm_up(runtime.invoke, WARM_UP if foreign else 0.0)
             run.seconds.append(sample(runtime.invoke, run.number))
         if on_round is not None:
             on_round(done + 1)

@@ -28,6 +28,9 @@ class Peer(ABC):
     parallel: ClassVar[bool] = True
     """Whether it computes with as many threads as the library, or with one."""
 
+    foreign: ClassVar[bool] = True
+    """Whether it has threads of its own, which may spin when its turn is over."""
+
     @property
     def version(self) -> str:
         """Version of the package, or an empty string if it is not installed."""
