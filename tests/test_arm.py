@@ -19,7 +19,7 @@ from cli.commands import complaint, tvmtune
 from farm import emulated
 from farm.served import Farm, free_port
 from models import tiny_cnn
-from tvmtune import api, host, networks, system, threads
+from tvmtune import api, boards, host, networks, system, threads
 from tvmtune.accuracy import relative_error
 from tvmtune.deploy import elf, metadata
 from tvmtune.deploy.library import Library
@@ -28,7 +28,7 @@ from tvmtune.deploy.verify import run_check
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.graph import intrinsics, spaces
 from tvmtune.networks.inputs import random_inputs
-from tvmtune_arm import boards, target
+from tvmtune_arm import target
 
 EF_ARM_ABI_FLOAT_HARD, EF_ARM_EABI_VER5 = 0x400, 0x05000000
 on_other_machines = pytest.mark.skipif(

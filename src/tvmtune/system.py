@@ -245,16 +245,24 @@ def find_linker(mtriple: str = "") -> list[str]:
     """Command prefix of a linker that takes ``-shared -o LIBRARY OBJECT...``, for this machine or for
     the LLVM triple of another.
 
-    ``TVMTUNE_LINKER`` (a command, arguments allowed) wins. The bare linkers come before the
-    compilers' drivers, which take three times as long and which TVM's objects have no need of.
+    ``TVMTUNE_LINKER`` (a command, arguments allowed) wins, for other machines before ``TVM_NDK_CC``,
+    which names the compiler of Android's NDK, or another cross compiler. The bare linkers come before
+    the compilers' drivers, which take three times as long and which TVM's objects have no need of.
     Raises TvmtuneError if there is none.
     """
-    chosen = os.environ.get("TVMTUNE_LINKER", "").strip()
-    if chosen:
-        command = shlex.split(chosen)
-        if shutil.which(command[0]) is None:
-            raise TvmtuneError(f"TVMTUNE_LINKER names '{command[0]}', which cannot be run")
-        return command
+    android = "android" in mtriple
+    variables = ["TVMTUNE_LINKER"] if runs_here(mtriple) and not android else [*_LINKERS]
+    for variable in variables:
+        if command := shlex.split(os.environ.get(variable, "")):
+            if shutil.which(command[0]) is None:
+                raise TvmtuneError(f"{variable} names '{command[0]}', which cannot be run")
+            return command
+    if android:
+        raise TvmtuneError(
+            "libraries for Android are linked by the C++ compiler of its NDK: name it in TVM_NDK_CC, "
+            "e.g. TVM_NDK_CC=$NDK/toolchains/llvm/prebuilt/linux-x86_64/bin/"
+            "aarch64-linux-android24-clang++."
+        )
     drivers = ["gcc", "cc", "clang"]
     names = drivers if sys.platform == "darwin" else ["ld.lld", "ld", *drivers]
     package = "binutils"
@@ -281,6 +289,7 @@ def find_linker(mtriple: str = "") -> list[str]:
     )
 
 
+_LINKERS = ("TVMTUNE_LINKER", "TVM_NDK_CC")
 _GNU = {"arm": "arm-linux-gnueabihf"}
 """What Debian puts before the names of its cross tools, where it is not MACHINE-linux-gnu."""
 

@@ -225,6 +225,8 @@ class RunnerSpec:
     slots: int = 1
     exclusive: bool = True
     """True where building would disturb the timing (CPUs): builders rest while a candidate is timed."""
+    recycle: int = 200
+    """Calls after which a process is replaced, because drivers and TVM grow."""
     kind: Literal["measured", "modelled"] = "measured"
     options: JSON = field(default_factory=dict)
 

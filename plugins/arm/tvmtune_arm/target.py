@@ -6,12 +6,12 @@ import warnings
 from typing import Any
 
 from tvmtune import system, threads
+from tvmtune.boards import BOARDS, LINUX64, Board, find, named
 from tvmtune.deploy import cpu_features
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import describe, devices, protocol
 from tvmtune.graph.spaces import RuleSpace
 from tvmtune.types import Device
-from tvmtune_arm.boards import BOARDS, LINUX64, Board, find, named
 
 ATTRIBUTES = ("board", "mcpu", "mattr", "mtriple", "threads")
 UNNAMED = Board("an aarch64 board", "generic", 4)

@@ -14,7 +14,6 @@ from tvmtune.deploy.library import Library
 from tvmtune.deploy.light import Unsupplied
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph.lower import RECORD
-from tvmtune.graph.tasks import DIRECT
 from tvmtune.host import Backend
 from tvmtune.records.best import best_of, comparable
 from tvmtune.records.log import Log, module_of
@@ -60,8 +59,9 @@ def choose_records(
         if t.task not in exact or (t.task, t.implementation) not in rough
     )
     lines = {key: line for log in logs for key, line in log.tasks.items()}
-    # The schedules of other algorithms reach into the epilogue: only direct ones fit another fusion.
-    direct = best_of(t for t in trials or modelled if t.implementation == DIRECT)
+    # The schedules of other algorithms reach into the epilogue: only those of the direct workload,
+    # whose key is the task's, fit another fusion.
+    direct = best_of(t for t in trials or modelled if t.workload == t.task)
     by_anchor: dict[str, list[Trial]] = {}
     for key, trial in direct.items():
         line = lines.get(key)
@@ -127,6 +127,9 @@ def reference_check(prepared: Prepared, seed: int = 0) -> JSON:
 
 def _verify(path: Path, described: JSON, network: Network) -> None:
     """Run the library and compare its outputs; one for another machine cannot be, and is not."""
+    device = described["device"]
+    if device["remote"] is not None and device["runtime"] != "cpu":
+        return
     try:
         metadata.check_runnable(path, described)
     except TvmtuneError:

@@ -77,6 +77,10 @@ class Library:
         if light:
             return cls(found.data, LightSession(path, threads))
         runtime = found.data["device"].get("runtime", "cpu")
+        if runtime != "cpu":
+            from tvmtune import host
+
+            host.backend(found.data["device"]["backend"]).serve_init()
         return cls(found.data, LocalSession(path, runtime, threads))
 
     @property

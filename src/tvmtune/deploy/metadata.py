@@ -141,6 +141,13 @@ def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | N
             f"{path} holds code for {machine} and {what} is {here}: "
             f"it was compiled for {model}. Run it there, or compile it for {what}"
         )
+    runtime = metadata.get("device", {}).get("runtime", "cpu")
+    if board and runtime != "cpu" and not any(g["kind"] == runtime for g in board.get("gpus", ())):
+        backend = metadata["device"]["backend"]
+        raise TvmtuneError(
+            f"{path} is for {model}, and the board has no {runtime} device that TVM can use. There, "
+            f"run tvmtune doctor, and serve it with tvmtune serve --target {backend}"
+        )
     if lacking:
         whose = "this CPU" if board is None else "the board's CPU"
         raise TvmtuneError(

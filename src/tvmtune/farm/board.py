@@ -111,10 +111,12 @@ def _describe() -> str:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """The accelerators that TVM's runtime finds, with what it knows of them."""
+    """The accelerators that TVM's runtime finds, with what it knows of them, and under ``details`` what
+    a backend's runtime tells beyond that (a packed function ``tvmtune.KIND.describe``, which returns
+    JSON)."""
     import tvm
 
-    found = []
+    found: list[dict[str, Any]] = []
     for kind in ("cuda", "rocm", "opencl", "vulkan", "metal"):
         for index in range(_MOST_GPUS):
             with contextlib.suppress(Exception):  # a driver may be there in part
@@ -123,4 +125,11 @@ def _gpus() -> list[dict[str, Any]]:
                     break
                 asked = {name: getattr(device, name, None) for name in _GPU}
                 found.append({"kind": kind, "index": index, **asked})
+        more = tvm.get_global_func(f"tvmtune.{kind}.describe", allow_missing=True)
+        if more is not None:
+            with contextlib.suppress(Exception):
+                details = {row["id"]: row for row in json.loads(str(more()))["devices"]}
+                for row in found:
+                    if row["kind"] == kind:
+                        row["details"] = details.get(row["index"])
     return found

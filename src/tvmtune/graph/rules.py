@@ -27,9 +27,12 @@ RULES: dict[str, Rule] = {
 }
 
 
-def register(kind: str = "cpu") -> None:
-    """Make the rules known to MetaSchedule for targets with this key."""
+def register() -> None:
+    """Make the rules known to MetaSchedule. They are for CPUs; GPUs have the general ones do it all."""
     import tvm_ffi
 
     for name, rule in RULES.items():
-        tvm_ffi.register_global_func(f"s_tir.meta_schedule.{kind}.{name}", rule, override=True)
+        for kind, function in (("cpu", rule), ("gpu", leave)):
+            tvm_ffi.register_global_func(
+                f"s_tir.meta_schedule.{kind}.{name}", function, override=True
+            )

@@ -140,20 +140,20 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
         # The last spatial loop of a block is the contiguous one: it becomes vector lanes. The one
         # before it is tiled in registers, so that a loaded weight vector is used several times.
         for position, inst in enumerate(reversed(spatial)):
-            extent = _extent(trace, inst)
+            extent = extent(trace, inst)
             if position == 0:
-                inner = _divisor(extent, vector * 2)
-                outer = _divisor(extent // inner, 2)
+                inner = divisor(extent, vector * 2)
+                outer = divisor(extent // inner, 2)
                 decision = [extent // inner // outer, 1, outer, inner]
             elif position == 1:
-                inner = _divisor(extent, register_tile)
+                inner = divisor(extent, register_tile)
                 decision = [1, extent // inner, 1, inner]
             else:
                 decision = [extent, 1, 1, 1]
             trace = trace.with_decision(inst, decision, remove_postproc=True)
         for position, inst in enumerate(reversed(reduction)):
-            extent = _extent(trace, inst)
-            inner = _divisor(extent, 16) if position == 0 else 1
+            extent = extent(trace, inst)
+            inner = divisor(extent, 16) if position == 0 else 1
             trace = trace.with_decision(inst, [extent // inner, inner], remove_postproc=True)
         for inst in trace.insts:
             if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
@@ -165,14 +165,15 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
     return options
 
 
-def _extent(trace: Any, inst: Any) -> int:
+def extent(trace: Any, inst: Any) -> int:
+    """The extent of the loop that a SamplePerfectTile cuts."""
     result = 1
     for part in trace.get_decision(inst):
         result *= int(part)
     return result
 
 
-def _divisor(extent: int, most: int) -> int:
+def divisor(extent: int, most: int) -> int:
     """The largest divisor of ``extent`` that is at most ``most``."""
     return max(d for d in range(1, max(1, min(extent, most)) + 1) if extent % d == 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
@@ -18,17 +18,23 @@ if TYPE_CHECKING:
     import tvm
 
 SpaceFor = Callable[[Any], Space]
+Spaces = Mapping[str, Callable[[Any], Space | None]]
+"""Further spaces by their names, for the workloads that they suit."""
 DIRECT = "direct"
 TEMPLATE = "template"
 """The direct workload in the space that the network's author made for it."""
 
 
 def extract_tasks(
-    prepared: Prepared, device: Device, space_for: SpaceFor | None = None
+    prepared: Prepared,
+    device: Device,
+    space_for: SpaceFor | None = None,
+    further: Spaces | None = None,
 ) -> list[Task]:
     """The distinct fused kernels of the network, each with its implementations.
 
-    The first implementation is always ``direct``. Another algorithm counts as an implementation of
+    The first implementation is always ``direct``; ``further`` spaces of the same workload follow as
+    implementations of those names. Another algorithm counts as an implementation of
     every kernel whose program it changes when the whole network is legalised with it.
     """
     make = space_for or (lambda mod: RuleSpace(device.target))
@@ -65,6 +71,11 @@ def extract_tasks(
             implementations=[Implementation(DIRECT, key, mod, make(mod))],
             sites=(site.index,),
         )
+    for name, space_of in (further or {}).items():
+        for task in tasks.values():
+            mod = task.implementations[0].mod
+            if (space := space_of(mod)) is not None:
+                task.implementations.append(Implementation(name, task.key, mod, space))
     _add_templates(tasks.values(), prepared, device)
     for algorithm in ALGORITHMS:
         sites = algorithm_sites(prepared, device, algorithm)

@@ -1,4 +1,4 @@
-"""Build, time and check a candidate on this machine's CPU; each function runs in a worker."""
+"""Build, time and check a candidate on this machine; each function runs in a worker."""
 
 from __future__ import annotations
 
@@ -82,37 +82,57 @@ def run(
 ) -> list[float]:
     """Seconds per call, one value per repeat.
 
-    With ``timing.number == 1`` all arguments but the first are flushed from the caches before each
-    repeat: inside a network the weights are cold, the activations warm. A candidate that is clearly
-    slower than ``options["best"]`` (seconds) is given up after its first two runs, of which the better
-    one is returned, or after two repeats; a long one ends once its times agree.
-    """
-    import tvm
+    With ``timing.number == 1`` on a CPU all arguments but the first are flushed from the caches before
+    each repeat: inside a network the weights are cold, the activations warm. A candidate that is
+    clearly slower than ``options["best"]`` (seconds) is given up after its first two runs, of which the
+    better one is returned, or after two repeats; a long one ends once its times agree.
 
-    device = tvm.cpu(0)
-    module = tvm.runtime.load_module(artifact)
+    ``options["device"]``: TVM's name of what runs the kernels, a CPU by default.
+    """
+    device, module = _load(artifact, options)
+    on_cpu = _on_cpu(options)
     global _kept
     _kept = _kept or Arguments(device)
     arrays = _kept.of(args)
     best = options.get("best")
 
     def look() -> float:
+        if not on_cpu:  # its first run may take the time to build it, which TVM's timer leaves out
+            return timed(1, number=1)[0]
         began = time.perf_counter()
         module["main"](*arrays)
         return time.perf_counter() - began
 
-    def measure(repeat: int) -> list[float]:
-        evaluator = module.time_evaluator(
-            "main",
-            device,
-            number=timing.number,
-            repeat=repeat,
-            min_repeat_ms=timing.min_repeat_ms,
-            f_preproc="cache_flush_cpu_non_first_arg" if timing.number == 1 else "",
-        )
+    def timed(repeat: int, **how: Any) -> list[float]:
+        evaluator = module.time_evaluator("main", device, repeat=repeat, **how)
         return [float(s) for s in evaluator(*arrays).results]
 
+    def measure(repeat: int) -> list[float]:
+        flush = on_cpu and timing.number == 1
+        return timed(
+            repeat,
+            number=timing.number,
+            min_repeat_ms=timing.min_repeat_ms,
+            f_preproc="cache_flush_cpu_non_first_arg" if flush else "",
+        )
+
     return sample(look, measure, timing, best)
+
+
+def _on_cpu(options: dict[str, Any]) -> bool:
+    return bool(options.get("device", "cpu") == "cpu")
+
+
+def _load(artifact: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The device of ``options`` and the library, loaded."""
+    import tvm
+    import tvm_ffi
+
+    if _on_cpu(options):
+        return tvm.cpu(0), tvm.runtime.load_module(artifact)
+    # Where nobody needs it any more its kernels are released: they take megabytes with some drivers.
+    module = tvm_ffi.load_module(artifact, keep_module_alive=False)
+    return tvm.device(options["device"], 0), module
 
 
 def sample(
@@ -191,7 +211,7 @@ def check(
     Outputs are filled with NaN first, so that a kernel that writes nothing is wrong. What the reference
     changed is kept beside its library: it is slow, and is asked again for the next leader.
     """
-    return compare(lambda values: _after(artifact, values), reference, args)
+    return compare(lambda values: _after(artifact, values, options), reference, args)
 
 
 def compare(
@@ -206,7 +226,7 @@ def compare(
     if not cache.exists():
         changed = {
             str(n): new
-            for n, (old, new) in enumerate(zip(before, _after(reference, before), strict=True))
+            for n, (old, new) in enumerate(zip(before, _after(reference, before, {}), strict=True))
             if not np.array_equal(old, new)  # true for NaN, too: an output that was not written
         }
         # Whole or not at all: others may check against it at this time, and a full disk must not
@@ -234,10 +254,12 @@ def _before(args: Sequence[TensorSpec]) -> list[np.ndarray]:
     return values
 
 
-def _after(artifact: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _after(
+    artifact: str, values: Sequence[np.ndarray], options: dict[str, Any]
+) -> list[np.ndarray]:
     import tvm
 
-    module = tvm.runtime.load_module(artifact)
-    arrays = [tvm.runtime.tensor(each, tvm.cpu(0)) for each in values]
+    device, module = _load(artifact, options)
+    arrays = [tvm.runtime.tensor(each, device) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]

@@ -285,7 +285,11 @@ class Measurer:
         runner, remote = self.runner, self.device.remote
         if remote is None:
             return Workers(
-                runner.slots, init=runner.init, options=runner.options, directory=self.directory
+                runner.slots,
+                init=runner.init,
+                options=runner.options,
+                recycle=runner.recycle,
+                directory=self.directory,
             )
         return Boards(
             *protocol.find(remote),

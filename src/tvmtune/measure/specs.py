@@ -1,7 +1,8 @@
-"""Builders and runners for processors that LLVM compiles for, here or on a board: what backends
-share."""
+"""Builders and runners, here or on a board: what backends share."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tvmtune import system
 from tvmtune.errors import TvmtuneError
@@ -9,48 +10,52 @@ from tvmtune.types import BuilderSpec, Device, RunnerSpec
 
 
 def builder(device: Device) -> BuilderSpec:
-    """Kernels compiled by TVM and linked by any linker for the device's machine.
+    """Kernels compiled by TVM and linked for the machine whose CPU calls them. Where they run elsewhere
+    than on this machine's CPU, references are built for that.
 
-    Raises :class:`TvmtuneError` if there is no such linker.
+    Raises :class:`TvmtuneError` if there is no linker.
     """
-    linker = system.find_linker(device.mtriple)
-    if device.remote is None:
-        return BuilderSpec(build="tvmtune.measure.local:build", options={"linker": linker})
-    import tvm
+    options = {"linker": system.find_linker(device.mtriple)}
+    reference = None
+    if device.remote is not None or device.runtime != "cpu":
+        import tvm
 
-    host = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
-    return BuilderSpec(
-        build="tvmtune.measure.local:build",
-        options={"linker": linker},
-        reference=BuilderSpec.Reference(host, {"linker": system.find_linker()}),
-    )
+        host = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
+        reference = BuilderSpec.Reference(host, {"linker": system.find_linker()})
+    return BuilderSpec("tvmtune.measure.local:build", options=options, reference=reference)
 
 
-def runner(device: Device) -> RunnerSpec:
+def runner(device: Device, **different: Any) -> RunnerSpec:
     """Kernels timed on this machine, or where the device is remote, on boards.
 
-    Raises :class:`TvmtuneError` if this machine cannot run them and no board is named.
+    ``different`` are fields of the :class:`RunnerSpec` for this machine that a backend wants
+    otherwise. Raises :class:`TvmtuneError` if this machine cannot run the kernels and no board is
+    named.
     """
+    options: dict[str, Any] = {"threads": device.threads, "device": device.runtime}
+    on_cpu = device.runtime == "cpu"
     if device.remote is not None:
+        if on_cpu:
+            options["flush"] = "cache_flush_cpu_non_first_arg"
         return RunnerSpec(
             run="tvmtune.measure.remote:run",
             check="tvmtune.measure.remote:check",
             exclusive=False,
-            options={
-                "threads": device.threads,
-                "device": device.runtime,
-                "flush": "cache_flush_cpu_non_first_arg",
-            },
+            options=options,
         )
     if not system.runs_here(device.mtriple):
         raise TvmtuneError(
             f"this machine cannot run kernels for {device.model}: name its board with --remote KEY."
         )
-    return RunnerSpec(
-        peak="tvmtune.measure.peak:measure",
-        baseline="tvmtune.measure.peak:baseline",
-        run="tvmtune.measure.local:run",
-        check="tvmtune.measure.local:check",
-        init="tvmtune.measure.local:init",
-        options={"threads": device.threads, "linker": system.find_linker()},
-    )
+    spec: dict[str, Any] = {
+        "run": "tvmtune.measure.local:run",
+        "check": "tvmtune.measure.local:check",
+        "init": "tvmtune.measure.local:init",
+        "options": options | {"linker": system.find_linker()},
+    }
+    if on_cpu:
+        spec |= {
+            "peak": "tvmtune.measure.peak:measure",
+            "baseline": "tvmtune.measure.peak:baseline",
+        }
+    return RunnerSpec(**(spec | different))

@@ -1,4 +1,4 @@
-"""Boards by name: what their processors are.
+"""Boards by name: what their processors and GPUs are.
 
 TVM has tags for some of them. They are not used: most name no processor (``arm/rk3399``,
 ``arm/ultra96``), several a 32-bit system for a 64-bit board (``arm/rasp3b``, ``arm/rasp4b``) and one
@@ -13,6 +13,7 @@ from tvmtune.errors import UsageError, nearest
 
 LINUX64 = "aarch64-linux-gnu"
 LINUX32 = "armv7a-linux-gnueabihf"
+ANDROID = "aarch64-linux-android"
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,32 @@ class Board:
     """How many of those there are: on big.LITTLE systems, the quick ones."""
     mtriple: str = LINUX64
     mattr: tuple[str, ...] = ("+neon",)
+    gpu: str = ""
+    """One that runs OpenCL, for people; empty where there is none."""
+    gpu_cores: int = 1
 
 
 BOARDS = {
-    "rk3399": Board("Rockchip RK3399, 2 Cortex-A72 (and 4 Cortex-A53)", "cortex-a72", 2),
-    "rk3588": Board("Rockchip RK3588, 4 Cortex-A76 (and 4 Cortex-A55)", "cortex-a76", 4),
+    "rk3399": Board("Rockchip RK3399, 2 Cortex-A72 (and 4 Cortex-A53)", "cortex-a72", 2, gpu="Mali-T860", gpu_cores=4),
+    "rk3588": Board("Rockchip RK3588, 4 Cortex-A76 (and 4 Cortex-A55)", "cortex-a76", 4, gpu="Mali-G610", gpu_cores=4),
+    "rk3568": Board(
+        "Rockchip RK3568, 4 Cortex-A55", "cortex-a55", 4, gpu="Mali-G52", gpu_cores=2
+    ),
+    "hikey960": Board(
+        "HiKey 960, 4 Cortex-A73 (and 4 Cortex-A53)", "cortex-a73", 4, gpu="Mali-G71", gpu_cores=8
+    ),
+    "hikey970": Board(
+        "HiKey 970, 4 Cortex-A73 (and 4 Cortex-A53)", "cortex-a73", 4, gpu="Mali-G72", gpu_cores=12
+    ),
+    "odroid-n2": Board(
+        "Odroid-N2, 4 Cortex-A73 (and 2 Cortex-A53)", "cortex-a73", 4, gpu="Mali-G52", gpu_cores=6
+    ),
+    "khadas-vim3": Board(
+        "Khadas VIM3, 4 Cortex-A73 (and 2 Cortex-A53)", "cortex-a73", 4, gpu="Mali-G52", gpu_cores=4
+    ),
+    "android": Board(
+        "an Android phone, 64-bit ARM", "generic", 4, ANDROID, gpu="Mali", gpu_cores=4
+    ),
     "raspberry-pi-3b": Board("Raspberry Pi 3B, 4 Cortex-A53", "cortex-a53", 4),
     "raspberry-pi-4b": Board("Raspberry Pi 4B, 4 Cortex-A72", "cortex-a72", 4),
     "raspberry-pi-5": Board("Raspberry Pi 5, 4 Cortex-A76", "cortex-a76", 4),

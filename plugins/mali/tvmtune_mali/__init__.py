@@ -1,0 +1,89 @@
+"""The mali backend: GPUs through OpenCL, with schedules that suit Mali; ``opencl`` for all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.hookspecs import hookimpl
+from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@hookimpl
+def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
+    from tvmtune_mali.target import describe_device
+
+    return describe_device(name, attrs, remote)
+
+
+@hookimpl
+def hardware_params(device: Device) -> dict[str, Any]:
+    return dict(device.params)
+
+
+@hookimpl
+def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
+    from tvmtune.graph.pipeline import prepare
+
+    return prepare(network, device, layout or "NHWC")
+
+
+@hookimpl
+def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
+    from tvmtune.graph.tasks import extract_tasks
+    from tvmtune_mali import float16
+    from tvmtune_mali.space import SHARED, RegisterTiles, shared
+
+    tasks = extract_tasks(
+        prepared,
+        device,
+        lambda mod: RegisterTiles(device.target),
+        {SHARED: lambda mod: shared(mod, device.target)},
+    )
+    float16.check(tasks, device)
+    return tasks
+
+
+@hookimpl
+def make_builder(device: Device) -> BuilderSpec:
+    from tvmtune.measure import specs
+
+    return specs.builder(device)
+
+
+@hookimpl
+def make_runner(device: Device) -> RunnerSpec:
+    from tvmtune.measure import specs
+
+    return specs.runner(
+        device,
+        init="tvmtune_mali.worker:init",
+        recycle=60,  # a driver keeps 10 MB and more of each kernel that it has built
+        exclusive=device.params["kind"] == "cpu",  # one that computes on the CPUs that build
+    )
+
+
+@hookimpl
+def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
+    from tvmtune.graph.lower import lower
+    from tvmtune_mali.space import RegisterTiles
+
+    return lower(prepared, chosen, device, lambda mod: RegisterTiles(device.target))
+
+
+@hookimpl
+def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
+    from tvmtune.deploy.export import export_lib
+
+    return export_lib(lowered, device, path)
+
+
+@hookimpl
+def serve_init(options: dict[str, Any]) -> None:
+    import tvmtune_opencl
+    from tvmtune_mali.target import check_device
+
+    check_device(tvmtune_opencl.describe())
