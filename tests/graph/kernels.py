@@ -87,14 +87,16 @@ def one_conv(
 
 
 def run_network(
-    executable: Any, network: OnnxNetwork, inputs: Mapping[str, np.ndarray]
+    executable: Any, network: OnnxNetwork, inputs: Mapping[str, np.ndarray], runtime: str = "cpu"
 ) -> list[np.ndarray]:
-    """The outputs of a compiled network, in order."""
+    """The outputs of a compiled network, in order, from TVM's device of this name."""
     import tvm
     from tvm import relax
 
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    result = machine["main"](*[tvm.runtime.tensor(inputs[spec.name]) for spec in network.inputs])
+    device = tvm.device(runtime)
+    machine = relax.VirtualMachine(executable, device)
+    args = [tvm.runtime.tensor(inputs[spec.name], device) for spec in network.inputs]
+    result = machine["main"](*args)
     return [t.numpy() for t in (result if len(network.outputs) > 1 else [result])]
 
 

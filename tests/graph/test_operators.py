@@ -6,6 +6,7 @@ running. What holds convolutions goes through both layouts.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,16 @@ class Graph:
         )
 
 
+TARGET = os.environ.get("TVMTUNE_TEST_TARGET", "cpu")
+"""Processes of tests/opencl set it."""
+
+
 def assert_right(network: OnnxNetwork, layout: str = "NHWC", **inputs: np.ndarray) -> api.Plan:
-    plan = api.plan(network, layout=layout)
+    plan = api.plan(network, TARGET, layout=layout)
     feed = random_inputs(network.inputs) | inputs
     lowered = plan.backend.lower(plan.prepared, {}, plan.device)
-    found = run_network(build(lowered, plan.device), network, feed)
+    plan.backend.serve_init()
+    found = run_network(build(lowered, plan.device), network, feed, plan.device.runtime)
     for spec, y, ref in zip(network.outputs, found, network.reference(feed), strict=True):
         assert y.dtype == ref.dtype, spec.name
         if ref.dtype.kind == "f":
@@ -316,7 +322,8 @@ def test_an_id_out_of_range_neither_ends_the_process_nor_changes_the_others():
     network = g.network(g.Gather(g.weight(50, 8), ids))
     plan = assert_right(network, x0=np.array([0, 1, 2, 49]))
     library = build(plan.backend.lower(plan.prepared, {}, plan.device), plan.device)
-    wild = run_network(library, network, {"x0": np.array([0, 1 << 40, -(1 << 40), 49])})[0]
+    feed = {"x0": np.array([0, 1 << 40, -(1 << 40), 49])}
+    wild = run_network(library, network, feed, plan.device.runtime)[0]
     right = network.reference({"x0": np.array([0, 1, 2, 49])})[0]
     assert np.array_equal(wild[[0, 3]], right[[0, 3]])
 

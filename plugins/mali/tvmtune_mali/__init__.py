@@ -49,9 +49,11 @@ def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
+    from dataclasses import replace
+
     from tvmtune.measure import specs
 
-    return specs.builder(device)
+    return replace(specs.builder(device), init="tvmtune_mali.functions:init")
 
 
 @hookimpl
@@ -69,8 +71,10 @@ def make_runner(device: Device) -> RunnerSpec:
 @hookimpl
 def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
     from tvmtune.graph.lower import lower
+    from tvmtune_mali import functions
     from tvmtune_mali.space import RegisterTiles
 
+    functions.register()  # for whatever is compiled next
     return lower(prepared, chosen, device, lambda mod: RegisterTiles(device.target))
 
 

@@ -75,12 +75,10 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
     host: dict[str, Any] = {"kind": "llvm", "mcpu": _cpu(attrs.get("mcpu"), mtriple)}
     if mtriple:
         host["mtriple"] = mtriple
-    limits = _limits(attrs, found)
-    target = {
+    target: dict[str, Any] = {
         "kind": "opencl",
         **({"device": "mali"} if name == "mali" else {}),
-        **limits,
-        "max_num_threads": limits["max_threads_per_block"],
+        **_limits(attrs, found),
         "thread_warp_size": 1,
         "host": host,
     }

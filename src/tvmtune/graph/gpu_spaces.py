@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.errors import TvmtuneError
 from tvmtune.graph.sites import blocks
 from tvmtune.graph.spaces import RuleSpace
 
@@ -28,7 +29,31 @@ class GpuSpace(RuleSpace):
                 found = rule.apply(mod["main"], target, False)
                 if found is not None:
                     return found if not isinstance(found, list) else found[0]
-        return super().default(mod, target)
+        left = super().default(mod, target)
+        if not _launches(left.mod["main"]):  # the CPU would run it, on memory that is not its own
+            names = ", ".join(str(b.name_hint) for b in blocks(mod["main"]) if b.name_hint != "root")
+            raise TvmtuneError(
+                f"there is no kernel for GPUs that computes {names}: leave that part of the network to "
+                "the program that uses the library, or compile for a CPU."
+            )
+        return left
+
+
+def _launches(func: Any) -> bool:
+    """Whether threads of a GPU run it."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+
+    def look(node: Any) -> None:
+        if isinstance(node, tirx.AttrStmt):
+            found.extend([node] * (node.attr_key == "thread_extent"))
+        elif node.kind == tirx.ForKind.THREAD_BINDING:
+            found.append(node)
+
+    structural_walk(func.body, [(tirx.AttrStmt, look), (tirx.For, look)], order="post")
+    return bool(found)
 
 
 def is_product(mod: tvm.IRModule) -> bool:

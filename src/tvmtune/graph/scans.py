@@ -1,6 +1,7 @@
 """Scans and sorts, which TVM leaves to a pass of its own default pipeline.
 
-Their kernels are loops of their own making: no schedule applies to them.
+Their kernels are loops of their own making: no schedule applies to them. Those for GPUs launch their own
+threads.
 """
 
 from __future__ import annotations
@@ -8,13 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 
+def _of_the_target(name: str) -> Any:
+    """TVM's operator of this name for the target that is being compiled for."""
+    import tvm
+    from tvm import topi
+
+    target = tvm.target.Target.current()
+    return getattr(topi.gpu if target and "gpu" in target.keys else topi, name)
+
+
 def _cumulate(name: str) -> Any:
     def legalize(builder: Any, call: Any) -> Any:
-        from tvm import topi
-
         axis, kind = call.attrs.axis, call.attrs.dtype
         return builder.call_te(
-            getattr(topi, name),
+            _of_the_target(name),
             call.args[0],
             None if axis is None else int(axis),
             str(kind) if kind else None,
@@ -26,11 +34,9 @@ def _cumulate(name: str) -> Any:
 
 
 def _topk(builder: Any, call: Any) -> Any:
-    from tvm import topi
-
     attrs = call.attrs
     return builder.call_te(
-        topi.topk,
+        _of_the_target("topk"),
         call.args[0],
         k=int(attrs.k),
         axis=int(attrs.axis),
@@ -42,20 +48,20 @@ def _topk(builder: Any, call: Any) -> Any:
 
 
 def _sort(builder: Any, call: Any) -> Any:
-    from tvm import topi
-
     ascending = not bool(call.attrs.descending)
     return builder.call_te(
-        topi.sort, call.args[0], int(call.attrs.axis), ascending, primfunc_name_hint="sort"
+        _of_the_target("sort"),
+        call.args[0],
+        int(call.attrs.axis),
+        ascending,
+        primfunc_name_hint="sort",
     )
 
 
 def _argsort(builder: Any, call: Any) -> Any:
-    from tvm import topi
-
     attrs = call.attrs
     return builder.call_te(
-        topi.argsort,
+        _of_the_target("argsort"),
         call.args[0],
         axis=int(attrs.axis),
         is_ascend=not bool(attrs.descending),
