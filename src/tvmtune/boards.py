@@ -34,11 +34,21 @@ class Board:
 
 
 BOARDS = {
-    "rk3399": Board("Rockchip RK3399, 2 Cortex-A72 (and 4 Cortex-A53)", "cortex-a72", 2, gpu="Mali-T860", gpu_cores=4),
-    "rk3588": Board("Rockchip RK3588, 4 Cortex-A76 (and 4 Cortex-A55)", "cortex-a76", 4, gpu="Mali-G610", gpu_cores=4),
-    "rk3568": Board(
-        "Rockchip RK3568, 4 Cortex-A55", "cortex-a55", 4, gpu="Mali-G52", gpu_cores=2
+    "rk3399": Board(
+        "Rockchip RK3399, 2 Cortex-A72 (and 4 Cortex-A53)",
+        "cortex-a72",
+        2,
+        gpu="Mali-T860",
+        gpu_cores=4,
     ),
+    "rk3588": Board(
+        "Rockchip RK3588, 4 Cortex-A76 (and 4 Cortex-A55)",
+        "cortex-a76",
+        4,
+        gpu="Mali-G610",
+        gpu_cores=4,
+    ),
+    "rk3568": Board("Rockchip RK3568, 4 Cortex-A55", "cortex-a55", 4, gpu="Mali-G52", gpu_cores=2),
     "hikey960": Board(
         "HiKey 960, 4 Cortex-A73 (and 4 Cortex-A53)", "cortex-a73", 4, gpu="Mali-G71", gpu_cores=8
     ),

@@ -8,10 +8,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import onnx
 import pytest
 
 from farm import emulated
+from models import tiny_cnn
 from opencl.conftest import LIMIT
+from tvmtune import api, networks
 
 CROSS = "aarch64-linux-gnu-g++"
 PLUGIN = Path(__file__).parents[2] / "plugins" / "mali"
@@ -37,7 +40,9 @@ try:
     tvm.runtime.empty((4,), "float32", tvm.opencl(0))
 except RuntimeError as error:
     said = str(error)
-(kernels,) = tvm.runtime.load_module(sys.argv[1]).imports
+def all_of(module):
+    return [module, *(each for part in module.imports for each in all_of(part))]
+(kernels,) = [m for m in all_of(tvm.runtime.load_module(sys.argv[1])) if m.kind == "opencl"]
 print(json.dumps({
     "before": before,
     "after": tvmtune_opencl.active(),
@@ -50,9 +55,11 @@ print(json.dumps({
 """
 
 
-def test_a_board_builds_it_and_loads_a_library_that_was_exported_elsewhere(run, tmp_path):
-    library = tmp_path / "add.so"
-    run("export_for_arm", str(library))
+def test_a_board_builds_it_and_loads_a_network_that_was_compiled_for_it(tmp_path):
+    onnx.save(tiny_cnn(), tmp_path / "model.onnx")
+    network = networks.load(str(tmp_path / "model.onnx"))
+    library = tmp_path / "lib.so"
+    api.compile(api.plan(network, "mali", attrs={"board": "rk3399"}), library)
     env = os.environ | emulated.environment()
     env["PYTHONPATH"] += f"{os.pathsep}{PLUGIN}"
     # Emulated processes start native ones, so that the cross compiler stands for the board's own.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
 SHARED = "shared"
-"""The implementation whose threads load operands to local memory together: TVM's rules for GPUs."""
+"""The name of :class:`SharedTiles` among a task's implementations."""
 BLOCKS = 256
 """Work-groups that element-wise kernels are cut into at most."""
 VECTOR = 4
@@ -29,15 +29,11 @@ VECTOR = 4
 UNROLL = (0, 16, 64, 128)
 GROUP = 64
 """Threads in a group that the default schedule aims at."""
+_DRAWS = 16
 _ROW = 16
 """Of these, along the contiguous axis at most."""
 _LARGEST = 16
 """Extent of the innermost loop of a tile: beyond, registers spill."""
-
-
-def shared(mod: tvm.IRModule, target: dict[str, Any]) -> GpuSpace | None:
-    """TVM's rules, for workloads that they do otherwise than :class:`RegisterTiles`."""
-    return GpuSpace(target) if is_product(mod) else None
 
 
 class RegisterTiles(GpuSpace):
@@ -94,6 +90,25 @@ class RegisterTiles(GpuSpace):
                     if (schedule := replay(mod, trace, postprocs)) is not None:
                         return schedule
         return super().default(mod, target)
+
+
+class SharedTiles(GpuSpace):
+    """TVM's rules for GPUs, as they are: operands in local memory. The first schedule is one that they
+    draw, so that it tells what they are worth."""
+
+    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        for seed in range(1, 1 + _DRAWS):
+            context = tune_context(mod, target, self.generator(), seed=seed)
+            postprocs = list(context.space_generator.postprocs)
+            for design in context.generate_design_space():
+                if (schedule := replay(mod, design.trace, postprocs, seed)) is not None:
+                    return schedule
+        return super().default(mod, target)
+
+
+def shared(mod: tvm.IRModule, target: dict[str, Any]) -> SharedTiles | None:
+    """The space for workloads that :class:`RegisterTiles` treats otherwise."""
+    return SharedTiles(target) if is_product(mod) else None
 
 
 def _preferred(design: Schedule) -> Iterator[Any]:

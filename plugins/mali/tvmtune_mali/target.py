@@ -245,5 +245,3 @@ def _parameters(target: dict[str, Any], board: Board, found: Found | None) -> di
         "extensions": sorted(found.extensions.split()) if found else [],
         "kind": found.kind if found else "gpu",
     }
-
-

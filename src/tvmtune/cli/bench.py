@@ -146,7 +146,9 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
 
     network, device = result.network, result.device
     batch = result.runs[0].batch
-    where = (result.board or {}).get("cpu") or device.get("model") or "this device"
+    on_cpu = device.get("runtime", "cpu") == "cpu"
+    board = (result.board or {}).get("cpu") if on_cpu else None
+    where = board or device.get("model") or "this device"
     table = Table(
         title=Text(f"{network['name']}, batch {batch}, on {where}"),
         title_justify="left",

@@ -31,7 +31,9 @@ class GpuSpace(RuleSpace):
                     return found if not isinstance(found, list) else found[0]
         left = super().default(mod, target)
         if not _launches(left.mod["main"]):  # the CPU would run it, on memory that is not its own
-            names = ", ".join(str(b.name_hint) for b in blocks(mod["main"]) if b.name_hint != "root")
+            names = ", ".join(
+                str(b.name_hint) for b in blocks(mod["main"]) if b.name_hint != "root"
+            )
             raise TvmtuneError(
                 f"there is no kernel for GPUs that computes {names}: leave that part of the network to "
                 "the program that uses the library, or compile for a CPU."

@@ -1,0 +1,188 @@
+"""The schedules for Mali: what their kernels look like, and that they compute what they should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+import tvm_ffi
+from tvm import te, topi
+
+from graph.kernels import random_args, run_kernel
+from models import tiny_cnn
+from opencl.conftest import TESTS
+from tvmtune import api, host, networks
+from tvmtune.errors import TvmtuneError
+from tvmtune.graph.gpu_spaces import GpuSpace, is_product
+from tvmtune.graph.spaces import replay, tune_context
+from tvmtune.types import Implementation
+from tvmtune_mali.space import RegisterTiles, shared
+
+DEVICE = host.backend("mali").make_target({"board": "rk3399"}, None)
+TARGET = tvm.target.Target(DEVICE.target)
+MOST_THREADS = 256
+
+
+def workload(name: str) -> tvm.IRModule:
+    def tensor(*shape: int) -> te.Tensor:
+        return te.placeholder(shape, "float32", f"t{len(made)}")
+
+    made: list[te.Tensor] = []
+
+    def input(*shape: int) -> te.Tensor:
+        made.append(tensor(*shape))
+        return made[-1]
+
+    if name == "conv":
+        y = topi.nn.conv2d_nhwc(input(1, 14, 14, 32), input(3, 3, 32, 64), 1, 1, 1)
+    elif name == "conv-nchw":
+        y = topi.nn.conv2d_nchw(input(1, 32, 16, 16), input(64, 32, 3, 3), 1, 1, 1)
+    elif name == "depthwise":
+        y = topi.nn.depthwise_conv2d_nhwc(input(1, 14, 14, 32), input(3, 3, 32, 1), 1, 1, 1)
+    elif name == "dense":
+        y = topi.nn.matmul(input(16, 64), input(64, 128))
+    elif name == "softmax":
+        y = topi.nn.softmax(input(4, 1000))
+    elif name == "mean":
+        y = topi.sum(input(1, 7, 7, 64), axis=[1, 2])
+    else:
+        y = topi.nn.relu(input(4, 1000))
+    return tvm.IRModule({"main": te.create_prim_func([*made, y])})
+
+
+PRODUCTS = ["conv", "conv-nchw", "depthwise", "dense"]
+OTHERS = ["softmax", "mean", "relu"]
+
+
+def source(mod: tvm.IRModule) -> str:
+    return "\n".join(str(m.inspect_source("cl")) for m in tvm.compile(mod, TARGET).mod.imports)
+
+
+def threads(mod: tvm.IRModule) -> int:
+    """In the largest group."""
+    most: dict[str, int] = {}
+
+    def look(loop: tvm.tirx.For) -> None:
+        if loop.thread_binding is not None:
+            tag = str(loop.thread_binding.thread_tag)
+            most[tag] = max(most.get(tag, 1), int(loop.extent))
+
+    tvm_ffi.structural_walk(mod["main"].body, (tvm.tirx.For, look), order="pre")
+    assert "threadIdx.x" in most
+    return int(np.prod([n for tag, n in most.items() if tag.startswith("threadIdx")]))
+
+
+def drawn(name: str, count: int) -> list[tvm.s_tir.Schedule]:
+    """Random schedules of the space."""
+    mod = workload(name)
+    context = tune_context(mod, TARGET, RegisterTiles(DEVICE.target).generator(), seed=1)
+    postprocs = list(context.space_generator.postprocs)
+    schedules = []
+    for seed in range(1, 1 + 4 * count):
+        context = tune_context(mod, TARGET, RegisterTiles(DEVICE.target).generator(), seed=seed)
+        for design in context.generate_design_space():
+            if (schedule := replay(mod, design.trace, postprocs, seed)) is not None:
+                schedules.append(schedule)
+    assert len(schedules) >= count
+    return schedules[:count]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_take_128_bits_at_a_time_and_no_local_memory(name):
+    """The first schedules without any measurement, and whatever the search may draw."""
+    mod = workload(name)
+    assert is_product(mod)
+    first = RegisterTiles(DEVICE.target).default(mod, TARGET)
+    text = source(first.mod)
+    assert "float4" in text
+    assert "__local" not in text
+    assert threads(first.mod) <= MOST_THREADS
+    vectors = 0
+    for schedule in drawn(name, 6):
+        text = source(schedule.mod)
+        assert "__local" not in text
+        assert threads(schedule.mod) <= MOST_THREADS
+        vectors += "float4" in text
+    assert vectors
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_product_is_not_tiled_and_has_one_space(name):
+    mod = workload(name)
+    assert not is_product(mod)
+    assert shared(mod, DEVICE.target) is None
+    schedule = RegisterTiles(DEVICE.target).default(mod, TARGET)
+    assert threads(schedule.mod) <= MOST_THREADS
+
+
+def test_tvms_own_rules_are_offered_beside_it():
+    """They share operands in local memory; the device decides."""
+    mod = workload("conv")
+    space = shared(mod, DEVICE.target)
+    context = tune_context(mod, TARGET, space.generator(), seed=1)
+    postprocs = list(context.space_generator.postprocs)
+    designs = context.generate_design_space()
+    found = [replay(mod, d.trace, postprocs, seed) for d in designs for seed in range(1, 30)]
+    texts = [source(schedule.mod) for schedule in found if schedule is not None][:3]
+    assert texts
+    assert all("__local" in text for text in texts)
+    assert "__local" in source(space.default(mod, TARGET).mod)
+
+
+def test_the_implementations_of_a_task_are_named(tmp_path):
+    onnx.save(tiny_cnn(), tmp_path / "model.onnx")
+    plan = api.plan(networks.load(str(tmp_path / "model.onnx")), "mali", attrs={"board": "rk3399"})
+    names = [[i.name for i in task.implementations] for task in plan.tasks]
+    assert all(found[0] == "direct" for found in names)
+    assert any("shared" in found for found in names)
+    for task in plan.tasks:
+        for implementation in task.implementations:
+            assert isinstance(implementation, Implementation)
+            assert (implementation.workload_key == task.key) == (
+                implementation.name in ("direct", "shared")
+            )
+
+
+def test_a_kernel_that_only_a_cpu_can_run_is_refused():
+    """TVM's sort for CPUs calls a function of the host; on a device's memory it would crash."""
+    x = te.placeholder((4, 8), "float32", "x")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, topi.sort(x)])})
+    with pytest.raises(TvmtuneError, match="no kernel for GPUs that computes .*sort"):
+        GpuSpace(DEVICE.target).default(mod, TARGET)
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
+def test_kernels_compute_what_they_should(name, run, tmp_path):
+    mod = workload(name)
+    args = random_args(mod)
+    want = run_kernel(mod, args)
+    schedules = [RegisterTiles(DEVICE.target).default(mod, TARGET)]
+    schedules += drawn(name, 2) if name in PRODUCTS else []
+    for number, schedule in enumerate(schedules):
+        case = tmp_path / str(number)
+        case.mkdir()
+        (case / "kernel.json").write_text(tvm.ir.save_json(schedule.mod))
+        np.savez(case / "arrays.npz", *args, want)
+    errors = run("errors_of_kernels", [str(tmp_path / str(n)) for n in range(len(schedules))])
+    assert all(e <= 1e-5 for e in errors), errors
+
+
+@pytest.mark.slow
+def test_every_operator_of_the_importer_is_right_without_records(pocl: Path):
+    """The tests of tests/graph, on OpenCL instead of this machine's CPU."""
+    suite = TESTS / "graph" / "test_operators.py"
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    env = {"TVMTUNE_TEST_TARGET": "opencl", "XDG_CACHE_HOME": str(pocl), "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(suite)],
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")} | env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
