@@ -84,9 +84,9 @@ def plan(
 ) -> Plan:
     """Prepare a network for a target and cut it into tasks.
 
-    ``params`` overrides hardware parameters, in TVM's target, too, where it has them. ``remote``: the key of boards that a tracker knows, as
-    ``KEY`` or ``KEY@HOST:PORT``; the target is theirs then. Raises :class:`UsageError` for unknown
-    names.
+    ``params`` overrides hardware parameters, in TVM's target, too, where it has them. ``remote``: the
+    key of boards that a tracker knows, as ``KEY`` or ``KEY@HOST:PORT``; the target is theirs then.
+    Raises :class:`UsageError` for unknown names.
     """
     system.check_pins()
     backend = host.backend(target)
@@ -100,8 +100,8 @@ def plan(
                 raise UsageError(
                     f"hardware parameter '{name}' is not known.{nearest(name, [*known])}"
                 )
-        target = device.target | {k: v for k, v in params.items() if k in device.target}
-        changed = {"params": {**known, **params}, "target": target}
+        own = {k: v for k, v in params.items() if k in device.target}
+        changed = {"params": {**known, **params}, "target": device.target | own}
         device = Device.from_json({**device.to_json(), **changed})
     prepared = backend.prepare(network, device, layout)
     return Plan(backend, device, prepared, backend.extract_tasks(prepared, device))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,7 +14,6 @@ import tvm_ffi
 from tvm import te
 
 import tvmtune_opencl
-from tvmtune import system
 
 tvmtune_opencl.load()
 

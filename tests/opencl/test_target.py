@@ -1,4 +1,4 @@
-"""What --target mali and --target opencl are: on this machine, on boards, by name; and what they refuse."""
+"""What --target mali and --target opencl are, here and on boards, and what they refuse."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_for_android_the_ndk_links(ndk, tmp_path, model, monkeypatch):
 
 
 def test_for_android_the_ndk_is_asked_for(tmp_path, model):
-    env = {k: "" for k in ("TVM_NDK_CC", "TVMTUNE_LINKER")}
+    env = dict.fromkeys(("TVM_NDK_CC", "TVMTUNE_LINKER"), "")
     words = ["compile", model, "--target", "mali", "--target-attr", "board=android"]
     done = tvmtune(*words, "-o", "lib.so", cwd=tmp_path, env=env)
     assert done.returncode == 1

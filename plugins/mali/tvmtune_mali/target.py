@@ -17,8 +17,8 @@ from tvmtune.workers import Workers
 LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
 ATTRIBUTES = ("board", "mcpu", "mtriple", "threads", *LIMITS)
 THREADS, LOCAL_MEMORY = 256, 32 << 10
-"""Threads in a group, and bytes of local memory, that are used unless more are asked for. Mali GPUs have
-as many; drivers for CPUs claim more than does them good."""
+"""Threads in a group, and bytes of local memory, that are used unless more are asked for. Mali GPUs
+have as many; drivers for CPUs claim more than does them good."""
 REGISTERS = 2**31 - 1
 """Bytes of private memory that a thread may have: OpenCL tells no limit, and beyond its registers a
 kernel only gets slower."""
@@ -184,8 +184,7 @@ def _triple(given: Any, board: Board, found: Found | None, remote: str | None) -
         return str(given)
     if remote is None:
         return ""
-    triple = LINUX64 if system.runs_on(LINUX64, found.machine) else f"{found.machine}-linux-gnu"
-    return triple
+    return LINUX64 if system.runs_on(LINUX64, found.machine) else f"{found.machine}-linux-gnu"
 
 
 def _cpu(given: Any, mtriple: str) -> str:

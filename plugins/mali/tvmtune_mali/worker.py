@@ -8,8 +8,9 @@ from typing import Any
 
 
 def init(options: dict[str, Any]) -> None:
-    """Have TVM run OpenCL here. References are computed by this process, too, on ``options["threads"]``
-    threads; none of them is bound to a CPU, because a driver for CPUs starts threads that inherit it."""
+    """Have TVM run OpenCL here. References are computed by this process, too, on
+    ``options["threads"]`` threads; none of them is bound to a CPU, because a driver for CPUs starts
+    threads that inherit it."""
     import tvmtune_opencl
     from tvmtune import threads
 

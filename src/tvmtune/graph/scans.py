@@ -1,7 +1,7 @@
 """Scans and sorts, which TVM leaves to a pass of its own default pipeline.
 
-Their kernels are loops of their own making: no schedule applies to them. Those for GPUs launch their own
-threads.
+Their kernels are loops of their own making: no schedule applies to them. Those for GPUs launch
+their own threads.
 """
 
 from __future__ import annotations

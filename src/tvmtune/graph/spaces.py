@@ -140,21 +140,21 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
         # The last spatial loop of a block is the contiguous one: it becomes vector lanes. The one
         # before it is tiled in registers, so that a loaded weight vector is used several times.
         for position, inst in enumerate(reversed(spatial)):
-            extent = extent(trace, inst)
+            size = extent(trace, inst)
             if position == 0:
-                inner = divisor(extent, vector * 2)
-                outer = divisor(extent // inner, 2)
-                decision = [extent // inner // outer, 1, outer, inner]
+                inner = divisor(size, vector * 2)
+                outer = divisor(size // inner, 2)
+                decision = [size // inner // outer, 1, outer, inner]
             elif position == 1:
-                inner = divisor(extent, register_tile)
-                decision = [1, extent // inner, 1, inner]
+                inner = divisor(size, register_tile)
+                decision = [1, size // inner, 1, inner]
             else:
-                decision = [extent, 1, 1, 1]
+                decision = [size, 1, 1, 1]
             trace = trace.with_decision(inst, decision, remove_postproc=True)
         for position, inst in enumerate(reversed(reduction)):
-            extent = extent(trace, inst)
-            inner = divisor(extent, 16) if position == 0 else 1
-            trace = trace.with_decision(inst, [extent // inner, inner], remove_postproc=True)
+            size = extent(trace, inst)
+            inner = divisor(size, 16) if position == 0 else 1
+            trace = trace.with_decision(inst, [size // inner, inner], remove_postproc=True)
         for inst in trace.insts:
             if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
                 trace = trace.with_decision(inst, 2, remove_postproc=True)
