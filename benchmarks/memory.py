@@ -1,11 +1,12 @@
 """The memory that a long session holds: the resident memory of its process tree over time.
 
-    python benchmarks/memory.py [--network resnet-18] [--trials 2000] [--every 5] [--work DIR]
+    python benchmarks/memory.py [--network resnet-18] [--target cpu] [--trials 2000] [--every 5]
+                                [--work DIR]
 
 Samples the session, its fork server and its workers while it tunes: resident memory, which counts
 what processes share once for each, and proportional memory (PSS), which counts it once. Prints both at
-each tenth of the session, and the peaks; all samples are in DIR/memory-NETWORK.json. 2000 trials of
-resnet-18 take about 20 minutes on two idle cores.
+each tenth of the session, the peaks, and what became of trials that failed; all samples are in
+DIR/memory-NETWORK-TARGET.json. 2000 trials of resnet-18 take about 20 minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import convergence
 import psutil
+
+from tvmtune.records.log import read_log
 
 MB = 1e6
 
@@ -26,13 +30,14 @@ MB = 1e6
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", default="resnet-18")
+    parser.add_argument("--target", default="cpu")
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between samples")
     parser.add_argument("--work", type=Path, default=Path("benchmarks/work"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     convergence.warn_if_busy()
-    name = convergence.stem(options.network)
+    name = f"{convergence.stem(options.network)}-{options.target}"
     log = options.work / f"memory-{name}-log.json"
     log.unlink(missing_ok=True)
     samples = watch(options, log)
@@ -48,13 +53,18 @@ def main() -> None:
         for key in ("seconds", "processes", "resident", "proportional", "session")
     }
     print(line("peak", peak))
+    trials = read_log(log).trials
+    failed = Counter((t.error["stage"], t.error["message"][:200]) for t in trials if t.error)
+    print(f"\n{failed.total()} of {len(trials)} trials failed")
+    for (stage, message), count in failed.most_common():
+        print(f"- {count} {stage}: {message}")
 
 
 def watch(options: argparse.Namespace, log: Path) -> list[dict[str, float]]:
     """Tune, and sample until it ends."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tvmtune.cli", "tune", "--network", options.network, "--trials",
-         str(options.trials), "--log", str(log), "--no-compile"],
+        [sys.executable, "-m", "tvmtune.cli", "tune", "--network", options.network,
+         "--target", options.target, "--trials", str(options.trials), "--log", str(log), "--no-compile"],
         stdout=sys.stderr,
     )  # fmt: skip
     began = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -20,9 +21,10 @@ from tvmtune import api, boards, host, networks
 from tvmtune.deploy import elf, metadata
 from tvmtune.deploy.export import build
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune_mali.target import check_device
+from tvmtune_mali.target import ATTRIBUTES, check_device
 
 WITH_GPU = sorted(name for name, board in boards.BOARDS.items() if board.gpu)
+DOCS = Path(__file__).parents[2].joinpath("docs", "mali.md").read_text()
 CROSS = "aarch64-linux-gnu-g++"
 
 
@@ -46,6 +48,17 @@ def test_a_board_is_known_by_its_name(name):
     assert device.runtime == "opencl"
     assert boards.BOARDS[name].gpu in device.model
     assert device.threads == boards.BOARDS[name].cores
+
+
+@pytest.mark.parametrize("name", WITH_GPU)
+def test_each_board_stands_in_the_docs_with_its_gpu(name):
+    board = boards.BOARDS[name]
+    assert f"| `{name}` | {board.gpu} | {board.gpu_cores} |" in DOCS
+
+
+@pytest.mark.parametrize("word", [*ATTRIBUTES, *make(board="rk3399").params])
+def test_each_attribute_and_parameter_stands_in_the_docs(word):
+    assert re.search(rf"`{word}(=.*)?`", DOCS)
 
 
 def test_the_rk3399_is_a_mali_t860_of_four_cores():

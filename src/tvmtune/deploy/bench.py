@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 LEAST = 3
 """Repeats that there are however long they take."""
-TABLE = 30.0
+TABLE = 12.0
 """Seconds for a table whose repeats nobody has counted: some boards take seconds for a call."""
 OWN = "tvmtune"
 """Name of the library among the runtimes."""
