@@ -64,7 +64,8 @@ def watch(options: argparse.Namespace, log: Path) -> list[dict[str, float]]:
     """Tune, and sample until it ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tvmtune.cli", "tune", "--network", options.network,
-         "--target", options.target, "--trials", str(options.trials), "--log", str(log), "--no-compile"],
+         "--target", options.target, "--trials", str(options.trials), "--log", str(log),
+         "--no-compile"],
         stdout=sys.stderr,
     )  # fmt: skip
     began = time.monotonic()

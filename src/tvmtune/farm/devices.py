@@ -126,7 +126,7 @@ def ask(remote: str, wait: float = PROBE) -> dict[str, Any] | None:
         call = (key, str(tracker), wait, 0.0)
         outcome = workers.map(PROBING, [call], deadline=wait + PROBE, stage="run")[0]
     if not outcome.ok:
-        raise Unreachable(f"the board '{key}' does not answer: {outcome.message}")
+        raise Unreachable(f"the board '{key}' cannot be asked what it is: {outcome.message}")
     described: dict[str, Any] | None = outcome.value["described"]
     return described
 
