@@ -63,12 +63,15 @@ def main() -> None:
 def tuned(plan: api.Plan, space: str, log: Path, seed: int, trials: int) -> tuple[Path, list]:
     """The library of one space alone, and its trials; a log that is there already is continued."""
     tasks = []
+    both = {t.index for t in plan.tasks if {i.name for i in t.implementations} >= {*SPACES}}
     for task in plan.tasks:
         alone = [i for i in task.implementations if i.name == space]
         tasks.append(replace(task, implementations=alone or task.implementations[:1]))
     only = replace(plan, tasks=tasks)
     timing = Timing(build_timeout=60.0, run_timeout=30.0)
-    api.tune(only, log, budget=Budget(trials=trials), timing=timing, seed=seed)
+    products = [t for t in tasks if t.index in both]
+    budget = Budget(trials=trials)
+    api.tune(only, log, budget=budget, timing=timing, seed=seed, tasks=products)
     path = log.with_suffix(".so")
     api.compile(only, path, [log])
     return path, [t for t in read_log(log).trials if t.own]

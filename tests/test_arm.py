@@ -134,7 +134,7 @@ def test_attributes_win_over_the_boards_name():
 @on_other_machines
 def test_what_is_wrong_is_said_in_one_message():
     for attrs, words in [
-        ({}, "which board? Give --target-attr board=NAME (jetson-agx-orin"),
+        ({}, "which board? Give --target-attr board=NAME (android, hikey960"),
         ({"board": "rk3398"}, "no board 'rk3398' is known. Did you mean rk3399"),
         ({"bord": "rk3399"}, "'bord' is not known. Did you mean board"),
         ({"mcpu": "cortex-a720x"}, "no processor 'cortex-a720x' for aarch64-linux-gnu. Did you"),

@@ -84,7 +84,8 @@ def plan(
 ) -> Plan:
     """Prepare a network for a target and cut it into tasks.
 
-    ``params`` overrides hardware parameters, in TVM's target, too, where it has them. ``remote``: the
+    ``params`` overrides hardware parameters; those that TVM's target has, too, as target attributes of
+    the backend's. ``remote``: the
     key of boards that a tracker knows, as ``KEY`` or ``KEY@HOST:PORT``; the target is theirs then.
     Raises :class:`UsageError` for unknown names.
     """
@@ -100,9 +101,10 @@ def plan(
                 raise UsageError(
                     f"hardware parameter '{name}' is not known.{nearest(name, [*known])}"
                 )
-        own = {k: v for k, v in params.items() if k in device.target}
-        changed = {"params": {**known, **params}, "target": device.target | own}
-        device = Device.from_json({**device.to_json(), **changed})
+        own = {name: value for name, value in params.items() if name in device.target}
+        if own:
+            device = backend.make_target({**(attrs or {}), **own}, remote)
+        device = Device.from_json({**device.to_json(), "params": {**known, **params}})
     prepared = backend.prepare(network, device, layout)
     return Plan(backend, device, prepared, backend.extract_tasks(prepared, device))
 

@@ -18,7 +18,7 @@ ANDROID = "aarch64-linux-android"
 
 @dataclass(frozen=True)
 class Board:
-    """A processor, as LLVM knows it."""
+    """A processor, as LLVM knows it, and the GPU beside it."""
 
     model: str
     """For people."""
@@ -113,12 +113,20 @@ def find(name: str) -> str | None:
     return plain if plain in BOARDS else None
 
 
-def named(name: str) -> str:
-    """As :func:`find`; raises :class:`UsageError` for an unknown one."""
+def triple_of(machine: str) -> str:
+    """LLVM's triple of a Linux machine, from what ``uname -m`` says."""
+    if machine.startswith("armv7"):
+        return LINUX32
+    return LINUX64 if machine in ("aarch64", "arm64") else f"{machine}-linux-gnu"
+
+
+def named(name: str, otherwise: str) -> str:
+    """As :func:`find`; raises :class:`UsageError` for an unknown one, with the attributes to give
+    ``otherwise``."""
     board = find(name)
     if board is None:
         raise UsageError(
             f"no board '{name}' is known.{nearest(name, sorted(BOARDS))} For another one give "
-            "--target-attr mcpu=NAME and threads=N."
+            f"--target-attr {otherwise}."
         )
     return board

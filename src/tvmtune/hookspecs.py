@@ -61,4 +61,4 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
 
 @hookspec(firstresult=True)
 def serve_init(options: dict[str, Any]) -> None:
-    """Prepare a serving board: packed functions, a runtime, a simulator."""
+    """Prepare a process that runs libraries, a board's or this one: packed functions, a runtime."""

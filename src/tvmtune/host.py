@@ -38,7 +38,7 @@ HOOKS = (
     "serve_init",
 )
 OPTIONAL = ("serve_init",)
-"""Hooks that a backend may leave out: only boards are served."""
+"""Hooks that a backend may leave out: only accelerators need it."""
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,8 @@ def find_linker(mtriple: str = "") -> list[str]:
     variables = ["TVMTUNE_LINKER"] if runs_here(mtriple) and not android else [*_LINKERS]
     for variable in variables:
         if command := shlex.split(os.environ.get(variable, "")):
+            if variable == "TVM_NDK_CC" and "android" in command[0] and not android:
+                continue  # what it links loads on Android only
             if shutil.which(command[0]) is None:
                 raise TvmtuneError(f"{variable} names '{command[0]}', which cannot be run")
             return command

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-import tvm_ffi
 from tvm import te, topi
 
 from graph.kernels import random_args, run_kernel
@@ -19,10 +18,10 @@ from models import tiny_cnn
 from opencl.conftest import TESTS
 from tvmtune import api, host, networks
 from tvmtune.errors import TvmtuneError
-from tvmtune.graph.gpu_spaces import GpuSpace, is_product
+from tvmtune.graph.gpu_spaces import GpuSpace, group_size, is_product
 from tvmtune.graph.spaces import replay, tune_context
 from tvmtune.types import Implementation
-from tvmtune_mali.space import RegisterTiles, shared
+from tvmtune_mali.space import shared, tiles
 
 DEVICE = host.backend("mali").make_target({"board": "rk3399"}, None)
 TARGET = tvm.target.Target(DEVICE.target)
@@ -31,7 +30,7 @@ MOST_THREADS = 256
 
 def workload(name: str) -> tvm.IRModule:
     def tensor(*shape: int) -> te.Tensor:
-        return te.placeholder(shape, "float32", f"t{len(made)}")
+        return te.placeholder(shape, "float16" if "half" in name else "float32", f"t{len(made)}")
 
     made: list[te.Tensor] = []
 
@@ -45,10 +44,18 @@ def workload(name: str) -> tvm.IRModule:
         y = topi.nn.conv2d_nchw(input(1, 32, 16, 16), input(64, 32, 3, 3), 1, 1, 1)
     elif name == "depthwise":
         y = topi.nn.depthwise_conv2d_nhwc(input(1, 14, 14, 32), input(3, 3, 32, 1), 1, 1, 1)
-    elif name == "dense":
+    elif name in ("dense", "dense-half"):
         y = topi.nn.matmul(input(16, 64), input(64, 128))
+    elif name == "self-dense":
+        x = input(16, 64)
+        k = te.reduce_axis((0, 64), "k")
+        y = te.compute((16, 16), lambda i, j: te.sum(x[i, k] * x[j, k], axis=k), "y")
     elif name == "softmax":
         y = topi.nn.softmax(input(4, 1000))
+    elif name == "log-softmax":
+        y = topi.nn.log_softmax(input(4, 1000))
+    elif name == "layer-norm":
+        y = topi.nn.layer_norm(input(4, 1000), input(1000), input(1000), [1], 1e-5)
     elif name == "mean":
         y = topi.sum(input(1, 7, 7, 64), axis=[1, 2])
     else:
@@ -57,7 +64,7 @@ def workload(name: str) -> tvm.IRModule:
 
 
 PRODUCTS = ["conv", "conv-nchw", "depthwise", "dense"]
-OTHERS = ["softmax", "mean", "relu"]
+OTHERS = ["softmax", "log-softmax", "layer-norm", "mean", "relu"]
 
 
 def source(mod: tvm.IRModule) -> str:
@@ -66,26 +73,19 @@ def source(mod: tvm.IRModule) -> str:
 
 def threads(mod: tvm.IRModule) -> int:
     """In the largest group."""
-    most: dict[str, int] = {}
-
-    def look(loop: tvm.tirx.For) -> None:
-        if loop.thread_binding is not None:
-            tag = str(loop.thread_binding.thread_tag)
-            most[tag] = max(most.get(tag, 1), int(loop.extent))
-
-    tvm_ffi.structural_walk(mod["main"].body, (tvm.tirx.For, look), order="pre")
-    assert "threadIdx.x" in most
-    return int(np.prod([n for tag, n in most.items() if tag.startswith("threadIdx")]))
+    size = group_size(mod["main"])
+    assert size >= 1
+    return size
 
 
 def drawn(name: str, count: int) -> list[tvm.s_tir.Schedule]:
     """Random schedules of the space."""
     mod = workload(name)
-    context = tune_context(mod, TARGET, RegisterTiles(DEVICE.target).generator(), seed=1)
+    context = tune_context(mod, TARGET, tiles(mod, DEVICE).generator(), seed=1)
     postprocs = list(context.space_generator.postprocs)
     schedules = []
     for seed in range(1, 1 + 4 * count):
-        context = tune_context(mod, TARGET, RegisterTiles(DEVICE.target).generator(), seed=seed)
+        context = tune_context(mod, TARGET, tiles(mod, DEVICE).generator(), seed=seed)
         for design in context.generate_design_space():
             if (schedule := replay(mod, design.trace, postprocs, seed)) is not None:
                 schedules.append(schedule)
@@ -98,7 +98,7 @@ def test_products_take_128_bits_at_a_time_and_no_local_memory(name):
     """The first schedules without any measurement, and whatever the search may draw."""
     mod = workload(name)
     assert is_product(mod)
-    first = RegisterTiles(DEVICE.target).default(mod, TARGET)
+    first = tiles(mod, DEVICE).default(mod, TARGET)
     text = source(first.mod)
     assert "float4" in text
     assert "__local" not in text
@@ -112,19 +112,38 @@ def test_products_take_128_bits_at_a_time_and_no_local_memory(name):
     assert vectors
 
 
+def test_half_precision_has_twice_as_many_values_in_128_bits():
+    mod = workload("dense-half")
+    text = source(tiles(mod, DEVICE).default(mod, TARGET).mod)
+    assert "half8" in text
+    assert "__local" not in text
+
+
+def test_a_product_with_itself_is_one():
+    assert is_product(workload("self-dense"))
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_product_is_not_tiled_and_has_one_space(name):
     mod = workload(name)
     assert not is_product(mod)
-    assert shared(mod, DEVICE.target) is None
-    schedule = RegisterTiles(DEVICE.target).default(mod, TARGET)
+    assert shared(mod, DEVICE) is None
+    schedule = tiles(mod, DEVICE).default(mod, TARGET)
     assert threads(schedule.mod) <= MOST_THREADS
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
+def test_a_small_device_gets_small_groups(name):
+    small = host.backend("mali").make_target({"board": "rk3399", "max_threads_per_block": 16}, None)
+    mod = workload(name)
+    schedule = tiles(mod, small).default(mod, tvm.target.Target(small.target))
+    assert threads(schedule.mod) <= 16
 
 
 def test_tvms_own_rules_are_offered_beside_it():
     """They share operands in local memory; the device decides."""
     mod = workload("conv")
-    space = shared(mod, DEVICE.target)
+    space = shared(mod, DEVICE)
     context = tune_context(mod, TARGET, space.generator(), seed=1)
     postprocs = list(context.space_generator.postprocs)
     designs = context.generate_design_space()
@@ -162,7 +181,7 @@ def test_kernels_compute_what_they_should(name, run, tmp_path):
     mod = workload(name)
     args = random_args(mod)
     want = run_kernel(mod, args)
-    schedules = [RegisterTiles(DEVICE.target).default(mod, TARGET)]
+    schedules = [tiles(mod, DEVICE).default(mod, TARGET)]
     schedules += drawn(name, 2) if name in PRODUCTS else []
     for number, schedule in enumerate(schedules):
         case = tmp_path / str(number)

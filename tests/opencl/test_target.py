@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -21,7 +20,8 @@ from tvmtune import api, boards, host, networks
 from tvmtune.deploy import elf, metadata
 from tvmtune.deploy.export import build
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune_mali.target import ATTRIBUTES, check_device
+from tvmtune_mali.devices import check
+from tvmtune_mali.target import ATTRIBUTES
 
 WITH_GPU = sorted(name for name, board in boards.BOARDS.items() if board.gpu)
 DOCS = Path(__file__).parents[2].joinpath("docs", "mali.md").read_text()
@@ -77,7 +77,8 @@ def test_the_rk3399_is_a_mali_t860_of_four_cores():
         "warp_size": 1,
         "memory_bytes": 0,
         "extensions": [],
-        "kind": "gpu",
+        "driver": "",
+        "device_type": "gpu",
     }
 
 
@@ -109,21 +110,68 @@ def test_a_parameter_changes_the_target_too(model):
     )
     assert plan.device.target["max_threads_per_block"] == 64
     assert plan.device.params["max_threads_per_block"] == 64
-    with pytest.raises(UsageError, match="'max_threads' is not known"):
-        api.plan(
-            networks.load(str(model)),
-            "mali",
-            attrs={"board": "rk3399"},
-            params={"max_threads": 64},
-        )
+    assert plan.device.target["max_num_threads"] == 64
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"max_threads": 64}, "'max_threads' is not known"),
+        ({"max_threads_per_block": 0}, "max_threads_per_block=0: at least 1"),
+        ({"max_threads_per_block": "many"}, "max_threads_per_block=many is not a number"),
+    ],
+)
+def test_an_impossible_parameter_is_refused(model, params, named):
+    network = networks.load(str(model))
+    with pytest.raises(UsageError, match=named):
+        api.plan(network, "mali", attrs={"board": "rk3399"}, params=params)
+
+
+def test_a_board_is_the_same_device_whether_it_was_asked_or_not(monkeypatch):
+    """So that a log of it can be compiled when it is gone."""
+    device = {"name": "Mali-T860", "version": "OpenCL 1.2 v1.r14p0", "compute_units": 4}
+    device |= {"work_group": 256, "local_memory_bytes": 32768, "memory_bytes": 1 << 31}
+    device |= {"extensions": "cl_khr_fp16", "kind": "gpu"}
+    gpus = [{"kind": "opencl", "index": 0, "details": device}]
+    told = {"machine": "aarch64", "cpus": 6, "gpus": gpus, "versions": {}}
+    monkeypatch.setattr("tvmtune.farm.devices.ask", lambda remote: told)
+    asked = host.backend("mali").make_target({}, "rk3399")
+    monkeypatch.setattr("tvmtune.farm.devices.ask", lambda remote: None)  # TVM's own server
+    unasked = host.backend("mali").make_target({}, "rk3399")
+    assert asked.identity() == unasked.identity()
+    assert asked.params["extensions"] == ["cl_khr_fp16"]
+    # TVM's own OpenCL runtime on the board tells less.
+    row = {"kind": "opencl", "index": 0, "device_name": "Mali-T860 MP4", "compute_version": "1.2"}
+    row |= {"max_threads_per_block": 256, "max_shared_memory_per_block": 32768}
+    monkeypatch.setattr("tvmtune.farm.devices.ask", lambda remote: told | {"gpus": [row]})
+    assert host.backend("mali").make_target({}, "rk3399").identity() == asked.identity()
+
+
+def test_what_cannot_be_asked_is_taken_from_the_name_with_a_warning():
+    with pytest.warns(UserWarning, match="the board's parameters are not read: no tracker"):
+        device = host.backend("mali").make_target({}, "rk3399@127.0.0.1:1")
+    assert device.model.startswith("Mali-T860 ")
+    with pytest.raises(TvmtuneError, match="no tracker answers"):
+        host.backend("mali").make_target({}, "unheard-of@127.0.0.1:1")
+
+
+def test_what_is_compiled_for_elsewhere_is_not_run_here(tmp_path, model, cache):
+    """Not even where the CPU is of the same kind."""
+    words = ["--target", "opencl", "--target-attr", "mtriple=x86_64-linux-gnu", model]
+    env = {"XDG_CACHE_HOME": str(cache), "TVMTUNE_OPENCL_LIBRARY": "/nonexistent/libOpenCL.so"}
+    done = tvmtune("compile", *words, "-o", "lib.so", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    done = tvmtune("tune", *words, "--trials", 8, "--no-compile", cwd=tmp_path, env=env)
+    assert done.returncode == 1
+    assert "name its board with --remote KEY" in complaint(done.stderr)
 
 
 def test_an_old_device_is_refused():
     device = {"name": "Old", "version": "OpenCL 1.1 v1.r4p0"}
     with pytest.raises(TvmtuneError, match="Old has OpenCL 1.1, and 1.2 is needed"):
-        check_device({"problem": "", "devices": [device]})
+        check({"problem": "", "devices": [device]})
     device["version"] = "OpenCL 1.2 v1.r14p0"
-    assert check_device({"problem": "", "devices": [device]}) == device
+    assert check({"problem": "", "devices": [device]}) == device
 
 
 def test_half_precision_needs_a_device_that_has_it(model, pocl, monkeypatch):
@@ -137,7 +185,7 @@ def test_half_precision_needs_a_device_that_has_it(model, pocl, monkeypatch):
     lowered = plan.backend.lower(plan.prepared, {}, plan.device)
     text = _source(build(lowered, plan.device).mod)
     assert "cl_khr_fp16" in text
-    assert "half4" in text
+    assert "half" in text
 
 
 def _source(module: Any) -> str:
@@ -153,14 +201,15 @@ def test_this_machines_device_is_asked(pocl, tmp_path, model):
     )
     assert done.returncode == 0, done.stderr
     device = json.loads(done.stdout)["device"]
-    assert device["params"]["kind"] == "cpu"
+    assert device["params"]["device_type"] == "cpu"
     assert "cl_khr_fp64" in device["params"]["extensions"]
     assert device["params"]["num_cores"] >= 1
     # PoCL has 4096 and more than a megabyte.
     assert device["target"]["max_threads_per_block"] == 256
     assert device["target"]["max_shared_memory_per_block"] == 32768
     done = tvmtune(
-        *("tasks", model, "--target", "opencl", "--target-attr", "max_threads_per_block=1000000"),
+        *("tasks", model, "--target", "opencl"),
+        *("--hardware-param", "max_threads_per_block=1000000"),
         cwd=tmp_path,
         env={"XDG_CACHE_HOME": str(pocl)},
     )
@@ -184,6 +233,7 @@ def test_without_a_compiler_the_remedy_is_named(tmp_path, model):
     done = tvmtune("tasks", model, "--target", "opencl", cwd=tmp_path, env=env)
     assert done.returncode == 1
     assert "CXX names 'nonexistent-c++'" in complaint(done.stderr)
+    assert "--remote KEY" in complaint(done.stderr)
 
 
 def test_a_library_is_refused_where_there_is_no_opencl(pocl, tmp_path, model):
@@ -226,9 +276,11 @@ def test_for_android_the_ndk_links(ndk, tmp_path, model, monkeypatch):
     assert all(word.endswith(".o") for word in called[3:])
     assert metadata.elf_machine(tmp_path / "lib.so") == "aarch64"
     assert plan.backend.make_builder(plan.device).options["linker"] == [str(ndk)]
-    # The tutorial has it name a cross compiler for Linux.
+    # It may name a cross compiler for Linux, as in the tutorial; the NDK links for Android alone.
     linux = make(board="rk3399")
-    assert plan.backend.make_builder(linux).options["linker"] == [str(ndk)]
+    assert plan.backend.make_builder(linux).options["linker"] != [str(ndk)]
+    monkeypatch.setenv("TVM_NDK_CC", CROSS)
+    assert plan.backend.make_builder(linux).options["linker"] == [CROSS]
 
 
 def test_for_android_the_ndk_is_asked_for(tmp_path, model):
@@ -237,9 +289,7 @@ def test_for_android_the_ndk_is_asked_for(tmp_path, model):
     done = tvmtune(*words, "-o", "lib.so", cwd=tmp_path, env=env)
     assert done.returncode == 1
     assert "name it in TVM_NDK_CC" in complaint(done.stderr)
-    done = tvmtune(
-        *words, "-o", "lib.so", cwd=tmp_path, env=os.environ | {"TVM_NDK_CC": "no-such-clang"}
-    )
+    done = tvmtune(*words, "-o", "lib.so", cwd=tmp_path, env=env | {"TVM_NDK_CC": "no-such-clang"})
     assert done.returncode == 1
     assert "TVM_NDK_CC names 'no-such-clang', which cannot be run" in complaint(done.stderr)
     assert not (tmp_path / "lib.so").exists()

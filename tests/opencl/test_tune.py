@@ -18,6 +18,7 @@ from tvmtune import api, host, networks
 from tvmtune.graph import traces
 from tvmtune.measure.measurer import Measurement, Measurer
 from tvmtune.records.log import read_log
+from tvmtune.tuning.budget import Budget
 from tvmtune.types import Device, Implementation, Timing
 
 RIGHT = r"^the output is right \(.* = [\d.e-]+, at most 1e-04"
@@ -27,7 +28,9 @@ TIMING = Timing(repeat=3, build_timeout=60.0, run_timeout=60.0)
 @pytest.fixture(autouse=True)
 def with_pocl(pocl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(pocl))
-    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "pocl"))
+    monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def test_a_network_is_tuned_compiled_and_right(network, layout, only, trials, tm
     trials_of = read_log(log).trials
     assert len(trials_of) == trials
     assert sum(not t.ok for t in trials_of) <= 1
-    assert not list(tmp_path.glob("tvmtune-*"))
+    assert not list((tmp_path / "tmp").glob("tvmtune-*"))
 
 
 @pytest.mark.slow
@@ -98,7 +101,7 @@ def test_a_board_without_opencl_is_told_so(farm, tmp_path, cache):
     done = tvmtune(*words, "--trials", 8, cwd=tmp_path)
     assert done.returncode == 1
     said = complaint(done.stderr)
-    assert "the board 'rk3399' has no OpenCL device that TVM can use" in said
+    assert "the board 'rk3399' has no opencl device that TVM can use" in said
     assert "tvmtune serve --target mali" in said
 
 
@@ -148,6 +151,23 @@ def test_a_wrong_kernel_is_found_out(plan):
         error, message = at_work.verify(implementation, first(plan, implementation))
     assert error is not None, message
     assert error > 0.1
+
+
+def test_a_wrong_record_is_demoted_and_logged(plan, tmp_path, monkeypatch):
+    """Of each task that has a rectifier; what is shipped is right all the same, without them."""
+    backend = plan.backend
+    real = backend.make_builder
+    monkeypatch.setattr(
+        backend, "make_builder", lambda device: replace(real(device), build="opencl.spoiled:build")
+    )
+    task = next(t for t in plan.tasks if "relu" in t.name)
+    log = tmp_path / "log.json"
+    api.tune(plan, log, budget=Budget(trials=12), timing=TIMING, tasks=[task])
+    trials = read_log(log).trials
+    wrong = [t for t in trials if t.error and t.error["stage"] == "wrong-answer"]
+    assert wrong
+    assert all(t.verified is False for t in wrong)
+    assert not any(t.verified for t in trials)
 
 
 def test_a_group_that_is_too_large_costs_one_trial(plan):

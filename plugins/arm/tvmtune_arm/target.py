@@ -119,7 +119,7 @@ def check_board(device: Device) -> None:
 def _name(attrs: dict[str, Any], key: str | None) -> str | None:
     """The board's name, or None where the attributes or this machine have to tell."""
     if attrs.get("board"):
-        return named(str(attrs["board"]))
+        return named(str(attrs["board"]), "mcpu=NAME and threads=N")
     known = find(key) if key else None
     if known is not None:
         return known

@@ -34,16 +34,15 @@ def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
 @hookimpl
 def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
     from tvmtune.graph.tasks import extract_tasks
-    from tvmtune_mali import float16
-    from tvmtune_mali.space import SHARED, RegisterTiles, shared
+    from tvmtune_mali import precision, space
 
     tasks = extract_tasks(
         prepared,
         device,
-        lambda mod: RegisterTiles(device.target),
-        {SHARED: lambda mod: shared(mod, device.target)},
+        lambda mod: space.tiles(mod, device),
+        {space.SHARED: lambda mod: space.shared(mod, device)},
     )
-    float16.check(tasks, device)
+    precision.check(tasks, device)
     return tasks
 
 
@@ -59,23 +58,24 @@ def make_builder(device: Device) -> BuilderSpec:
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
     from tvmtune.measure import specs
+    from tvmtune_mali import devices
 
     return specs.runner(
         device,
         init="tvmtune_mali.worker:init",
         recycle=60,  # a driver keeps 10 MB and more of each kernel that it has built
-        exclusive=device.params["kind"] == "cpu",  # one that computes on the CPUs that build
+        exclusive=device.params["device_type"] == "cpu",  # one that computes on the CPUs that build
+        options={"environment": devices.environment()},
     )
 
 
 @hookimpl
 def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
     from tvmtune.graph.lower import lower
-    from tvmtune_mali import functions
-    from tvmtune_mali.space import RegisterTiles
+    from tvmtune_mali import functions, space
 
     functions.register()  # for whatever is compiled next
-    return lower(prepared, chosen, device, lambda mod: RegisterTiles(device.target))
+    return lower(prepared, chosen, device, lambda mod: space.tiles(mod, device))
 
 
 @hookimpl
@@ -88,6 +88,6 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
 @hookimpl
 def serve_init(options: dict[str, Any]) -> None:
     import tvmtune_opencl
-    from tvmtune_mali.target import check_device
+    from tvmtune_mali import devices
 
-    check_device(tvmtune_opencl.describe())
+    devices.check(tvmtune_opencl.describe())

@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tvmtune.graph import intrinsics, rules
 from tvmtune.graph.gpu_spaces import GpuSpace, is_product
 from tvmtune.graph.spaces import divisor, extent, replay, tune_context
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
+    from tvmtune.types import Device
+
 SHARED = "shared"
 """The name of :class:`SharedTiles` among a task's implementations."""
 BLOCKS = 256
 """Work-groups that element-wise kernels are cut into at most."""
-VECTOR = 4
-"""Values in one access: 128 bits of float32."""
 UNROLL = (0, 16, 64, 128)
 GROUP = 64
 """Threads in a group that the default schedule aims at."""
@@ -39,7 +41,14 @@ _LARGEST = 16
 class RegisterTiles(GpuSpace):
     """Two levels of loops that become groups and threads, and a tile that each thread keeps in
     registers. Reductions of few outputs (softmax, pooling of whole pictures) share them between the
-    threads of a group, which takes local memory."""
+    threads of a group, which takes local memory.
+
+    ``vector``: values in one access.
+    """
+
+    def __init__(self, target: dict[str, Any], vector: int) -> None:
+        super().__init__(target, vector=vector)
+        self.lanes = vector
 
     def generator(self) -> SpaceGenerator:
         from tvm.s_tir.meta_schedule import Mutator, Postproc
@@ -71,7 +80,7 @@ class RegisterTiles(GpuSpace):
                 disallow_op=[],
             ),
             rule.CrossThreadReduction([n for n in (4, 8, 16, 32, 64, 128) if n <= most]),
-            rule.ParallelizeVectorizeUnroll(-1, VECTOR, list(UNROLL), True),
+            rule.ParallelizeVectorizeUnroll(-1, self.lanes, list(UNROLL), True),
             rule.AutoBind(BLOCKS, threads),
         ]
         return PostOrderApply(
@@ -86,7 +95,7 @@ class RegisterTiles(GpuSpace):
             context = tune_context(mod, target, self.generator(), seed=1)
             postprocs = list(context.space_generator.postprocs)
             for design in context.generate_design_space():
-                for trace in _preferred(design):
+                for trace in _preferred(design, self.lanes):
                     if (schedule := replay(mod, trace, postprocs)) is not None:
                         return schedule
         return super().default(mod, target)
@@ -106,12 +115,18 @@ class SharedTiles(GpuSpace):
         return super().default(mod, target)
 
 
-def shared(mod: tvm.IRModule, target: dict[str, Any]) -> SharedTiles | None:
+def tiles(mod: tvm.IRModule, device: Device) -> RegisterTiles:
+    """The space for a workload, with accesses of ``vector_unit_bytes`` bytes."""
+    size = np.dtype(str(mod["main"].params[-1].dtype)).itemsize
+    return RegisterTiles(device.target, max(1, int(device.params["vector_unit_bytes"]) // size))
+
+
+def shared(mod: tvm.IRModule, device: Device) -> SharedTiles | None:
     """The space for workloads that :class:`RegisterTiles` treats otherwise."""
-    return SharedTiles(target) if is_product(mod) else None
+    return SharedTiles(device.target) if is_product(mod) else None
 
 
-def _preferred(design: Schedule) -> Iterator[Any]:
+def _preferred(design: Schedule, lanes: int) -> Iterator[Any]:
     """Decisions for a design of tiles, the preferred first: a vector of outputs times up to 4 rows in
     each thread, :data:`GROUP` threads in a group. None for one that has no tiles."""
     tiles = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
@@ -122,7 +137,7 @@ def _preferred(design: Schedule) -> Iterator[Any]:
         trace, left = design.trace, group
         for position, inst in enumerate(reversed(spatial)):
             size = extent(trace, inst)
-            inner = divisor(size, (VECTOR, rows)[position]) if position < 2 else 1
+            inner = divisor(size, (lanes, rows)[position]) if position < 2 else 1
             threads = divisor(size // inner, min(left, _ROW) if position == 0 else left)
             left //= threads
             decision = [size // inner // threads, threads, inner]
@@ -130,9 +145,9 @@ def _preferred(design: Schedule) -> Iterator[Any]:
         for inst in tiles:
             if len(inst.outputs) == 2:
                 size = extent(trace, inst)
-                inner = divisor(size, VECTOR)
+                inner = divisor(size, lanes)
                 trace = trace.with_decision(inst, [size // inner, inner], remove_postproc=True)
         for inst in trace.insts:
-            if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == len(UNROLL):
-                trace = trace.with_decision(inst, 1, remove_postproc=True)
+            if inst.kind.name == "SampleCategorical" and [*map(int, inst.attrs[0])] == [*UNROLL]:
+                trace = trace.with_decision(inst, UNROLL.index(16), remove_postproc=True)
         yield trace

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import platform
-import re
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from tvmtune import system, threads
-from tvmtune.boards import BOARDS, LINUX64, Board, find, named
+from tvmtune.boards import BOARDS, Board, find, named, triple_of
 from tvmtune.errors import TvmtuneError, UsageError, nearest
-from tvmtune.farm import devices, protocol
+from tvmtune.farm import devices as boards_devices
+from tvmtune.farm import protocol
 from tvmtune.types import Device
 from tvmtune.workers import Workers
+from tvmtune_mali import devices
 
 LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
 ATTRIBUTES = ("board", "mcpu", "mtriple", "threads", *LIMITS)
@@ -24,7 +26,8 @@ REGISTERS = 2**31 - 1
 kernel only gets slower."""
 LOOK = 60.0
 """Seconds that this machine's driver may take to list its devices."""
-UNNAMED = Board("a board", "generic", 4, gpu="Mali", gpu_cores=4)
+OTHERWISE = "mtriple=TRIPLE of its CPU"
+UNNAMED = Board("a board", "generic", 4, gpu="an OpenCL GPU", gpu_cores=4)
 """What is taken for granted of one of which nothing is known but its system."""
 
 
@@ -43,6 +46,25 @@ class Found:
     extensions: str = ""
     kind: str = "gpu"
 
+    @staticmethod
+    def of(device: dict[str, Any], machine: str, cpus: int) -> Found:
+        """``device`` as :func:`tvmtune_opencl.describe` describes it."""
+        return Found(
+            name=device["name"],
+            cores=device["compute_units"],
+            threads=device["work_group"] or THREADS,
+            local_memory=device["local_memory_bytes"],
+            memory=device["memory_bytes"],
+            machine=machine,
+            cpus=cpus,
+            extensions=device["extensions"],
+            kind=device["kind"],
+        )
+
+    def is_of(self, board: Board) -> bool:
+        """Whether it is the GPU that such a board has, not another one under its key."""
+        return board.gpu.split("-")[0].lower() in self.name.lower()
+
 
 def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
     """The device for ``--target mali`` or ``opencl``.
@@ -58,88 +80,86 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
                 f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
             )
     key = protocol.find(remote)[0] if remote else None
-    board_name = named(str(attrs["board"])) if attrs.get("board") else find(key or "")
-    if board_name is not None and not BOARDS[board_name].gpu:
+    name_of = named(str(attrs["board"]), OTHERWISE) if attrs.get("board") else find(key or "")
+    if name_of is not None and not BOARDS[name_of].gpu:
         if attrs.get("board"):
-            raise UsageError(f"the board '{board_name}' has no GPU that runs OpenCL.")
-        board_name = None
-    board = BOARDS[board_name] if board_name else UNNAMED
-    found: Found | None
+            raise UsageError(f"the board '{name_of}' has no GPU that runs OpenCL.")
+        name_of = None
+    board = BOARDS[name_of] if name_of else UNNAMED
+    found: Found | None = None
     if remote is not None:
-        found = _of_the_board(remote, needed=board_name is None and "mtriple" not in attrs)
-    elif attrs.get("board") or attrs.get("mtriple"):
-        found = None
-    else:
+        found = _of_the_board(remote, needed=name_of is None and "mtriple" not in attrs)
+    elif not attrs.get("board") and not attrs.get("mtriple"):
         found = _of_this_machine()
+    if found is not None and not found.is_of(board):
+        name_of, board = None, UNNAMED
     mtriple = _triple(attrs.get("mtriple"), board, found, remote)
-    host: dict[str, Any] = {"kind": "llvm", "mcpu": _cpu(attrs.get("mcpu"), mtriple)}
-    if mtriple:
-        host["mtriple"] = mtriple
-    target: dict[str, Any] = {
+    target = {
         "kind": "opencl",
         **({"device": "mali"} if name == "mali" else {}),
         **_limits(attrs, found),
         "thread_warp_size": 1,
-        "host": host,
+        "host": _host(attrs.get("mcpu"), mtriple),
     }
+    # What TVM's own kernels for GPUs, such as its sorts, take for the limit.
+    target["max_num_threads"] = target["max_threads_per_block"]
+    model = found.name if found else board.gpu
     return Device(
         backend=name,
         target=target,
         threads=_threads(attrs.get("threads"), board, found, here=remote is None and not mtriple),
-        attrs={"board": board_name} if board_name else {},
+        attrs={"board": name_of} if name_of else {},
         params=_parameters(target, board, found),
         remote=remote,
         runtime="opencl",
-        model=found.name if found else f"{board.gpu} ({board.model})",
+        # The same for a board that was asked and for one that could not be: so are its logs.
+        model=f"{board.gpu} ({board.model})" if name_of else model,
     )
 
 
-def devices_here() -> dict[str, Any]:
-    """What :func:`tvmtune_opencl.describe` says, found out in a process of its own: a driver may crash,
-    and a process that has used OpenCL must not be forked.
+def _of_this_machine() -> Found:
+    import tvm  # noqa: F401 - loads the add-on where it is there
 
-    Raises :class:`TvmtuneError` if it takes the process down or gives no answer.
-    """
+    import tvmtune_opencl
+
+    try:
+        if not tvmtune_opencl.active():
+            tvmtune_opencl.build()  # may take longer than a look
+        device = devices.check(_look())
+    except TvmtuneError as error:
+        raise TvmtuneError(
+            f"{str(error).removesuffix('.')}. Or measure on a board: --remote KEY (tvmtune devices "
+            "lists them); or only compile for one: --target-attr board=NAME."
+        ) from None
+    return Found.of(device, platform.machine(), system.usable_cpus())
+
+
+def _look() -> dict[str, Any]:
+    """What :func:`tvmtune_opencl.describe` says, in a process of its own: a driver may crash, and a
+    process that has used OpenCL must not be forked."""
+    call = (devices.environment(),)
     with Workers(1) as workers:
-        outcome = workers.map("tvmtune_opencl:describe", [()], deadline=LOOK, stage="run")[0]
+        outcome = workers.map("tvmtune_mali.devices:describe", [call], deadline=LOOK, stage="run")[
+            0
+        ]
     if not outcome.ok:
         raise TvmtuneError(f"the OpenCL devices cannot be listed: {outcome.message}")
     found: dict[str, Any] = outcome.value
     return found
 
 
-def check_device(found: dict[str, Any]) -> dict[str, Any]:
-    """The first device of what :func:`tvmtune_opencl.describe` says.
-
-    Raises :class:`TvmtuneError` if there is none, or none of OpenCL 1.2.
-    """
-    if found["problem"]:
-        raise TvmtuneError(found["problem"].removesuffix("."))
-    device: dict[str, Any] = found["devices"][0]
-    version = re.match(r"OpenCL (\d+)\.(\d+)", device["version"])
-    if version and (int(version[1]), int(version[2])) < (1, 2):
-        raise TvmtuneError(f"{device['name']} has {version[0]}, and 1.2 is needed")
-    return device
-
-
-def _of_this_machine() -> Found:
+def _of_the_board(remote: str, *, needed: bool) -> Found | None:
+    """None where the board cannot be asked, and that is not ``needed``."""
     import tvmtune_opencl
 
-    tvmtune_opencl.build()  # may take longer than a look
-    try:
-        device = check_device(devices_here())
-    except TvmtuneError as error:
-        raise TvmtuneError(
-            f"{error}. Or measure on a board: --remote KEY (tvmtune devices lists them); or only "
-            "compile for one: --target-attr board=NAME."
-        ) from None
-    return _found(device, platform.machine(), len(threads.quick_cpus()))
-
-
-def _of_the_board(remote: str, *, needed: bool) -> Found | None:
-    """None where the board says nothing of itself, and that is not ``needed``."""
-    told = devices.ask(remote)
     key = protocol.find(remote)[0]
+    try:
+        told = boards_devices.ask(remote)
+    except TvmtuneError as error:
+        if needed:
+            raise
+        warnings.warn(f"the board's parameters are not read: {error}", stacklevel=2)
+        return None
     if told is None:
         if needed:
             raise UsageError(
@@ -147,31 +167,20 @@ def _of_the_board(remote: str, *, needed: bool) -> Found | None:
                 "--target-attr board=NAME or mtriple=TRIPLE, or serve it with tvmtune serve."
             )
         return None
-    trouble = devices.version_trouble(told)
-    if trouble:
+    if trouble := boards_devices.version_trouble(told):
         raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
-    rows = [row["details"] for row in told.get("gpus", ()) if row.get("details")]
-    if not any(row["kind"] == "opencl" for row in told.get("gpus", ())) or not rows:
+    rows = [
+        row.get("details") or tvmtune_opencl.from_attributes(row["index"], row)
+        for row in told.get("gpus", ())
+        if row["kind"] == "opencl"
+    ]
+    if not rows:
         raise TvmtuneError(
-            f"the board '{key}' has no OpenCL device that TVM can use. There, run tvmtune doctor "
-            "--build, which says what is missing, and serve it with tvmtune serve --target mali."
+            f"the board '{key}' has {boards_devices.no_device('opencl', 'mali')}. On it, python -m "
+            "tvmtune_opencl says what is missing."
         )
-    device = check_device({"problem": "", "devices": rows})
-    return _found(device, str(told["machine"]), int(told["cpus"]))
-
-
-def _found(device: dict[str, Any], machine: str, cpus: int) -> Found:
-    return Found(
-        name=device["name"],
-        cores=device["compute_units"],
-        threads=device["work_group"],
-        local_memory=device["local_memory_bytes"],
-        memory=device["memory_bytes"],
-        machine=machine,
-        cpus=cpus,
-        extensions=device["extensions"],
-        kind=device["kind"],
-    )
+    device = devices.check({"problem": "", "devices": rows})
+    return Found.of(device, str(told["machine"]), int(told["cpus"]))
 
 
 def _triple(given: Any, board: Board, found: Found | None, remote: str | None) -> str:
@@ -182,21 +191,24 @@ def _triple(given: Any, board: Board, found: Found | None, remote: str | None) -
         if not system.runs_on(str(given), found.machine):
             raise UsageError(f"mtriple={given}: the machine of {found.name} is {found.machine}.")
         return str(given)
-    if remote is None:
-        return ""
-    return LINUX64 if system.runs_on(LINUX64, found.machine) else f"{found.machine}-linux-gnu"
+    return triple_of(found.machine) if remote is not None else ""
 
 
-def _cpu(given: Any, mtriple: str) -> str:
+def _host(mcpu: Any, mtriple: str) -> dict[str, Any]:
     """The host's part only launches kernels: any processor of the family will do."""
     import tvm
 
     triple = mtriple or str(tvm.get_global_func("target.llvm_get_system_triple")())
-    if given is None:
-        return "x86-64" if triple.startswith("x86_64") else "generic"
-    if not tvm.get_global_func("target.llvm_is_valid_cpu")(str(given), triple):
-        raise UsageError(f"LLVM knows no processor '{given}' for {triple}.")
-    return str(given)
+    if mcpu is None:
+        mcpu = "x86-64" if triple.startswith("x86_64") else "generic"
+    elif not tvm.get_global_func("target.llvm_is_valid_cpu")(str(mcpu), triple):
+        raise UsageError(f"LLVM knows no processor '{mcpu}' for {triple}.")
+    host: dict[str, Any] = {"kind": "llvm", "mcpu": str(mcpu)}
+    if mtriple:
+        host["mtriple"] = mtriple
+    if mtriple.endswith("hf"):
+        host["mfloat-abi"] = "hard"
+    return host
 
 
 def _limits(attrs: dict[str, Any], found: Found | None) -> dict[str, int]:
@@ -213,7 +225,7 @@ def _limits(attrs: dict[str, Any], found: Found | None) -> dict[str, int]:
 
 def _threads(given: Any, board: Board, found: Found | None, *, here: bool) -> int:
     if given is None:
-        return found.cpus if found else board.cores
+        return found.cpus if found and board is UNNAMED else board.cores
     count = _number("threads", given)
     return threads.choose(count, count) if here else count
 
@@ -232,7 +244,7 @@ def _parameters(target: dict[str, Any], board: Board, found: Found | None) -> di
     """Read from the device, or known of it by its name; under the names that TVM's auto_scheduler had
     for them, memory in bytes."""
     return {
-        "num_cores": found.cores if found else board.gpu_cores,
+        "num_cores": (found and found.cores) or board.gpu_cores,
         "vector_unit_bytes": 16,
         "cache_line_bytes": 64,
         "max_shared_memory_per_block": target["max_shared_memory_per_block"],
@@ -242,5 +254,6 @@ def _parameters(target: dict[str, Any], board: Board, found: Found | None) -> di
         "warp_size": 1,
         "memory_bytes": found.memory if found else 0,
         "extensions": sorted(found.extensions.split()) if found else [],
-        "kind": found.kind if found else "gpu",
+        "driver": found.name if found else "",
+        "device_type": found.kind if found else "gpu",
     }

@@ -13,6 +13,7 @@ import platform
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,47 @@ def describe() -> dict[str, Any]:
     import tvm_ffi
 
     function = tvm_ffi.get_global_func("tvmtune.opencl.describe", allow_missing=True)
-    if function is None:  # TVM's own runtime
-        return {"devices": [], "library": "", "problem": "TVM has its own OpenCL runtime"}
+    if function is None:
+        return _of_tvms_own()
     found: dict[str, Any] = json.loads(function())
     return found
+
+
+def from_attributes(index: int, known: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of ``devices`` from what TVM's attributes tell of one, by their names; what they do not
+    tell is empty or 0."""
+    text = {"platform": "", "vendor": "", "driver": "", "kind": "gpu", "extensions": ""}
+    return {
+        "id": index,
+        "name": str(known.get("device_name") or "an OpenCL device"),
+        **text,
+        "version": str(known.get("compute_version") or ""),
+        "local_memory": "own",
+        "local_memory_bytes": int(known.get("max_shared_memory_per_block") or 0),
+        "memory_bytes": int(known.get("total_global_memory") or 0),
+        "largest_buffer_bytes": 0,
+        "cache_bytes": 0,
+        "work_group": int(known.get("max_threads_per_block") or 0),
+        "compute_units": int(known.get("multi_processor_count") or 0),
+        "mhz": 0,
+        "float_vector": 0,
+    }
+
+
+def _of_tvms_own() -> dict[str, Any]:
+    """:func:`describe` where TVM was built with OpenCL."""
+    import tvm
+
+    names = (
+        *("device_name", "compute_version", "multi_processor_count", "max_threads_per_block"),
+        *("max_shared_memory_per_block", "total_global_memory"),
+    )
+    rows: list[dict[str, Any]] = []
+    while (device := tvm.opencl(len(rows))).exist:
+        known = {name: getattr(device, name, None) for name in names}
+        rows.append(from_attributes(len(rows), known))
+    problem = "" if rows else "no OpenCL device: TVM's own runtime finds none."
+    return {"devices": rows, "library": "TVM's own", "problem": problem}
 
 
 def build(*, anew: bool = False) -> Path:

@@ -143,11 +143,10 @@ def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | N
         )
     runtime = metadata.get("device", {}).get("runtime", "cpu")
     if board and runtime != "cpu" and not any(g["kind"] == runtime for g in board.get("gpus", ())):
-        backend = metadata["device"]["backend"]
-        raise TvmtuneError(
-            f"{path} is for {model}, and the board has no {runtime} device that TVM can use. There, "
-            f"run tvmtune doctor, and serve it with tvmtune serve --target {backend}"
-        )
+        from tvmtune.farm.devices import no_device
+
+        what = no_device(runtime, metadata["device"]["backend"])
+        raise TvmtuneError(f"{path} is for {model}, and the board has {what}")
     if lacking:
         whose = "this CPU" if board is None else "the board's CPU"
         raise TvmtuneError(

@@ -131,6 +131,14 @@ def ask(remote: str, wait: float = PROBE) -> dict[str, Any] | None:
     return described
 
 
+def no_device(runtime: str, backend: str) -> str:
+    """What to say of a board that lacks a backend's kind of device, by TVM's name for that."""
+    return (
+        f"no {runtime} device that TVM can use: there, install its driver, and serve it with tvmtune "
+        f"serve --target {backend}"
+    )
+
+
 def version_trouble(described: dict[str, Any] | None) -> str:
     """What keeps a board's TVM from working with this one; empty if nothing does."""
     if described is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph.sites import blocks
 from tvmtune.graph.spaces import RuleSpace
+from tvmtune.types import product
 
 if TYPE_CHECKING:
     import tvm
@@ -24,13 +25,15 @@ class GpuSpace(RuleSpace):
         if not is_product(mod):
             # They reduce with all threads of a group, which takes local memory.
             rules = [gpu.Reduction(), gpu.GeneralReduction(), *rules]
+        most = int(target.attrs["max_threads_per_block"])
         with target:
             for rule in rules:
-                found = rule.apply(mod["main"], target, False)
-                if found is not None:
-                    return found if not isinstance(found, list) else found[0]
+                made = rule.apply(mod["main"], target, False)
+                for found in made if isinstance(made, list) else [made] * (made is not None):
+                    if group_size(found.mod["main"]) <= most:
+                        return found
         left = super().default(mod, target)
-        if not _launches(left.mod["main"]):  # the CPU would run it, on memory that is not its own
+        if not group_size(left.mod["main"]):  # the CPU would run it, on memory that is not its own
             names = ", ".join(
                 str(b.name_hint) for b in blocks(mod["main"]) if b.name_hint != "root"
             )
@@ -41,31 +44,56 @@ class GpuSpace(RuleSpace):
         return left
 
 
-def _launches(func: Any) -> bool:
-    """Whether threads of a GPU run it."""
+def group_size(func: Any) -> int:
+    """Threads in the largest group that runs a part of it; 0 where no GPU does."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 
-    found: list[Any] = []
+    most: dict[str, int] = {}
+
+    def launched(tag: str, extent: Any) -> None:
+        size = int(extent) if isinstance(extent, (int, tirx.IntImm)) else 1
+        most[tag] = max(most.get(tag, 1), size)
 
     def look(node: Any) -> None:
-        if isinstance(node, tirx.AttrStmt):
-            found.extend([node] * (node.attr_key == "thread_extent"))
-        elif node.kind == tirx.ForKind.THREAD_BINDING:
-            found.append(node)
+        if isinstance(node, tirx.For):
+            if node.thread_binding is not None:
+                launched(str(node.thread_binding.thread_tag), node.extent)
+        elif node.attr_key == "thread_extent":
+            launched(str(node.node.thread_tag), node.value)
 
     structural_walk(func.body, [(tirx.AttrStmt, look), (tirx.For, look)], order="post")
-    return bool(found)
+    if not most:
+        return 0
+    return product([n for tag, n in most.items() if tag.startswith("threadIdx")])
 
 
 def is_product(mod: tvm.IRModule) -> bool:
-    """Whether one of its sums is over products of two buffers: a convolution, a matrix product."""
+    """Whether one of its sums is over products, as those of convolutions and matrix products are."""
     return any(
         any(int(axis.iter_type) == 2 for axis in block.iter_vars)  # a reduction
-        and len({str(region.source.name) for region in block.reads} - _written(block)) > 1
+        and _multiplies(block)
         for block in blocks(mod["main"])
     )
 
 
-def _written(block: Any) -> set[str]:
-    return {str(region.source.name) for region in block.writes}
+def _multiplies(block: Any) -> bool:
+    """Whether it multiplies values of two places: squares are none."""
+    from tvm import tirx
+    from tvm.ir import TensorLoad
+    from tvm_ffi import structural_hash, structural_walk
+
+    found: list[bool] = []
+
+    def loads(expr: Any) -> set[int]:
+        at: list[int] = []
+        structural_walk(expr, (TensorLoad, lambda load: at.append(structural_hash(load))))
+        return set(at)
+
+    def look(node: Any) -> None:
+        if isinstance(node, tirx.Mul):
+            left, right = loads(node.a), loads(node.b)
+            found.append(bool(left) and bool(right) and left != right)
+
+    structural_walk(block.body, (object, look))
+    return any(found)

@@ -287,7 +287,7 @@ class Measurer:
             return Workers(
                 runner.slots,
                 init=runner.init,
-                options=runner.options,
+                options={**runner.options, "directory": str(self.directory)},
                 recycle=runner.recycle,
                 directory=self.directory,
             )

@@ -29,8 +29,8 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
     """Kernels timed on this machine, or where the device is remote, on boards.
 
     ``different`` are fields of the :class:`RunnerSpec` for this machine that a backend wants
-    otherwise. Raises :class:`TvmtuneError` if this machine cannot run the kernels and no board is
-    named.
+    otherwise; ``options`` are added. Raises :class:`TvmtuneError` if this machine cannot run the
+    kernels and no board is named.
     """
     options: dict[str, Any] = {"threads": device.threads, "device": device.runtime}
     on_cpu = device.runtime == "cpu"
@@ -43,7 +43,7 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
             exclusive=False,
             options=options,
         )
-    if not system.runs_here(device.mtriple):
+    if not system.runs_here(device.mtriple) or (device.mtriple and not on_cpu):
         raise TvmtuneError(
             f"this machine cannot run kernels for {device.model}: name its board with --remote KEY."
         )
@@ -51,7 +51,7 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
         "run": "tvmtune.measure.local:run",
         "check": "tvmtune.measure.local:check",
         "init": "tvmtune.measure.local:init",
-        "options": options | {"linker": system.find_linker()},
+        "options": options | {"linker": system.find_linker()} | different.pop("options", {}),
     }
     if on_cpu:
         spec |= {

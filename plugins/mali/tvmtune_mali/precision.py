@@ -1,0 +1,27 @@
+"""Kinds of numbers that a device may lack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.types import Device, Task
+
+EXTENSIONS = {"float16": "cl_khr_fp16", "float64": "cl_khr_fp64"}
+
+
+def check(tasks: Sequence[Task], device: Device) -> None:
+    """Raise :class:`TvmtuneError` if a task computes in what the device is known to lack."""
+    told = device.params["extensions"]
+    if not told:
+        return
+    for dtype, extension in EXTENSIONS.items():
+        if extension in told:
+            continue
+        for task in tasks:
+            if re.search(rf"\b{dtype}\b", task.implementations[0].mod.script()):
+                raise TvmtuneError(
+                    f"{device.model} cannot compute in {dtype} ({extension}), which {task.name} does: "
+                    "leave --dtype away, or give the network in float32."
+                )
