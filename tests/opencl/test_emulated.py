@@ -40,6 +40,13 @@ try:
     tvm.runtime.empty((4,), "float32", tvm.opencl(0))
 except RuntimeError as error:
     said = str(error)
+import tvmtune_mali
+from tvmtune.errors import TvmtuneError
+try:
+    tvmtune_mali.serve_init({})
+    served = ""
+except TvmtuneError as error:
+    served = str(error)
 def all_of(module):
     return [module, *(each for part in module.imports for each in all_of(part))]
 (kernels,) = [m for m in all_of(tvm.runtime.load_module(sys.argv[1])) if m.kind == "opencl"]
@@ -49,6 +56,7 @@ print(json.dumps({
     "built": str(tvmtune_opencl.built()),
     "exist": tvm.opencl(0).exist,
     "said": said,
+    "served": served,
     "kind": kernels.kind,
     "source": kernels.inspect_source(),
 }))
@@ -77,5 +85,7 @@ def test_a_board_builds_it_and_loads_a_network_that_was_compiled_for_it(tmp_path
     assert "_aarch64-glibc-" in found["built"]
     assert found["said"].endswith("or name its library in TVMTUNE_OPENCL_LIBRARY.")
     assert "no OpenCL device: no driver is installed" in found["said"]
+    # With the packages that docs/mali.md has a board install.
+    assert "no OpenCL device: no driver is installed" in found["served"]
     assert found["kind"] == "opencl"
     assert "__kernel void" in found["source"]

@@ -61,6 +61,12 @@ def test_each_attribute_and_parameter_stands_in_the_docs(word):
     assert re.search(rf"`{word}(=.*)?`", DOCS)
 
 
+def test_a_board_needs_what_the_emulated_one_has():
+    farm = Path(__file__).parents[2].joinpath("docs", "farm.md").read_text()
+    (line,) = re.findall(r"pip install (apache-tvm==.*)", DOCS)
+    assert line in farm
+
+
 def test_the_rk3399_is_a_mali_t860_of_four_cores():
     """All the parameters that the tutorial of TVM's auto_scheduler sets for it."""
     device = make(board="rk3399")

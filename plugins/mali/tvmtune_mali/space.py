@@ -31,6 +31,8 @@ BLOCKS = 256
 UNROLL = (0, 16, 64, 128)
 GROUP = 64
 """Threads in a group that the default schedule aims at."""
+_WIDEST = 4
+"""Accesses that one vector of OpenCL C may comprise."""
 _DRAWS = 16
 _ROW = 16
 """Of these, along the contiguous axis at most."""
@@ -74,13 +76,14 @@ class RegisterTiles(GpuSpace):
                 into_producer=True,
                 into_consumer=True,
                 inline_const_tensor=True,
-                disallow_if_then_else=False,
+                # Padding: inlined, each product would begin with a look at where it is.
+                disallow_if_then_else=True,
                 require_injective=False,
                 require_ordered=False,
                 disallow_op=[],
             ),
             rule.CrossThreadReduction([n for n in (4, 8, 16, 32, 64, 128) if n <= most]),
-            rule.ParallelizeVectorizeUnroll(-1, self.lanes, list(UNROLL), True),
+            rule.ParallelizeVectorizeUnroll(-1, _WIDEST * self.lanes, list(UNROLL), True),
             rule.AutoBind(BLOCKS, threads),
         ]
         return PostOrderApply(
