@@ -1,0 +1,1 @@
+"""The vta backend: the Versatile Tensor Accelerator, its instructions, their rules and simulator."""

@@ -1,0 +1,302 @@
+"""The reference simulator: what a stream computes, in plain NumPy, in any order that tokens allow.
+
+It is written to be read, and to find faults; speed comes from elsewhere. Semantics follow the VTA
+hardware repository's ``src/sim/sim_driver.cc``. Three differences: STORE reads the accumulators only
+(so does upstream's simulator; :mod:`tvmtune_vta.rules` knows the hardware's buffer), memories hold
+noise before anything is loaded, and what is undefined there is a fault here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune_vta import bounds, isa, kernels, tokens
+from tvmtune_vta.config import Memory
+from tvmtune_vta.flow import UopBuffer
+from tvmtune_vta.isa import Alu, Engine, Finish, Gemm, Loops, Store, Transfer
+from tvmtune_vta.program import Program
+from tvmtune_vta.tokens import Queue
+
+ORDERS = ("greedy", "eager-loads", "lazy-loads")
+_PREFERENCE = {
+    "eager-loads": (Engine.LOAD, Engine.COMPUTE, Engine.STORE),
+    "lazy-loads": (Engine.STORE, Engine.COMPUTE, Engine.LOAD),
+}
+STEPS = 1 << 16
+"""Steps (uops times iterations) that a program may take for each of its instructions."""
+_FEW = 16
+_NOISE = 0x5A
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Fault(TvmtuneError):
+    """A stream did what no hardware does, or came to no end. ``index`` is the instruction, if one."""
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+@dataclass
+class Result:
+    """What a run left behind."""
+
+    memory: dict[int, npt.NDArray[Any]]
+    """Each buffer as it is now; the arrays that were given are as they were."""
+    sequence: list[int]
+    """The instructions in the order in which they ran."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """Steps of ``gemm``, ``reset`` and ``alu``."""
+    traffic: dict[str, int] = field(default_factory=dict)
+    """Bytes between DRAM and each memory, by its name in lower case."""
+
+
+def run(
+    program: Program,
+    memory: Mapping[int, npt.NDArray[Any]],
+    order: str | int = "greedy",
+    *,
+    limit: int | None = None,
+) -> Result:
+    """Run a program on ``memory``, which maps operands to arrays of their buffers' types and shapes.
+
+    Buffers that are not given hold the program's ``contents``, or zeros (outputs and scratch only).
+    ``order`` says which engine goes first where several can: "greedy", each as far as it can in turn;
+    "eager-loads", loads as early and stores as late as tokens allow; "lazy-loads", the reverse; a
+    number, at random by this seed. ``limit`` is the most steps, :data:`STEPS` for each instruction
+    unless given. Raises :class:`Fault` with the instruction's number and text, :class:`TvmtuneError`
+    for words that are no instructions and for memory that does not fit.
+    """
+    if not isinstance(order, int) and order not in ORDERS:
+        raise UsageError(f"no order '{order}' is known: {', '.join(ORDERS)}, or a number.")
+    if limit is None:
+        limit = STEPS * max(_FEW, len(program.instructions))
+    return _Machine(program, memory, limit).run(order)
+
+
+def run_all_orders(
+    program: Program, memory: Mapping[int, npt.NDArray[Any]], seeds: int = 2
+) -> Result:
+    """Run in all orders and in ``seeds`` random ones; raises :class:`Fault` if results differ."""
+    first = run(program, memory)
+    for order in (*ORDERS[1:], *range(seeds)):
+        other = run(program, memory, order)
+        for number, array in first.memory.items():
+            if not np.array_equal(array, other.memory[number]):
+                raise Fault(
+                    f"'{program.buffers[number].name}' depends on the engines' speed: it differs "
+                    f"between the orders greedy and {order}, so a token is missing."
+                )
+    return first
+
+
+class _Machine:
+    def __init__(
+        self, program: Program, memory: Mapping[int, npt.NDArray[Any]], limit: int
+    ) -> None:
+        self.program, self.config, self.limit = program, program.config, limit
+        self.instructions = program.decode()
+        self.operands = program.operands.tolist()
+        for index, instruction in enumerate(self.instructions):
+            if flags := tokens.strays(instruction):
+                raise self.fault(index, f"its engine has no neighbour for {', '.join(flags)}")
+        self.dram = _dram(program, memory)
+        self.uops = UopBuffer(program)
+        self.sram: dict[Memory, npt.NDArray[Any]] = {}
+        for kind, dtype in ((Memory.INP, np.int8), (Memory.WGT, np.int8), (Memory.ACC, np.int32)):
+            shape = (self.config.depth(kind), *self.config.element_shape(kind))
+            noise = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, _NOISE, np.uint8)
+            self.sram[kind] = noise.view(dtype).reshape(shape)
+        self.commands: list[deque[int]] = [deque(), deque(), deque()]
+        self.lying = dict.fromkeys(Queue, 0)
+        self.fetched = 0
+        self.sequence: list[int] = []
+        self.steps = dict.fromkeys(("gemm", "reset", "alu"), 0)
+        self.traffic = {m.name.lower(): 0 for m in Memory if m is not Memory.ACC_8BIT}
+
+    def run(self, order: str | int) -> Result:
+        choose = self.chooser(order)
+        while (engine := choose()) is not None:
+            index = self.commands[engine].popleft()
+            instruction = self.instructions[index]
+            for queue in tokens.pops(instruction):
+                self.lying[queue] -= 1
+            if isinstance(instruction, Finish):
+                self.finish(index)
+            elif isinstance(instruction, Transfer):
+                self.transfer(index, instruction)
+            elif isinstance(instruction, Loops):
+                self.loops(index, instruction)
+            for queue in tokens.pushes(instruction):
+                self.lying[queue] += 1
+            self.sequence.append(index)
+        self.ended()
+        buffers = enumerate(self.program.buffers)
+        memory = {n: self.dram[n].view(b.dtype).reshape(b.shape) for n, b in buffers}
+        return Result(memory, self.sequence, self.steps, self.traffic)
+
+    def ready(self, engine: Engine) -> bool:
+        """Whether the next instruction of an engine has been fetched and gets its tokens."""
+        queue = self.commands[engine]
+        return bool(queue) and all(self.lying[q] for q in tokens.pops(self.instructions[queue[0]]))
+
+    def fetch(self) -> None:
+        while self.fetched < len(self.instructions):
+            queue = self.commands[self.instructions[self.fetched].engine]
+            if len(queue) >= tokens.COMMANDS:
+                return
+            queue.append(self.fetched)
+            self.fetched += 1
+
+    def chooser(self, order: str | int) -> Callable[[], Engine | None]:
+        """A function that says who goes next; None when nobody can."""
+        draw = random.Random(order) if isinstance(order, int) else None
+        turn = Engine.LOAD
+
+        def choose() -> Engine | None:
+            nonlocal turn
+            self.fetch()
+            if draw is not None:
+                ready = [engine for engine in Engine if self.ready(engine)]
+                return draw.choice(ready) if ready else None
+            if order == "greedy":
+                for _ in Engine:
+                    if self.ready(turn):
+                        return turn
+                    turn = Engine((turn + 1) % len(Engine))
+                return None
+            return next((e for e in _PREFERENCE[str(order)] if self.ready(e)), None)
+
+        return choose
+
+    def finish(self, index: int) -> None:
+        """Hardware tells the host that all is done, whatever others are still at."""
+        late = min((queue[0] for queue in self.commands if queue), default=None)
+        if self.fetched < len(self.instructions):
+            late = self.fetched if late is None else min(late, self.fetched)
+        if late is not None:
+            raise self.fault(index, f"it ends the run before {self.name(late)} has run")
+
+    def ended(self) -> None:
+        """Nothing can run any more: was all that should be?"""
+        stuck = []
+        for engine, queue in zip(Engine, self.commands, strict=True):
+            if queue:
+                lacking = [q for q in tokens.pops(self.instructions[queue[0]]) if not self.lying[q]]
+                stuck.append(
+                    f"{engine.name.lower()} waits for a token from "
+                    f"{' and '.join(map(str, lacking))} at {self.name(queue[0])}"
+                )
+        if stuck:
+            raise Fault(f"deadlock: {'; '.join(stuck)}.")
+        for queue_, count in self.lying.items():
+            if count:
+                raise Fault(f"at the end {count} of the tokens from {queue_} are not taken.")
+        if not any(isinstance(instruction, Finish) for instruction in self.instructions):
+            raise Fault("no FINISH: the host would wait for ever.")
+
+    def transfer(self, index: int, transfer: Transfer) -> None:
+        if transfer.x_size == 0:
+            return
+        operand = self.operands[index]
+        if problem := bounds.transfer_problem(transfer, operand, self.program):
+            raise self.fault(index, problem)
+        memory = transfer.memory
+        size = self.config.element_bytes(memory)
+        counted = "acc" if memory is Memory.ACC_8BIT else memory.name.lower()
+        self.traffic[counted] += size * transfer.y_size * transfer.x_size
+        if memory is Memory.UOP:
+            self.load_uops(index, transfer)
+            return
+        covered = bounds.on_chip(transfer)
+        x = np.arange(transfer.x_size)
+        elements = (
+            transfer.dram_base + (np.arange(transfer.y_size) * transfer.x_stride)[:, None] + x
+        )
+        dram = self.dram[operand]
+        dram = dram[: len(dram) // size * size].reshape(-1, size)
+        if isinstance(transfer, Store):
+            values = self.sram[Memory.ACC][covered].astype(np.int8)
+            dram[elements.reshape(-1)] = values.view(np.uint8).reshape(-1, size)
+            return
+        kind = Memory.ACC if memory is Memory.ACC_8BIT else memory
+        dtype = np.int32 if memory is Memory.ACC else np.int8
+        padded = np.zeros(
+            (*bounds.rows(transfer), *self.config.element_shape(kind)), self.sram[kind].dtype
+        )
+        loaded = dram[elements].view(dtype).reshape(*elements.shape, *padded.shape[2:])
+        top, left = transfer.y_pad_0, transfer.x_pad_0
+        padded[top : top + transfer.y_size, left : left + transfer.x_size] = loaded
+        self.sram[kind][covered] = padded.reshape(-1, *padded.shape[2:])
+
+    def load_uops(self, index: int, transfer: Transfer) -> None:
+        """Designs disagree about rows and padding of uops, so there is one row of them here."""
+        if bounds.rows(transfer) != (1, transfer.x_size):
+            raise self.fault(index, "uops are loaded in one row without padding")
+        self.uops.load(transfer)
+
+    def loops(self, index: int, loops: Loops) -> None:
+        kind = "alu" if isinstance(loops, Alu) else "reset" if _resets(loops) else "gemm"
+        count = loops.iter_out * loops.iter_in * (loops.uop_end - loops.uop_bgn)
+        if count <= 0:
+            raise self.fault(index, "it has no iterations: hardware does not come to an end")
+        if loops.uop_end > self.config.depth(Memory.UOP):
+            raise self.fault(index, f"there is no uop {loops.uop_end - 1}")
+        if (missing := self.uops.missing(loops)) is not None:
+            raise self.fault(index, f"uop {missing} has not been loaded")
+        uops = self.uops.of(loops)
+        if problem := bounds.loops_problem(loops, uops, self.config):
+            raise self.fault(index, problem)
+        self.steps[kind] += count
+        if (taken := sum(self.steps.values())) > self.limit:
+            raise self.fault(index, f"the program takes {taken} steps by here, {self.limit} may be")
+        acc = self.sram[Memory.ACC]
+        try:
+            if isinstance(loops, Alu):
+                kernels.alu(loops, uops, acc)
+            elif isinstance(loops, Gemm):
+                kernels.gemm(loops, uops, acc, self.sram[Memory.INP], self.sram[Memory.WGT])
+        except kernels.ShiftError as error:
+            raise self.fault(index, str(error)) from None
+
+    def name(self, index: int) -> str:
+        return f"instruction {index} ({isa.describe(self.instructions[index])})"
+
+    def fault(self, index: int, reason: str) -> Fault:
+        return Fault(f"{self.name(index)}: {reason}.", index)
+
+
+def _resets(loops: Loops) -> bool:
+    return isinstance(loops, Gemm) and loops.reset
+
+
+def _dram(program: Program, memory: Mapping[int, npt.NDArray[Any]]) -> dict[int, Bytes]:
+    """A copy of each buffer, as bytes."""
+    for number in memory:
+        if not 0 <= number < len(program.buffers):
+            raise TvmtuneError(f"memory is given for an operand {number} that is not listed.")
+    found = {}
+    for number, buffer in enumerate(program.buffers):
+        array = memory.get(number, program.contents.get(number))
+        if array is None:
+            if buffer.role in ("input", "constant"):
+                raise TvmtuneError(
+                    f"the {buffer.role} '{buffer.name}' (operand {number}) is missing."
+                )
+            array = np.zeros(buffer.shape, buffer.dtype)
+        if array.shape != buffer.shape or array.dtype != buffer.dtype:
+            raise TvmtuneError(
+                f"memory of '{buffer.name}': {buffer.dtype} {buffer.shape} is needed, "
+                f"not {array.dtype} {array.shape}."
+            )
+        found[number] = np.array(array, order="C").reshape(-1).view(np.uint8)
+    return found

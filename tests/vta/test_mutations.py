@@ -1,0 +1,62 @@
+"""Streams with one bit changed: refused, diagnosed or run to some answer, never a crash or a hang."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+
+from tvmtune.errors import TvmtuneError
+from tvmtune_vta import rules, simulator
+from vta.small import Y, expected, memory, program
+
+COUNT = 300
+
+
+def mutants():
+    """Programs with one bit of an instruction, or of a uop, changed."""
+    made, rng = program(), random.Random(7)
+    for _ in range(COUNT):
+        words, uops = made.instructions.copy(), made.uops.copy()
+        bits = rng.randrange(128 * len(words) + 32 * len(uops))
+        if bits < 128 * len(words):
+            words.reshape(-1)[bits // 64] ^= np.uint64(1 << bits % 64)
+        else:
+            bits -= 128 * len(words)
+            uops[bits // 32] ^= np.uint32(1 << bits % 32)
+        yield dataclasses.replace(made, instructions=words, uops=uops)
+
+
+def test_a_changed_bit_is_refused_or_diagnosed_or_gives_an_answer():
+    held, counted = memory(), {"refused": 0, "fault": 0, "right": 0, "wrong": 0}
+    right = expected(held)
+    for index, mutant in enumerate(mutants()):
+        refused = rules.violations(mutant)
+        try:
+            result = simulator.run(mutant, held, index)
+        except TvmtuneError as error:
+            assert str(error)
+            assert "\n" not in str(error)
+            # Of all faults only amounts of shifts depend on data.
+            assert refused or "from an accumulator" in str(error)
+            counted["fault"] += 1
+            continue
+        assert sum(result.steps.values()) <= simulator.STEPS * len(mutant.instructions)
+        if refused:
+            counted["refused"] += 1
+            continue
+        # What the rules accept does not depend on the order.
+        assert np.array_equal(simulator.run(mutant, held, "lazy-loads").memory[Y], result.memory[Y])
+        counted["right" if np.array_equal(result.memory[Y], right) else "wrong"] += 1
+    assert sum(counted.values()) == COUNT
+    assert counted["fault"] > COUNT // 4
+    assert all(counted.values()), counted
+
+
+def test_random_words_are_refused():
+    made, rng = program(), np.random.default_rng(3)
+    for _ in range(50):
+        words = rng.integers(0, 1 << 64, made.instructions.shape, np.uint64)
+        mutant = dataclasses.replace(made, instructions=words)
+        assert rules.violations(mutant)
