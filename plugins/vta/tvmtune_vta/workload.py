@@ -1,0 +1,147 @@
+"""What a kernel computes: a convolution in VTA's packed layout, and what is done to its sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvmtune.errors import TvmtuneError
+from tvmtune_vta.config import Config
+from tvmtune_vta.isa import AluOp
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of int8 with sums of int32; a dense layer is one of a picture of one pixel.
+
+    ``height`` and ``width`` are the input's. The fields up to the strides are the numbers by which the
+    tutorial of VTA's tuner names ResNet-18's layers, in their order.
+    """
+
+    batch: int
+    height: int
+    width: int
+    in_channels: int
+    out_channels: int
+    kernel_h: int
+    kernel_w: int
+    pad_h: int = 0
+    pad_w: int = 0
+    stride_h: int = 1
+    stride_w: int = 1
+    groups: int = 1
+
+    @property
+    def out_height(self) -> int:
+        return (self.height + 2 * self.pad_h - self.kernel_h) // self.stride_h + 1
+
+    @property
+    def out_width(self) -> int:
+        return (self.width + 2 * self.pad_w - self.kernel_w) // self.stride_w + 1
+
+    @property
+    def macs(self) -> int:
+        """Products that are summed."""
+        outputs = self.batch * self.out_channels * self.out_height * self.out_width
+        return outputs * (self.in_channels // self.groups) * self.kernel_h * self.kernel_w
+
+    def check(self, config: Config) -> None:
+        """Raise :class:`TvmtuneError` if a configuration cannot compute it, whatever its schedule."""
+        for name, value, unit in (
+            ("batch", self.batch, config.batch),
+            ("input channels of a group", self.in_channels // self.groups, config.block),
+            ("output channels of a group", self.out_channels // self.groups, config.block),
+        ):
+            if value < 1 or value % unit:
+                raise TvmtuneError(
+                    f"{self}: its {name} are {value}, and VTA takes multiples of {unit}: pad them."
+                )
+        if self.out_height < 1 or self.out_width < 1:
+            raise TvmtuneError(f"{self}: the kernel is larger than its input with padding.")
+
+    def shapes(self, config: Config) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of packed input (N/b, CI/c, H, W, b, c), weights (CO/c, CI/g/c, KH, KW, c, c) and output
+        (N/b, CO/c, OH, OW, b, c), for a batch b and a block c of the GEMM core."""
+        b, c = config.batch, config.block
+        return (
+            (self.batch // b, self.in_channels // c, self.height, self.width, b, c),
+            (
+                *(self.out_channels // c, self.in_channels // self.groups // c),
+                *(self.kernel_h, self.kernel_w, c, c),
+            ),
+            (self.batch // b, self.out_channels // c, self.out_height, self.out_width, b, c),
+        )
+
+    def __str__(self) -> str:
+        shape = f"{self.batch}x{self.in_channels}x{self.height}x{self.width}"
+        kernel = f"{self.kernel_h}x{self.kernel_w} to {self.out_channels}"
+        return f"convolution of {shape} by {kernel}"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of the sums before their low 8 bits are stored, in this order.
+
+    ``bias``: int32 for each output channel is added. ``shift``: to the right, arithmetically, by at
+    most 30. ``low`` and ``high``: what they are clipped to, None for no bound.
+    """
+
+    bias: bool = False
+    shift: int = 8
+    low: int | None = 0
+    high: int | None = 127
+
+    def operations(self) -> list[tuple[AluOp, int]]:
+        """Behind the bias, each with its immediate; SHR has room for 15 at a time."""
+        if not 0 <= self.shift <= 30:
+            raise TvmtuneError(f"a shift by {self.shift}: 0 to 30 are possible.")
+        first = min(self.shift, 15)
+        found = [(AluOp.SHR, amount) for amount in (first, self.shift - first) if amount]
+        found += [(AluOp.MAX, self.low)] if self.low is not None else []
+        found += [(AluOp.MIN, self.high)] if self.high is not None else []
+        return found
+
+
+def reference(
+    convolution: Convolution,
+    epilogue: Epilogue,
+    x: npt.NDArray[np.int8],
+    w: npt.NDArray[np.int8],
+    bias: npt.NDArray[np.int32] | None = None,
+) -> npt.NDArray[np.int8]:
+    """The packed output of a packed input, in 64-bit integers, position by position of the kernel.
+
+    ``bias`` is (CO/c, b, c).
+    """
+    conv = convolution
+    padded = np.pad(
+        x.astype(np.int64),
+        [(0, 0), (0, 0), (conv.pad_h, conv.pad_h), (conv.pad_w, conv.pad_w), (0, 0), (0, 0)],
+    )
+    weights = w.astype(np.int64)
+    ins, outs = x.shape[1] // conv.groups, w.shape[0] // conv.groups
+    shape = (x.shape[0], w.shape[0], conv.out_height, conv.out_width, *x.shape[4:])
+    sums = np.zeros(shape, np.int64)
+    for g in range(conv.groups):
+        inputs = padded[:, g * ins : (g + 1) * ins]
+        tiles = weights[g * outs : (g + 1) * outs]
+        for ky in range(conv.kernel_h):
+            for kx in range(conv.kernel_w):
+                rows = slice(ky, ky + conv.stride_h * (conv.out_height - 1) + 1, conv.stride_h)
+                columns = slice(kx, kx + conv.stride_w * (conv.out_width - 1) + 1, conv.stride_w)
+                seen: Any = inputs[:, :, rows, columns]
+                sums[:, g * outs : (g + 1) * outs] += np.einsum(
+                    "nihwbc,oikc->nohwbk", seen, tiles[:, :, ky, kx], optimize=True
+                )
+    if epilogue.bias:
+        assert bias is not None
+        sums += bias.astype(np.int64)[None, :, None, None]
+    for op, amount in epilogue.operations():
+        if op is AluOp.SHR:
+            sums >>= amount
+        else:
+            sums = (np.maximum if op is AluOp.MAX else np.minimum)(sums, amount)
+    return sums.astype(np.int8)
