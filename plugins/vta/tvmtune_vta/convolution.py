@@ -1,17 +1,21 @@
 """From a packed convolution and its knobs to a stream: a pure function.
 
-The outputs are cut into rounds, a round into slots with places on chip of their own, so that the load
-engine fills one while the core works on the other. A round resets its slots, takes the input
+The outputs are cut into rounds, a round into slots with sums of their own, so that the load engine
+fills what one needs while the core works on the other. A round resets its slots, takes the input
 channels chunk by chunk (first the loads of all slots, then their products), and ends each slot by its
 epilogue and store. Tokens: a load waits until the products before last of its slot are done, products
 wait for their load, a store for its epilogue, a reset for the store before of its slot.
+
+Slots of the same rows share their input, slots of the same output channels their weights: the first
+of them loads it, in turns to one of two places. The tokens stay the same: when a slot may load for a
+chunk, all slots are done with the chunk before last.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +31,9 @@ from tvmtune_vta.workload import Convolution, Epilogue
 
 X, W, Y, BIAS = 0, 1, 2, 3
 """Operands."""
+PIECES = 4
+"""Into how many a slot's epilogue is cut at most, by its output channels: one is stored while the next
+is computed."""
 DIMENSIONS = ("b", "co", "h", "w")
 _PADS = 15
 _SIZES = (1 << 16) - 1
@@ -52,6 +59,8 @@ class _Slot:
     """One tile of a round: where its outputs begin, in blocks and pixels."""
 
     number: int
+    oc_thread: int
+    h_thread: int
     group: int
     b: int
     co: int
@@ -61,7 +70,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """The products of a slot with some of the input channels; ``turn`` counts all that there are."""
+    """The products of a slot with some of the input channels; ``turn`` counts the chunks."""
 
     slot: _Slot
     ci: int
@@ -73,7 +82,9 @@ class _Generator:
         self, conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config
     ) -> None:
         self.conv, self.epilogue, self.knobs, self.config = conv, epilogue, knobs, config
-        self.rows_in = (knobs.tile_h - 1) * conv.stride_h + conv.kernel_h
+        # Of a kernel of one row, those between its steps are not loaded.
+        self.row_step = conv.stride_h if conv.kernel_h == 1 else 1
+        self.rows_in = (knobs.tile_h - 1) * conv.stride_h // self.row_step + conv.kernel_h
         self.columns_in = (knobs.tile_w - 1) * conv.stride_w + conv.kernel_w
         self.taps = conv.kernel_h * conv.kernel_w
         self.ins = conv.in_channels // conv.groups // config.block
@@ -111,7 +122,7 @@ class _Generator:
             "src": {
                 "b": knobs.tile_ci * self.rows_in * self.columns_in,
                 "co": 0,
-                "h": conv.stride_h * self.columns_in,
+                "h": conv.stride_h // self.row_step * self.columns_in,
                 "w": conv.stride_w,
             },
             "wgt": {"b": 0, "co": knobs.tile_ci * self.taps, "h": 0, "w": 0},
@@ -133,7 +144,13 @@ class _Generator:
             )
         size = best[0]
         self.each = size
-        count = self.knobs.slots * size * (self.taps * self.knobs.tile_ci + 1)
+        self.pieces = 1
+        if "co" in best[1]:
+            tile = self.knobs.tile_co
+            self.pieces = max(n for n in range(1, PIECES + 1) if tile % n == 0)
+        self.sides = 2 if self.knobs.slots > 1 else 1
+        products = self.sides * self.taps * self.knobs.tile_ci
+        count = self.knobs.slots * size * (products + self.pieces)
         if count > self.config.uop_limit:
             raise Misfit(f"{count} uops are needed, and there are {self.config.uop_limit}")
         return best[1], best[2]
@@ -185,24 +202,44 @@ class _Generator:
         channel = np.zeros(self.each, np.int64)
         for dimension, position in zip(self.inner, grid, strict=True):
             channel += position.reshape(-1) * (dimension == "co")
-        for slot in range(knobs.slots):
+        threads = itertools.product(range(knobs.oc_nthread), range(knobs.h_nthread))
+        for slot, (oc_thread, h_thread) in enumerate(threads):
             dst = slot * self.acc + offsets("dst")
-            products = isa.pack_uops(
-                self.config,
-                np.broadcast_to(dst, (len(src_taps), self.each)),
-                slot * self.inp + src_taps + offsets("src"),
-                slot * self.wgt + wgt_taps + offsets("wgt"),
-            )
+            for side in range(self.sides):
+                parts.append(
+                    isa.pack_uops(
+                        self.config,
+                        np.broadcast_to(dst, (len(src_taps), self.each)),
+                        self.input_place(h_thread, side) + src_taps + offsets("src"),
+                        self.weight_place(oc_thread, side) + wgt_taps + offsets("wgt"),
+                    )
+                )
             biases = knobs.slots * self.acc + slot * self.bias + channel
-            ending = isa.pack_uops(self.config, dst, biases if self.bias else dst)
-            parts += [products, ending]
+            for piece in range(self.pieces):
+                first = piece * (knobs.tile_co // self.pieces)
+                place = dst + first * strides["dst"]["co"]
+                sources = biases + first if self.bias else place
+                parts.append(isa.pack_uops(self.config, place, sources))
         return np.concatenate(parts)
 
-    def range(self, slot: int, *, products: bool) -> tuple[int, int]:
-        """The uops of a slot's products or of its epilogue: the first, and the one after the last."""
+    def input_place(self, h_thread: int, side: int) -> int:
+        """Where on chip the input of these rows is, at every other chunk."""
+        shared = self.knobs.oc_nthread > 1
+        return self.inp * (2 * h_thread + side if shared else h_thread)
+
+    def weight_place(self, oc_thread: int, side: int) -> int:
+        shared = self.knobs.h_nthread > 1
+        return self.wgt * (2 * oc_thread + side if shared else oc_thread)
+
+    def range(self, slot: int, *, side: int = 0, piece: int | None = None) -> tuple[int, int]:
+        """The uops of a slot's products at every other chunk, or of a piece of its epilogue: the first,
+        and the one after the last."""
         count = self.each * self.taps * self.knobs.tile_ci
-        first = slot * (count + self.each)
-        return (first, first + count) if products else (first + count, first + count + self.each)
+        first = slot * (self.sides * count + self.pieces * self.each)
+        if piece is None:
+            return first + side * count, first + (side + 1) * count
+        first += self.sides * count + piece * self.each
+        return first, first + self.each
 
     def rounds(self) -> Iterator[list[_Slot]]:
         knobs, conv = self.knobs, self.conv
@@ -218,6 +255,8 @@ class _Generator:
             yield [
                 _Slot(
                     number,
+                    c,
+                    r,
                     group,
                     b,
                     group * self.outs + co + c * knobs.tile_co,
@@ -233,8 +272,7 @@ class _Generator:
             self.reset(slot, again=turn > 0)
         chunks = self.ins // knobs.tile_ci
         for number in range(chunks):
-            first = (turn * chunks + number) * knobs.slots
-            parts = [_Chunk(s, number * knobs.tile_ci, first + s.number) for s in slots]
+            parts = [_Chunk(s, number * knobs.tile_ci, turn * chunks + number) for s in slots]
             for part in parts:
                 self.load(part)
             for part in parts:
@@ -243,50 +281,66 @@ class _Generator:
             self.finish(slot)
             self.store(slot)
 
-    def loops(self, slot: int, *, products: bool, source: str | None = None) -> dict[str, int]:
-        """The fields that all instructions over a slot's tile have."""
+    def loops(
+        self, slot: int, piece: int | None = None, *, side: int = 0, whole: bool = False
+    ) -> dict[str, int]:
+        """The fields of all instructions over a slot's products or a piece of its epilogue; from there
+        on over the ``whole`` tile."""
         strides = self.strides()
-        begin, end = self.range(slot, products=products)
+        begin, end = self.range(slot, side=side, piece=piece)
         found = {"uop_bgn": begin, "uop_end": end}
         for dimension, part in zip(self.looped, ("out", "in"), strict=True):
-            found[f"iter_{part}"] = self.extent[dimension]
+            cut = self.pieces if dimension == "co" and piece is not None and not whole else 1
+            found[f"iter_{part}"] = self.extent[dimension] // cut
             found[f"dst_factor_{part}"] = strides["dst"][dimension]
-            if source == "products":
+        return found
+
+    def sources(self, *, products: bool) -> dict[str, int]:
+        """The fields that say where products, or biases, come from."""
+        strides, found = self.strides(), {}
+        for dimension, part in zip(self.looped, ("out", "in"), strict=True):
+            if products:
                 found[f"src_factor_{part}"] = strides["src"][dimension]
                 found[f"wgt_factor_{part}"] = strides["wgt"][dimension]
-            elif source == "bias":
+            else:
                 found[f"src_factor_{part}"] = int(dimension == "co")
         return found
 
     def reset(self, slot: _Slot, *, again: bool) -> None:
-        fields = self.loops(slot.number, products=False)
+        fields = self.loops(slot.number, 0, whole=True)
         self.steps.append((Gemm(**fields, reset=True, pop_next=again), NO_OPERAND))
 
     def load(self, chunk: _Chunk) -> None:
-        found = [(load, X) for load in self.inputs(chunk)]
-        found += [(self.weights(chunk), W)]
-        for number, (load, operand) in enumerate(found):
-            again = number == 0 and chunk.turn >= self.knobs.slots
-            flags = {"pop_next": again, "push_next": number + 1 == len(found)}
-            self.steps.append((Load(**(load | flags)), operand))
+        """What no slot before has loaded; for the last of four that is nothing but the tokens."""
+        slot = chunk.slot
+        found = [(fields, X) for fields in self.inputs(chunk)] if slot.oc_thread == 0 else []
+        found += [(self.weights(chunk), W)] if slot.h_thread == 0 else []
+        again = chunk.turn > 0
+        if not found:
+            noop = isa.noop(Engine.LOAD, pop_next=again, push_next=True)
+            self.steps.append((noop, NO_OPERAND))
+        for number, (fields, operand) in enumerate(found):
+            flags = {"pop_next": again and number == 0, "push_next": number + 1 == len(found)}
+            self.steps.append((Load(**(fields | flags)), operand))
 
     def inputs(self, chunk: _Chunk) -> Iterator[dict[str, int]]:
         """The fields of the loads that bring a tile's input, its padding included."""
         conv, knobs, slot = self.conv, self.knobs, chunk.slot
-        y, top, bottom = _window(
-            slot.h * conv.stride_h - conv.pad_h, self.rows_in, conv.height, "rows"
-        )
+        first = slot.h * conv.stride_h - conv.pad_h
+        y, top, bottom = _window(first, self.rows_in, conv.height, "rows", self.row_step)
         x, left, right = _window(
-            slot.w * conv.stride_w - conv.pad_w, self.columns_in, conv.width, "columns"
+            slot.w * conv.stride_w - conv.pad_w, self.columns_in, conv.width, "columns", 1
         )
         rows = self.rows_in - top - bottom
         columns = self.columns_in - left - right
         picture = conv.height * conv.width
         for b in range(knobs.tile_b):
-            base = slot.number * self.inp + b * knobs.tile_ci * self.rows_in * self.columns_in
+            base = self.input_place(slot.h_thread, chunk.turn % 2)
+            base += b * knobs.tile_ci * self.rows_in * self.columns_in
             channel = (slot.b + b) * conv.groups * self.ins + slot.group * self.ins + chunk.ci
             whole = {"memory": Memory.INP}
-            if columns == self.columns_in == conv.width and rows == self.rows_in:
+            dense = columns == self.columns_in == conv.width and rows == self.rows_in
+            if dense and self.row_step == 1:
                 yield whole | {
                     "sram_base": base,
                     "dram_base": channel * picture + y * conv.width,
@@ -301,7 +355,7 @@ class _Generator:
                     "dram_base": (channel + ci) * picture + y * conv.width + x,
                     "y_size": rows,
                     "x_size": columns,
-                    "x_stride": conv.width,
+                    "x_stride": conv.width * self.row_step,
                     "y_pad_0": top,
                     "y_pad_1": bottom,
                     "x_pad_0": left,
@@ -312,7 +366,7 @@ class _Generator:
         slot, row = chunk.slot, self.ins * self.taps
         return {
             "memory": Memory.WGT,
-            "sram_base": slot.number * self.wgt,
+            "sram_base": self.weight_place(slot.oc_thread, chunk.turn % 2),
             "dram_base": slot.co * row + chunk.ci * self.taps,
             "y_size": self.knobs.tile_co,
             "x_size": self.knobs.tile_ci * self.taps,
@@ -320,79 +374,82 @@ class _Generator:
         }
 
     def multiply(self, chunk: _Chunk, *, followed: bool) -> None:
-        fields = self.loops(chunk.slot.number, products=True, source="products")
-        self.steps.append(
-            (Gemm(**fields, pop_prev=True, push_prev=followed), NO_OPERAND)
-        )
+        side = chunk.turn % self.sides
+        fields = self.loops(chunk.slot.number, side=side) | self.sources(products=True)
+        self.steps.append((Gemm(**fields, pop_prev=True, push_prev=followed), NO_OPERAND))
 
     def finish(self, slot: _Slot) -> None:
-        """The epilogue; its last instruction, or the last products, let the store go on."""
-        ends: list[Alu] = []
-        if self.bias:
-            if self.held.get(slot.number) != slot.co:
-                base = self.knobs.slots * self.acc + slot.number * self.bias
-                load = Load(
-                    memory=Memory.ACC,
-                    sram_base=base,
-                    dram_base=slot.co,
-                    x_size=self.bias,
-                    x_stride=self.bias,
-                )
-                self.steps.append((load, BIAS))
-                self.held[slot.number] = slot.co
-            fields = self.loops(slot.number, products=False, source="bias")
-            ends.append(Alu(**fields, op=AluOp.ADD, use_imm=False))
-        fields = self.loops(slot.number, products=False)
-        for op, amount in self.epilogue.operations():
-            ends.append(Alu(**fields, op=op, use_imm=True, imm=amount))
-        if not ends:  # hardware stores what the core has written last
-            ends.append(Alu(**fields, op=AluOp.ADD, use_imm=True, imm=0))
-        for number, instruction in enumerate(ends):
-            if number + 1 == len(ends):
-                instruction = _letting_go(instruction)
-            self.steps.append((instruction, NO_OPERAND))
+        """Piece by piece the epilogue, whose last instruction lets the store go on."""
+        if self.bias and self.held.get(slot.number) != slot.co:
+            load = Load(
+                memory=Memory.ACC,
+                sram_base=self.knobs.slots * self.acc + slot.number * self.bias,
+                dram_base=slot.co,
+                x_size=self.bias,
+                x_stride=self.bias,
+            )
+            self.steps.append((load, BIAS))
+            self.held[slot.number] = slot.co
+        for piece in range(self.pieces):
+            fields = self.loops(slot.number, piece)
+            ends: list[Alu] = []
+            if self.bias:
+                biases = self.sources(products=False)
+                ends.append(Alu(**(fields | biases), op=AluOp.ADD, use_imm=False))
+            for op, amount in self.epilogue.operations():
+                ends.append(Alu(**fields, op=op, use_imm=True, imm=amount))
+            if not ends:  # hardware stores what the core has written last
+                ends.append(Alu(**fields, op=AluOp.ADD, use_imm=True, imm=0))
+            ends[-1] = replace(ends[-1], push_next=True)
+            self.steps += [(instruction, NO_OPERAND) for instruction in ends]
 
     def store(self, slot: _Slot) -> None:
+        """The outputs of a slot, a piece after the other."""
         knobs, conv = self.knobs, self.conv
         picture = conv.out_height * conv.out_width
         channels = conv.out_channels // self.config.block
+        part = knobs.tile_co // self.pieces
         found: list[dict[str, int]] = []
-        for b in range(knobs.tile_b):
-            for co in range(knobs.tile_co):
-                plane = (slot.b + b) * channels + slot.co + co
-                found.append(
-                    {
-                        "sram_base": slot.number * self.acc
-                        + (b * knobs.tile_co + co) * knobs.tile_h * knobs.tile_w,
-                        "dram_base": plane * picture + slot.h * conv.out_width + slot.w,
-                        "y_size": knobs.tile_h,
-                        "x_size": knobs.tile_w,
-                        "x_stride": conv.out_width,
-                    }
-                )
+        for piece, b in itertools.product(range(self.pieces), range(knobs.tile_b)):
+            begun = {"pop_prev": 1} if b == 0 else {}
+            co = piece * part
+            plane = (slot.b + b) * channels + slot.co + co
+            place = (b * knobs.tile_co + co) * knobs.tile_h * knobs.tile_w
+            fields = {
+                "sram_base": slot.number * self.acc + place,
+                "dram_base": plane * picture + slot.h * conv.out_width + slot.w,
+            }
             if knobs.tile_w == conv.out_width:  # whole rows: all channels at once
-                first = found[-knobs.tile_co]
-                del found[-knobs.tile_co :]
-                rows = {"y_size": knobs.tile_co, "x_size": knobs.tile_h * knobs.tile_w}
-                found.append(first | rows | {"x_stride": picture})
+                size = knobs.tile_h * knobs.tile_w
+                rows = {"y_size": part, "x_size": size, "x_stride": picture}
+                found.append(fields | rows | begun)
+                continue
+            for channel in range(part):
+                rows = {
+                    "sram_base": fields["sram_base"] + channel * knobs.tile_h * knobs.tile_w,
+                    "dram_base": fields["dram_base"] + channel * picture,
+                    "y_size": knobs.tile_h,
+                    "x_size": knobs.tile_w,
+                    "x_stride": conv.out_width,
+                }
+                found.append(rows | (begun if channel == 0 else {}))
         for number, fields in enumerate(found):
-            flags = {"pop_prev": number == 0, "push_prev": number + 1 == len(found)}
+            flags = {
+                "pop_prev": bool(fields.pop("pop_prev", 0)),
+                "push_prev": number + 1 == len(found),
+            }
             self.steps.append((Store(**fields, **flags), Y))
 
 
-def _letting_go(instruction: Alu) -> Alu:
-    from dataclasses import replace
-
-    return replace(instruction, push_next=True)
-
-
-def _window(first: int, size: int, there: int, what: str) -> tuple[int, int, int]:
-    """Where a tile's input begins in what is there, and how much padding lies before and behind."""
-    before, behind = max(0, -first), max(0, first + size - there)
+def _window(first: int, size: int, there: int, what: str, step: int) -> tuple[int, int, int]:
+    """Where a tile's input of ``size`` begins in what is there, ``step`` apart, and how much padding
+    lies before and behind."""
+    before = max(0, -(first // step))
+    behind = max(0, size - (there - 1 - first) // step - 1)
     if before + behind >= size:
         raise Misfit(f"a tile's {what} of input are nothing but padding")
     if before > _PADS or behind > _PADS:
         raise Misfit(f"{max(before, behind)} {what} of padding are needed: {_PADS} are possible")
     if size - before - behind > _SIZES:
         raise Misfit(f"{size} {what} are more than a load can bring")
-    return first + before, before, behind
+    return first + before * step, before, behind

@@ -81,6 +81,7 @@ class Program:
     contents: Mapping[int, npt.NDArray[Any]] = field(default_factory=dict)
     expected: Mapping[int, npt.NDArray[Any]] = field(default_factory=dict)
     name: str = ""
+    _decoded: tuple[Instruction, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         count = len(self.instructions)
@@ -116,13 +117,19 @@ class Program:
         **others: Any,
     ) -> Program:
         """A program from pairs of an instruction and its operand."""
-        words = isa.encode_all([instruction for instruction, _ in steps], config)
+        instructions = [instruction for instruction, _ in steps]
+        words = isa.encode_all(instructions, config)
+        words.flags.writeable = False  # they are what the objects say
         operands = np.array([operand for _, operand in steps], np.int32)
-        return cls(config, words, uops, tuple(buffers), operands, **others)
+        made = cls(config, words, uops, tuple(buffers), operands, **others)
+        object.__setattr__(made, "_decoded", tuple(instructions))
+        return made
 
     def decode(self) -> list[Instruction]:
         """The instructions as objects. Raises :class:`TvmtuneError` for words that are none."""
-        return isa.decode_all(self.instructions, self.config)
+        if self._decoded is None:
+            return isa.decode_all(self.instructions, self.config)
+        return list(self._decoded)
 
     def disassemble(self) -> list[str]:
         """A line for each instruction, with the name of its buffer."""
