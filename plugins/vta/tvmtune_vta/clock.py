@@ -197,9 +197,7 @@ def _steps(loops: Loops) -> int:
     return loops.iter_out * loops.iter_in * (loops.uop_end - loops.uop_bgn)
 
 
-def count(
-    instructions: list[Instruction], config: Config
-) -> tuple[dict[str, int], dict[str, int]]:
+def count(instructions: list[Instruction], config: Config) -> tuple[dict[str, int], dict[str, int]]:
     """Steps of ``gemm``, ``reset`` and ``alu``, and bytes between DRAM and each memory."""
     steps = dict.fromkeys(("gemm", "reset", "alu"), 0)
     traffic = {m.name.lower(): 0 for m in Memory if m is not Memory.ACC_8BIT}
@@ -210,7 +208,9 @@ def count(
             steps["reset" if instruction.reset else "gemm"] += _steps(instruction)
         elif isinstance(instruction, Transfer) and instruction.x_size:
             size = config.element_bytes(instruction.memory)
-            name = "acc" if instruction.memory is Memory.ACC_8BIT else instruction.memory.name.lower()
+            name = (
+                "acc" if instruction.memory is Memory.ACC_8BIT else instruction.memory.name.lower()
+            )
             traffic[name] += size * instruction.y_size * instruction.x_size
     return steps, traffic
 
@@ -260,5 +260,3 @@ def _kind(instruction: Instruction) -> str:
     if isinstance(instruction, Gemm):
         return "reset" if instruction.reset else "gemm"
     return "alu" if isinstance(instruction, Alu) else "other"
-
-

@@ -78,9 +78,7 @@ class _Chunk:
 
 
 class _Generator:
-    def __init__(
-        self, conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config
-    ) -> None:
+    def __init__(self, conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config) -> None:
         self.conv, self.epilogue, self.knobs, self.config = conv, epilogue, knobs, config
         # Of a kernel of one row, those between its steps are not loaded.
         self.row_step = conv.stride_h if conv.kernel_h == 1 else 1
