@@ -1,4 +1,4 @@
-"""Streams for convolutions: sound by hardware's rules, and right to the bit in any order of the engines."""
+"""Streams for convolutions: sound by hardware's rules, right to the bit in any order of engines."""
 
 from __future__ import annotations
 

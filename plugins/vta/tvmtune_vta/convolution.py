@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +112,7 @@ class _Generator:
         knobs = self.knobs
         return knobs.tile_b, knobs.tile_co, knobs.tile_h, knobs.tile_w
 
-    def strides(self) -> dict[str, dict[str, int]]:
+    def strides(self) -> dict[str, dict[str, Any]]:
         """By how much each index grows along each dimension of a slot's tile."""
         knobs, conv = self.knobs, self.conv
         picture = knobs.tile_h * knobs.tile_w
@@ -137,8 +138,8 @@ class _Generator:
                 best = size, pair, rest
         if best is None:
             raise Misfit(
-                f"a tile of {self.acc} outputs is too small: the same sum would be written twice within "
-                f"{DISTANCE} steps"
+                f"a tile of {self.acc} outputs is too small: the same sum would be written twice "
+                f"within {DISTANCE} steps"
             )
         size = best[0]
         self.each = size
@@ -281,7 +282,7 @@ class _Generator:
 
     def loops(
         self, slot: int, piece: int | None = None, *, side: int = 0, whole: bool = False
-    ) -> dict[str, int]:
+    ) -> dict[str, Any]:
         """The fields of all instructions over a slot's products or a piece of its epilogue; from there
         on over the ``whole`` tile."""
         strides = self.strides()
@@ -293,7 +294,7 @@ class _Generator:
             found[f"dst_factor_{part}"] = strides["dst"][dimension]
         return found
 
-    def sources(self, *, products: bool) -> dict[str, int]:
+    def sources(self, *, products: bool) -> dict[str, Any]:
         """The fields that say where products, or biases, come from."""
         strides, found = self.strides(), {}
         for dimension, part in zip(self.looped, ("out", "in"), strict=True):
@@ -321,7 +322,7 @@ class _Generator:
             flags = {"pop_next": again and number == 0, "push_next": number + 1 == len(found)}
             self.steps.append((Load(**(fields | flags)), operand))
 
-    def inputs(self, chunk: _Chunk) -> Iterator[dict[str, int]]:
+    def inputs(self, chunk: _Chunk) -> Iterator[dict[str, Any]]:
         """The fields of the loads that bring a tile's input, its padding included."""
         conv, knobs, slot = self.conv, self.knobs, chunk.slot
         first = slot.h * conv.stride_h - conv.pad_h
@@ -360,7 +361,7 @@ class _Generator:
                     "x_pad_1": right,
                 }
 
-    def weights(self, chunk: _Chunk) -> dict[str, int]:
+    def weights(self, chunk: _Chunk) -> dict[str, Any]:
         slot, row = chunk.slot, self.ins * self.taps
         return {
             "memory": Memory.WGT,
@@ -407,7 +408,7 @@ class _Generator:
         picture = conv.out_height * conv.out_width
         channels = conv.out_channels // self.config.block
         part = knobs.tile_co // self.pieces
-        found: list[dict[str, int]] = []
+        found: list[dict[str, Any]] = []
         for piece, b in itertools.product(range(self.pieces), range(knobs.tile_b)):
             begun = {"pop_prev": 1} if b == 0 else {}
             co = piece * part
