@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import onnx
 import pytest
@@ -211,28 +209,6 @@ def test_resting_waits_for_threads_that_spin(monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock) * 0.02)
     timing.rest()
     assert len(naps) == 5
-
-
-def test_threads_of_a_library_are_waited_for(made, monkeypatch):
-    """In a process of its own: what else has threads in that of the tests is not to be told from it."""
-    code = """if True:
-        import sys, time
-        from pathlib import Path
-        from tvmtune.deploy import timing
-        from tvmtune.deploy.library import Library
-
-        library = Library.open(Path(sys.argv[1]))
-        library.set_inputs(library.random_inputs())
-        library.invoke(10)
-        timing.rest()
-        cpu = time.process_time()
-        time.sleep(0.1)
-        print((time.process_time() - cpu) / 0.1)
-    """
-    monkeypatch.delenv("TVM_THREAD_POOL_SPIN_COUNT", raising=False)
-    done = subprocess.run([sys.executable, "-c", code, made], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < timing._QUIET
 
 
 def test_only_other_runtimes_are_rested_from(opened, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import processes
@@ -59,7 +60,7 @@ class Shelf:
 
     def session(self) -> int:
         """The process that serves the client of the moment: the youngest."""
-        return max(self.board.children())
+        return max(self.board.children(), key=lambda pid: psutil.Process(pid).create_time())
 
 
 @pytest.fixture(scope="module")

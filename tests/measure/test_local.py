@@ -101,7 +101,7 @@ def test_half_a_file_of_reference_results_is_never_believed(tmp_path, monkeypatc
     reference = tmp_path / "reference.so"
     args = [TensorSpec("x", (4,), "float32"), TensorSpec("y", (4,), "float32")]
 
-    def after(artifact: str, values: Any) -> Any:
+    def after(artifact: str, values: Any, options: Any) -> Any:
         return [values[0], np.full(4, 2.0 if "wrong" in artifact else 1.0, "float32")]
 
     def fails(file: Any, **arrays: Any) -> None:
@@ -123,7 +123,7 @@ def test_half_a_file_of_reference_results_is_never_believed(tmp_path, monkeypatc
 def test_a_kernel_that_writes_into_its_inputs_is_wrong(tmp_path, monkeypatch):
     args = [TensorSpec("x", (4,), "float32"), TensorSpec("y", (4,), "float32")]
 
-    def after(artifact: str, values: Any) -> Any:
+    def after(artifact: str, values: Any, options: Any) -> Any:
         spoilt = values[0] * 2 if "spoils" in artifact else values[0]
         return [spoilt, np.ones(4, "float32")]
 

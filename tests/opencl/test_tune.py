@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +27,13 @@ TIMING = Timing(repeat=3, build_timeout=60.0, run_timeout=60.0)
 
 
 @pytest.fixture(autouse=True)
-def with_pocl(pocl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary(pocl: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What is temporary goes there: a short path, because sockets are among it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(pocl))
     monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    with tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -46,12 +49,12 @@ def farm(tmp_path: Path) -> Iterator[served.Farm]:
 @pytest.mark.parametrize(
     ("network", "layout", "only", "trials"),
     [
-        ("mobilenet", "NHWC", "*", 50),
-        ("squeezenet_v1.1", "NCHW", "top8", 32),
-        ("resnet-18", "NHWC", "top6", 32),
+        ("mobilenet", "NHWC", "top8", 32),
+        ("squeezenet_v1.1", "NCHW", "top4", 16),
+        ("resnet-18", "NHWC", "top4", 16),
     ],
 )
-def test_a_network_is_tuned_compiled_and_right(network, layout, only, trials, tmp_path):
+def test_a_network_is_tuned_compiled_and_right(network, layout, only, trials, tmp_path, temporary):
     words = ["tune", "--target", "mali", "--network", network, "--layout", layout]
     words += ["--trials", trials, "--tasks", only, "--repeat", 3, "-o", "lib.so"]
     done = tvmtune(*words, cwd=tmp_path, timeout=900)
@@ -61,7 +64,7 @@ def test_a_network_is_tuned_compiled_and_right(network, layout, only, trials, tm
     trials_of = read_log(log).trials
     assert len(trials_of) == trials
     assert sum(not t.ok for t in trials_of) <= 1
-    assert not list((tmp_path / "tmp").glob("tvmtune-*"))
+    assert not list(temporary.glob("tvmtune-*"))
 
 
 @pytest.mark.slow
@@ -78,7 +81,7 @@ def test_the_owners_example_on_a_board(farm, tmp_path):
     remote = ("--remote", "rk3399")
     said = run("devices", "--probe")
     assert "(opencl)" in said
-    tune = ["tune", "--target", "mali", "--network", "mobilenet", *remote, "--trials", 24]
+    tune = ["tune", "--target", "mali", "--network", "mobilenet", *remote, "--trials", 16]
     assert re.search(RIGHT, run(*tune, "--tasks", "top6", "-o", "mobilenet.so"), re.MULTILINE)
     log = "mobilenet-NHWC-B1-mali-rk3399"
     assert "6 records of 6 tasks" in run("distill", f"{log}.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from tvmtune import system, threads
@@ -71,7 +70,7 @@ def parameters(device: Device) -> dict[str, Any]:
     """
     found: dict[str, Any] | None = None
     if device.remote is not None:
-        found = _ask(device.remote)
+        found = devices.ask_if_there(device.remote)
     elif system.runs_here(str(device.target.get("mtriple", ""))):
         found = describe.describe()
     known = {"num_cores": device.threads, "clusters": [], "features": [], "memory_bytes": 0}
@@ -98,7 +97,7 @@ def check_board(device: Device) -> None:
 
     A board that is not there, or in use, is none: whoever waits for it will see.
     """
-    if device.remote is None or (found := _ask(device.remote)) is None:
+    if device.remote is None or (found := devices.ask_if_there(device.remote)) is None:
         return
     mtriple = str(device.target["mtriple"])
     key, cpu = device.key, found.get("cpu") or "not told"
@@ -176,11 +175,3 @@ def _check_features(target: dict[str, Any], given: list[str]) -> None:
             raise UsageError(
                 f"LLVM knows no feature '{name}' of {target['mtriple']}.{nearest(name, names)}"
             )
-
-
-def _ask(remote: str) -> dict[str, Any] | None:
-    try:
-        return devices.ask(remote)
-    except TvmtuneError as error:
-        warnings.warn(f"the board's parameters are not read: {error}", stacklevel=2)
-        return None

@@ -16,11 +16,11 @@ def check(tasks: Sequence[Task], device: Device) -> None:
     told = device.params["extensions"]
     if not told:
         return
-    for dtype, extension in EXTENSIONS.items():
-        if extension in told:
-            continue
-        for task in tasks:
-            if re.search(rf"\b{dtype}\b", task.implementations[0].mod.script()):
+    lacking = {dtype: name for dtype, name in EXTENSIONS.items() if name not in told}
+    for task in tasks if lacking else ():
+        text = task.implementations[0].mod.script()
+        for dtype, extension in lacking.items():
+            if re.search(rf"\b{dtype}\b", text):
                 raise TvmtuneError(
                     f"{device.model} cannot compute in {dtype} ({extension}), which {task.name} does: "
                     "leave --dtype away, or give the network in float32."

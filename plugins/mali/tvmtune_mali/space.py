@@ -132,8 +132,8 @@ def shared(mod: tvm.IRModule, device: Device) -> SharedTiles | None:
 def _preferred(design: Schedule, lanes: int) -> Iterator[Any]:
     """Decisions for a design of tiles, the preferred first: a vector of outputs times up to 4 rows in
     each thread, :data:`GROUP` threads in a group. None for one that has no tiles."""
-    tiles = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
-    spatial = [i for i in tiles if len(i.outputs) == 3]
+    cuts = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
+    spatial = [i for i in cuts if len(i.outputs) == 3]
     if not spatial or any(i.kind.name == "RFactor" for i in design.trace.insts):
         return
     for rows, group in itertools.product((4, 2, 1), (GROUP, GROUP // 4, 1)):
@@ -145,7 +145,7 @@ def _preferred(design: Schedule, lanes: int) -> Iterator[Any]:
             left //= threads
             decision = [size // inner // threads, threads, inner]
             trace = trace.with_decision(inst, decision, remove_postproc=True)
-        for inst in tiles:
+        for inst in cuts:
             if len(inst.outputs) == 2:
                 size = extent(trace, inst)
                 inner = divisor(size, lanes)

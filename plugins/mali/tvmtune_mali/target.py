@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,13 +152,7 @@ def _of_the_board(remote: str, *, needed: bool) -> Found | None:
     import tvmtune_opencl
 
     key = protocol.find(remote)[0]
-    try:
-        told = boards_devices.ask(remote)
-    except TvmtuneError as error:
-        if needed:
-            raise
-        warnings.warn(f"the board's parameters are not read: {error}", stacklevel=2)
-        return None
+    told = boards_devices.ask(remote) if needed else boards_devices.ask_if_there(remote)
     if told is None:
         if needed:
             raise UsageError(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmtune import system
+from tvmtune.errors import TvmtuneError
 from tvmtune.farm.protocol import Address, Tracker, Unreachable, find
 from tvmtune.workers import Workers
 
@@ -129,6 +131,15 @@ def ask(remote: str, wait: float = PROBE) -> dict[str, Any] | None:
         raise Unreachable(f"the board '{key}' cannot be asked what it is: {outcome.message}")
     described: dict[str, Any] | None = outcome.value["described"]
     return described
+
+
+def ask_if_there(remote: str) -> dict[str, Any] | None:
+    """As :func:`ask`, with a warning and None where no board answers."""
+    try:
+        return ask(remote)
+    except TvmtuneError as error:
+        warnings.warn(f"the board's parameters are not read: {error}", stacklevel=2)
+        return None
 
 
 def no_device(runtime: str, backend: str) -> str:
