@@ -1,0 +1,80 @@
+"""Which layers of a network go to the accelerator, and as which packed convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvmtune.quantise.region import Layer, Region, find
+from tvmtune_vta.config import Config
+from tvmtune_vta.workload import Convolution
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@dataclass(frozen=True)
+class Split:
+    """A region with what each of its layers is on VTA."""
+
+    region: Region
+    packed: dict[str, Convolution]
+    """By the name of a layer's output, the convolutions."""
+    refused: dict[str, str]
+    """Layers that stay on the CPU, and why."""
+
+
+def split(
+    graph: tvm.IRModule, config: Config, start: str | None, stop: str | None, name: str
+) -> Split:
+    """Find the region and pack what can be packed; channels are padded to whole blocks."""
+    region = find(graph, start, stop, name=name)
+    packed: dict[str, Convolution] = {}
+    refused: dict[str, str] = {}
+    for layer in region.layers:
+        if layer.kind != "convolution":
+            continue
+        why = _refusal(layer, config)
+        if why:
+            refused[layer.output] = why
+        else:
+            packed[layer.output] = convolution(layer, config)
+    return Split(region, packed, refused)
+
+
+def convolution(layer: Layer, config: Config) -> Convolution:
+    """A layer in whole blocks of channels, and whole batches of the core."""
+    batch, channels, height, width = layer.in_shapes[0]
+    out, _, kernel_h, kernel_w = layer.kernel
+    top, left, _, _ = layer.padding
+    up = config.block if layer.groups == 1 else 1
+    return Convolution(
+        _whole(batch, config.batch),
+        height,
+        width,
+        _whole(channels, up),
+        _whole(out, up),
+        kernel_h,
+        kernel_w,
+        top,
+        left,
+        *layer.strides,
+        layer.groups,
+    )
+
+
+def _refusal(layer: Layer, config: Config) -> str:
+    """Why a convolution cannot go to the accelerator; empty if it can."""
+    top, left, bottom, right = layer.padding
+    if (top, left) != (bottom, right):
+        return f"its padding differs between sides: {layer.padding}"
+    if layer.dilation != (1, 1):
+        return f"its kernel is dilated by {layer.dilation}"
+    out, ins, _, _ = layer.kernel
+    if layer.groups > 1 and (ins % config.block or out // layer.groups % config.block):
+        return f"its {layer.groups} groups are no multiples of {config.block} channels"
+    return ""
+
+
+def _whole(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

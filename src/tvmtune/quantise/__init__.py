@@ -1,0 +1,1 @@
+"""From a float network to whole numbers: which part, with which scales, how far off it is."""

@@ -1,0 +1,300 @@
+"""Which part of a network is to compute in whole numbers, layer by layer.
+
+A layer is a convolution with what follows it for each channel (scale, bias, activation), or the sum of
+two tensors with its activation. Everything else in the region stays in float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tvmtune.errors import TvmtuneError, UsageError, nearest
+
+if TYPE_CHECKING:
+    import tvm
+
+Floats = npt.NDArray[np.float32]
+START, STOP = "max_pool2d", "global_avg_pool2d"
+"""Where VTA's tutorial has its region begin and end: behind the one, before the other."""
+_FIRST = "conv2d"
+"""Behind which it begins in a network without the usual start."""
+_CHANNELWISE = {
+    "relax.add": "offset",
+    "relax.subtract": "offset",
+    "relax.multiply": "scale",
+    "relax.divide": "scale",
+}
+_LAYOUT = "NCHW"
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer; tensors go by the names of the graph's variables."""
+
+    kind: Literal["convolution", "sum"]
+    inputs: tuple[str, ...]
+    output: str
+    in_shapes: tuple[tuple[int, ...], ...]
+    """(N, C, H, W) of each input."""
+    out_shape: tuple[int, ...]
+    low: float | None = None
+    """What the activation cuts off; None for no bound."""
+    high: float | None = None
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Top, left, bottom, right."""
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    constants: tuple[Any, ...] = ()
+    """The weights' constant, and then what is applied to each channel: pairs of operator and
+    constant."""
+    covers: tuple[str, ...] = ()
+    """The graph's variables that it stands for, the last of which is its output."""
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """(O, I / groups, KH, KW)."""
+        return tuple(int(d) for d in self.constants[0].ty.shape)
+
+    def parameters(self) -> tuple[Floats, Floats]:
+        """Weights (O, I / groups, KH, KW) and bias (O,), with all scales folded into them."""
+        weights = self.constants[0].data.numpy().astype(np.float64)
+        bias = np.zeros(weights.shape[0])
+        for op, constant in self.constants[1:]:
+            value = np.broadcast_to(
+                constant.data.numpy().astype(np.float64).reshape(-1), bias.shape
+            )
+            if op == "relax.add":
+                bias = bias + value
+            elif op == "relax.subtract":
+                bias = bias - value
+            else:
+                factor = value if op == "relax.multiply" else 1 / value
+                bias, weights = bias * factor, weights * factor[:, None, None, None]
+        return weights.astype(np.float32), bias.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Layers in program order, and what else there is between start and stop."""
+
+    layers: tuple[Layer, ...]
+    others: tuple[tuple[str, str], ...]
+    """Variables that stay in float, and their operators."""
+
+
+def find(
+    graph: tvm.IRModule, start: str | None = None, stop: str | None = None, *, name: str = ""
+) -> Region:
+    """The layers behind the first operator called ``start`` and before the first called ``stop`` that
+    follows.
+
+    Operators go by TVM's names without ``nn.``; ``global_avg_pool2d`` stands for all of its forms.
+    Without ``start`` or ``stop`` the usual ones, else the first convolution and the network's end.
+    Raises :class:`UsageError` for one that the network does not have, :class:`TvmtuneError` if no
+    layer lies between them.
+    """
+    bindings = [b for block in graph["main"].body.blocks for b in block.bindings]
+    names = [operators(b.value) for b in bindings]
+    begin = _place(names, start, (START, _FIRST), 0, "start-op")
+    end = _place(names, stop, (STOP, "reshape", "flatten"), begin + 1, "stop-op")
+    finder = _Finder(bindings[: len(bindings) if end is None else end], begin + 1, graph)
+    layers = tuple(finder.layers())
+    if not layers:
+        raise TvmtuneError(
+            f"{name or 'the network'} has no convolution between {start or START} and {stop or STOP} "
+            "that could be packed: choose others with --target-attr start-op= and stop-op=."
+        )
+    covered = {each for layer in layers for each in layer.covers}
+    others = tuple(
+        (str(b.var.name), sorted(operators(b.value))[0])
+        for b in finder.bindings[finder.first :]
+        if str(b.var.name) not in covered and operators(b.value)
+    )
+    return Region(layers, others)
+
+
+def operators(value: Any) -> set[str]:
+    """The names that a binding's operator goes by; none where it is no call of one."""
+    op = getattr(getattr(value, "op", None), "name", "")
+    if not op.startswith("relax."):
+        return set()
+    short = op.removeprefix("relax.").removeprefix("nn.")
+    found = {short}
+    if short in ("mean", "adaptive_avg_pool2d", "avg_pool2d"):
+        shape, before = _shape(value), _shape(value.args[0])
+        whole = len(before) == 4 and int(np.prod(shape)) == before[0] * before[1]
+        found |= {STOP} if whole else set()
+    return found
+
+
+def _place(
+    names: list[set[str]], wanted: str | None, usual: tuple[str, ...], first: int, attribute: str
+) -> Any:
+    for each in usual if wanted is None else (wanted,):
+        for place in range(first, len(names)):
+            if each in names[place]:
+                return place
+    if wanted is None and attribute == "stop-op":
+        return None
+    known = sorted(set().union(*names[first:])) if names[first:] else []
+    where = "" if first == 0 else " behind its start"
+    raise UsageError(
+        f"the network has no operator '{wanted or usual[0]}' for {attribute}{where}."
+        f"{nearest(wanted or usual[0], known)}"
+    )
+
+
+class _Finder:
+    """Follows what is done to a layer's output by its only user."""
+
+    def __init__(self, bindings: list[Any], first: int, graph: tvm.IRModule) -> None:
+        self.bindings, self.first = bindings, first
+        self.users = _users(graph)
+        self.by_name = {str(b.var.name): b for b in bindings[first:]}
+
+    def layers(self) -> Iterator[Layer]:
+        taken: set[str] = set()
+        for binding in self.bindings[self.first :]:
+            name, value = str(binding.var.name), binding.value
+            if name in taken:
+                continue
+            op = getattr(getattr(value, "op", None), "name", "")
+            if op == "relax.nn.conv2d" and _is_plain(value):
+                layer = self.convolution(binding)
+            elif op == "relax.add" and _is_sum(value):
+                layer = self.sum(binding)
+            else:
+                continue
+            taken.update(layer.covers)
+            yield layer
+
+    def convolution(self, binding: Any) -> Layer:
+        call = binding.value
+        constants: list[Any] = [call.args[1]]
+        covers, name = [str(binding.var.name)], str(binding.var.name)
+        channels = _shape(call)[1]
+        while (follower := self.only_user(name)) is not None:
+            op, args = follower.value.op.name, follower.value.args
+            if op not in _CHANNELWISE or len(args) != 2:
+                break
+            constant = next((a for a in args if _is_constant(a)), None)
+            if constant is None or not _by_channel(constant, channels):
+                break
+            if op in ("relax.subtract", "relax.divide") and _is_constant(args[0]):
+                break
+            constants.append((op, constant))
+            name = str(follower.var.name)
+            covers.append(name)
+        low, high, name = self.activation(name, covers)
+        attrs = call.attrs
+        return Layer(
+            "convolution",
+            (str(call.args[0].name),),
+            name,
+            (_shape(call.args[0]),),
+            _shape(call),
+            low,
+            high,
+            tuple(int(s) for s in attrs.strides),  # type: ignore[arg-type]
+            tuple(int(p) for p in attrs.padding),  # type: ignore[arg-type]
+            tuple(int(d) for d in attrs.dilation),  # type: ignore[arg-type]
+            int(attrs.groups),
+            tuple(constants),
+            tuple(covers),
+        )
+
+    def sum(self, binding: Any) -> Layer:
+        covers, name = [str(binding.var.name)], str(binding.var.name)
+        low, high, name = self.activation(name, covers)
+        args = binding.value.args
+        return Layer(
+            "sum",
+            tuple(str(a.name) for a in args),
+            name,
+            tuple(_shape(a) for a in args),
+            _shape(binding.value),
+            low,
+            high,
+            covers=tuple(covers),
+        )
+
+    def activation(self, name: str, covers: list[str]) -> tuple[float | None, float | None, str]:
+        """Bounds that cut ``name``, and the variable that they lead to."""
+        follower = self.only_user(name)
+        if follower is None:
+            return None, None, name
+        op, args = follower.value.op.name, follower.value.args
+        low: float | None = None
+        high: float | None = None
+        if op == "relax.nn.relu":
+            low = 0.0
+        elif op == "relax.clip":
+            low, high = (float(a.value.value) for a in args[1:3])
+        else:
+            return None, None, name
+        covers.append(str(follower.var.name))
+        return low, high, str(follower.var.name)
+
+    def only_user(self, name: str) -> Any:
+        """The binding that alone uses a variable, if it lies in the region."""
+        users = self.users.get(name, [])
+        if len(users) != 1 or users[0] not in self.by_name:
+            return None
+        found = self.by_name[users[0]]
+        return found if hasattr(found.value, "op") and hasattr(found.value.op, "name") else None
+
+
+def _users(graph: tvm.IRModule) -> Mapping[str, list[str]]:
+    """The variables that are computed from each; an empty name for the network's outputs."""
+    from tvm import relax
+
+    found: dict[str, list[str]] = {}
+    body = graph["main"].body
+    for block in body.blocks:
+        for binding in block.bindings:
+            for var in relax.analysis.free_vars(binding.value):
+                found.setdefault(str(var.name), []).append(str(binding.var.name))
+    for var in relax.analysis.free_vars(body.body):
+        found.setdefault(str(var.name), []).append("")
+    return found
+
+
+def _is_constant(value: Any) -> bool:
+    from tvm import relax
+
+    return isinstance(value, relax.Constant)
+
+
+def _is_plain(call: Any) -> bool:
+    """Whether a convolution is one that layers can stand for."""
+    attrs = call.attrs
+    return (
+        _is_constant(call.args[1])
+        and attrs.data_layout == _LAYOUT
+        and attrs.kernel_layout == "OIHW"
+        and call.args[1].ty.dtype == "float32"
+    )
+
+
+def _is_sum(call: Any) -> bool:
+    one, other = call.args
+    if _is_constant(one) or _is_constant(other):
+        return False
+    return len(_shape(one)) == 4 and _shape(one) == _shape(other)
+
+
+def _by_channel(constant: Any, channels: int) -> bool:
+    """Whether a constant has one value for each channel of NCHW, or one for all."""
+    shape = tuple(int(d) for d in constant.ty.shape)
+    size = int(np.prod(shape))
+    return size == 1 or (size == channels and len(shape) >= 3 and shape[-3] == channels)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(int(d) for d in value.ty.shape)
