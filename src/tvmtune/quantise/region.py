@@ -63,7 +63,7 @@ class Layer:
 
     def parameters(self) -> tuple[Floats, Floats]:
         """Weights (O, I / groups, KH, KW) and bias (O,), with all scales folded into them."""
-        weights = self.constants[0].data.numpy().astype(np.float64)
+        weights = _values(self.constants[0])
         bias = np.zeros(weights.shape[0])
         for op, constant in self.constants[1:]:
             value = np.broadcast_to(
@@ -266,9 +266,14 @@ def _users(graph: tvm.IRModule) -> Mapping[str, list[str]]:
 
 
 def _is_constant(value: Any) -> bool:
-    from tvm import relax
+    import tvm
 
-    return isinstance(value, relax.Constant)
+    return isinstance(value, tvm.ir.GenericConst)
+
+
+def _values(constant: Any) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = constant.value.numpy().astype(np.float64)
+    return found
 
 
 def _is_plain(call: Any) -> bool:
