@@ -23,11 +23,12 @@ is a (batch, block) row of inputs, accumulators or outputs, or a (block, block) 
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -181,7 +182,21 @@ class Program:
         return linked
 
     def save(self, path: str | Path) -> None:
-        """Write the file that this module's documentation describes, whole or not at all."""
+        """Write the file; what is at ``path`` is replaced when the new one is complete."""
+        with atomic.replacing(path) as temporary:
+            try:
+                with temporary.open("wb") as file:
+                    self._write(file, np.savez_compressed)
+            except OSError as error:
+                raise atomic.cannot_write(Path(path), error) from error
+
+    def to_bytes(self) -> bytes:
+        """The file as a library carries it: not compressed."""
+        file = io.BytesIO()
+        self._write(file, np.savez)
+        return file.getvalue()
+
+    def _write(self, file: IO[bytes], save: Callable[..., None]) -> None:
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -197,12 +212,7 @@ class Program:
         }
         arrays |= {f"contents_{i}": array for i, array in self.contents.items()}
         arrays |= {f"expected_{i}": array for i, array in self.expected.items()}
-        with atomic.replacing(path) as temporary:
-            try:
-                with temporary.open("wb") as file:
-                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            except OSError as error:
-                raise atomic.cannot_write(Path(path), error) from error
+        save(file, **arrays)
 
     @classmethod
     def load(cls, path: str | Path, config: Config | None = None) -> Program:
@@ -212,18 +222,31 @@ class Program:
         another configuration than that; :class:`UsageError` if it cannot be read.
         """
         try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            with Path(path).open("rb") as file:
+                return cls._read(file, path, config)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+    @classmethod
+    def from_bytes(cls, data: bytes, origin: str, config: Config | None = None) -> Program:
+        """The inverse of :meth:`to_bytes`, with the errors of :meth:`load`, which name ``origin``."""
+        return cls._read(io.BytesIO(data), origin, config)
+
+    @classmethod
+    def _read(cls, file: IO[bytes], origin: str | Path, config: Config | None) -> Program:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
                 members = {name: archive[name] for name in archive.files}
         except OSError as error:
-            if error.errno is None:
-                raise _damaged(path, error) from None
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+            if error.errno is not None:
+                raise
+            raise _damaged(origin, error) from None
         except Exception as error:  # whatever zipfile, zlib and NumPy make of damaged bytes
-            raise _damaged(path, error) from None
+            raise _damaged(origin, error) from None
         try:
-            return _parse(members, path, config)
+            return _parse(members, origin, config)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise _damaged(path, error) from None
+            raise _damaged(origin, error) from None
 
 
 def _parse(

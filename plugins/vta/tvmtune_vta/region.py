@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tvmtune.errors import TvmtuneError
 from tvmtune.quantise.region import Layer, Region, find
 from tvmtune_vta.config import Config
 from tvmtune_vta.workload import Convolution
@@ -22,6 +23,8 @@ class Split:
     """By the name of a layer's output, the convolutions."""
     refused: dict[str, str]
     """Layers that stay on the CPU, and why."""
+    layers: tuple[Layer, ...]
+    """All that go to the accelerator, in program order."""
 
 
 def split(
@@ -31,15 +34,26 @@ def split(
     region = find(graph, start, stop, name=name)
     packed: dict[str, Convolution] = {}
     refused: dict[str, str] = {}
+    layers: list[Layer] = []
+    made: set[str] = set()
     for layer in region.layers:
-        if layer.kind != "convolution":
-            continue
-        why = _refusal(layer, config)
+        if layer.kind == "sum":
+            why = "" if made & set(layer.inputs) else "nothing that it adds is on the accelerator"
+        else:
+            why = _refusal(layer, config)
         if why:
             refused[layer.output] = why
-        else:
+            continue
+        if layer.kind == "convolution":
             packed[layer.output] = convolution(layer, config)
-    return Split(region, packed, refused)
+        layers.append(layer)
+        made.add(layer.output)
+    if not packed:
+        raise TvmtuneError(
+            f"none of the {len(refused)} layers of {name} between start and stop fits VTA: "
+            f"{next(iter(refused.values()))}."
+        )
+    return Split(region, packed, refused, tuple(layers))
 
 
 def convolution(layer: Layer, config: Config) -> Convolution:

@@ -279,8 +279,9 @@ def _resets(loops: Loops) -> bool:
     return isinstance(loops, Gemm) and loops.reset
 
 
-def _dram(program: Program, memory: Mapping[int, npt.NDArray[Any]]) -> dict[int, Bytes]:
-    """A copy of each buffer, as bytes."""
+def given(program: Program, memory: Mapping[int, npt.NDArray[Any]]) -> dict[int, npt.NDArray[Any]]:
+    """The array of each buffer before a run, not copied: of ``memory``, of the program's contents, or
+    zeros. Raises :class:`TvmtuneError` for one that is missing, or of another shape or type."""
     for number in memory:
         if not 0 <= number < len(program.buffers):
             raise TvmtuneError(f"memory is given for an operand {number} that is not listed.")
@@ -298,5 +299,13 @@ def _dram(program: Program, memory: Mapping[int, npt.NDArray[Any]]) -> dict[int,
                 f"memory of '{buffer.name}': {buffer.dtype} {buffer.shape} is needed, "
                 f"not {array.dtype} {array.shape}."
             )
-        found[number] = np.array(array, order="C").reshape(-1).view(np.uint8)
+        found[number] = array
     return found
+
+
+def _dram(program: Program, memory: Mapping[int, npt.NDArray[Any]]) -> dict[int, Bytes]:
+    """A copy of each buffer, as bytes."""
+    return {
+        number: np.array(array, order="C").reshape(-1).view(np.uint8)
+        for number, array in given(program, memory).items()
+    }

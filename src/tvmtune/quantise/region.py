@@ -66,9 +66,7 @@ class Layer:
         weights = _values(self.constants[0])
         bias = np.zeros(weights.shape[0])
         for op, constant in self.constants[1:]:
-            value = np.broadcast_to(
-                constant.data.numpy().astype(np.float64).reshape(-1), bias.shape
-            )
+            value = np.broadcast_to(_values(constant).reshape(-1), bias.shape)
             if op == "relax.add":
                 bias = bias + value
             elif op == "relax.subtract":
@@ -250,18 +248,26 @@ class _Finder:
         return found if hasattr(found.value, "op") and hasattr(found.value.op, "name") else None
 
 
-def _users(graph: tvm.IRModule) -> Mapping[str, list[str]]:
-    """The variables that are computed from each; an empty name for the network's outputs."""
+def reads(graph: tvm.IRModule) -> dict[str, set[str]]:
+    """The variables that each binding reads, in program order; the network's outputs at last, under an
+    empty name."""
     from tvm import relax
 
-    found: dict[str, list[str]] = {}
     body = graph["main"].body
-    for block in body.blocks:
-        for binding in block.bindings:
-            for var in relax.analysis.free_vars(binding.value):
-                found.setdefault(str(var.name), []).append(str(binding.var.name))
-    for var in relax.analysis.free_vars(body.body):
-        found.setdefault(str(var.name), []).append("")
+    found = {
+        str(binding.var.name): {str(v.name) for v in relax.analysis.free_vars(binding.value)}
+        for block in body.blocks
+        for binding in block.bindings
+    }
+    return found | {"": {str(v.name) for v in relax.analysis.free_vars(body.body)}}
+
+
+def _users(graph: tvm.IRModule) -> Mapping[str, list[str]]:
+    """The variables that are computed from each; an empty name for the network's outputs."""
+    found: dict[str, list[str]] = {}
+    for name, used in reads(graph).items():
+        for each in used:
+            found.setdefault(each, []).append(name)
     return found
 
 

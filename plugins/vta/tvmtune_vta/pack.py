@@ -1,0 +1,95 @@
+"""A network with its packed part on the accelerator, as few programs.
+
+Layers follow one another in one program for as long as nothing between them has to run on the CPU.
+Tensors keep VTA's layout from layer to layer; only where the CPU takes over they are unpacked.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.errors import UsageError
+from tvmtune.quantise import calibrate, groups
+from tvmtune.quantise.groups import Group
+from tvmtune.quantise.network import QuantisedNetwork
+from tvmtune.types import Device, Network, Prepared, Trial
+from tvmtune_vta import borders, layers, region, target
+from tvmtune_vta.region import Split
+
+if TYPE_CHECKING:
+    import tvm
+
+LAYOUT = "NCHW"
+RUN = "tvmtune.vta.run"
+"""The packed function that runs a program: its file as bytes, inputs, outputs."""
+
+
+def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
+    """The float graph, the network with its layers in whole numbers, and in ``extra["split"]`` which
+    these are."""
+    from tvmtune.graph import pipeline
+
+    if layout is not None and layout.upper() != LAYOUT:
+        raise UsageError(f"layout '{layout}': VTA's layers are packed from {LAYOUT}.")
+    prepared = pipeline.prepare(network, device, LAYOUT)
+    start, stop = device.attrs["start_op"], device.attrs["stop_op"]
+    split = region.split(prepared.graph, target.of(device), start, stop, network.name)
+    samples = getattr(network, "calibration", None)
+    if samples is None:
+        warnings.warn(
+            f"{network.name} is calibrated with {calibrate.SAMPLES} random inputs: give real ones with "
+            "--calibration FILE.npz.",
+            stacklevel=2,
+        )
+        samples = calibrate.synthetic(network)
+    whole = QuantisedNetwork(prepared, split.layers, samples)
+    return Prepared(whole, device, LAYOUT, prepared.graph, {"split": split})
+
+
+def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tvm.IRModule:
+    """The network as kernels of the CPU and programs of the accelerator."""
+    from tvmtune.graph.lower import RECORD
+    from tvmtune.graph.lower import lower as lower_for_cpu
+
+    config, split = target.of(device), prepared.extra["split"]
+    assert isinstance(split, Split) and isinstance(prepared.network, QuantisedNetwork)
+    network = prepared.network
+    wholes = {whole.layer.output: whole for whole in network.wholes}
+    knobs, records = layers.choose(split.packed, chosen, config)
+
+    def call(builder: Any, group: Group, given: dict[str, Any]) -> dict[str, Any]:
+        from tvm import relax
+
+        from tvmtune.graph import constants
+
+        packed = [
+            builder.emit(borders.pack(builder, value, network.exponents[name], config))
+            for name, value in given.items()
+        ]
+        shapes = {layer.output: layer.out_shape for layer in group.layers}
+        types = [
+            relax.TensorType(borders.packed_shape(shapes[name], config), "int8")
+            for name in group.outputs
+        ]
+        program = layers.program(group, wholes, split.packed, knobs, config, name=network.name)
+        blob = constants.share(np.frombuffer(layers.blob(program), np.uint8).copy())
+        made = builder.emit(
+            relax.op.call_dps_packed(
+                RUN, [blob, *packed], out_ty=types[0] if len(types) == 1 else types
+            )
+        )
+        found = {}
+        for place, name in enumerate(group.outputs):
+            one = made if len(types) == 1 else builder.emit(relax.TupleGetItem(made, place))
+            exponent = network.exponents[name]
+            found[name] = builder.emit(borders.unpack(builder, one, exponent, shapes[name], config))
+        return found
+
+    graph = groups.replace(prepared.graph, groups.cut(prepared.graph, split.layers), call)
+    rest = Prepared(network.float, device, LAYOUT, graph)
+    return lower_for_cpu(rest, {}, device).with_attr(RECORD, json.dumps(records))

@@ -1,0 +1,132 @@
+"""A network part of which computes in whole numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.networks.inputs import check_inputs
+from tvmtune.quantise import calibrate, groups, integers, scales
+from tvmtune.quantise.integers import Whole
+from tvmtune.quantise.region import Layer
+from tvmtune.types import Device, Prepared
+
+if TYPE_CHECKING:
+    import tvm
+
+_CALL = "tvmtune.quantise.group"
+
+
+class QuantisedNetwork:
+    """Implements :class:`tvmtune.types.Network` for a float network and the layers that are quantised.
+
+    Scales are chosen when they are first asked for. The reference computes the layers in NumPy's whole
+    numbers and leaves everything else to TVM, compiled as a library's float part is, so that both meet
+    at the same values; that the float part is right is another check's business.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        layers: Collection[Layer],
+        samples: Sequence[Mapping[str, np.ndarray]],
+    ) -> None:
+        network = prepared.network
+        self.float, self.prepared, self.layers = network, prepared, list(layers)
+        self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
+        self.source, self.weights_hash = network.source, network.weights_hash
+        self.structure_hash = network.structure_hash
+        self._samples = samples
+
+    def to_relax(self) -> tvm.IRModule:
+        return self.float.to_relax()
+
+    def to_onnx(self) -> bytes | None:
+        """The float network: what peers are given."""
+        return self.float.to_onnx()
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, np.ndarray]:
+        names = dict.fromkeys(n for x in self.layers for n in (*x.inputs, x.output))
+        return calibrate.tensors(self.prepared, list(names), self._samples)
+
+    @functools.cached_property
+    def _chosen(self) -> tuple[list[Whole], dict[str, int]]:
+        return scales.choose(self.layers, self._tensors)
+
+    @property
+    def wholes(self) -> list[Whole]:
+        """The layers in whole numbers."""
+        return self._chosen[0]
+
+    @property
+    def exponents(self) -> dict[str, int]:
+        """Of each tensor that they read or write."""
+        return self._chosen[1]
+
+    def table(self) -> list[scales.Row]:
+        """What became of each layer."""
+        return scales.table(*self._chosen, self._tensors)
+
+    def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        check_inputs(inputs, self.inputs)
+        return self._reference(inputs)
+
+    @functools.cached_property
+    def _reference(self) -> Any:
+        import tvm
+
+        from tvmtune.deploy import export
+        from tvmtune.graph.lower import lower
+
+        parts = groups.cut(self.prepared.graph, self.layers)
+        by_output = {whole.layer.output: whole for whole in self.wholes}
+        device = Device("cpu", self.prepared.device.target, self.prepared.device.threads)
+        graph = groups.replace(self.prepared.graph, parts, functools.partial(_emit, parts))
+        shown = Prepared(self.float, device, self.prepared.layout, graph)
+
+        def compute(number: Any, *tensors: Any) -> None:
+            group = parts[int(number.numpy())]
+            wholes = [by_output[layer.output] for layer in group.layers]
+            count = len(group.inputs)
+            known = {
+                name: integers.quantise(tensor.numpy(), self.exponents[name])
+                for name, tensor in zip(group.inputs, tensors[:count], strict=True)
+            }
+            made = integers.run_all(wholes, known)
+            for name, tensor in zip(group.outputs, tensors[count:], strict=True):
+                tensor.copyfrom(integers.restore(made[name], self.exponents[name]))
+
+        tvm.register_global_func(_CALL, compute, override=True)  # the machine keeps this very one
+        machine = tvm.relax.VirtualMachine(
+            export.build(lower(shown, {}, device), device), tvm.cpu()
+        )
+
+        def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            given = [tvm.runtime.tensor(inputs[spec.name]) for spec in self.inputs]
+            found = machine["main"](*given)
+            listed = [found] if hasattr(found, "numpy") else list(found)
+            return [each.numpy() for each in listed]
+
+        return run
+
+
+def _emit(
+    parts: Sequence[groups.Group], builder: Any, group: groups.Group, given: dict[str, Any]
+) -> dict[str, Any]:
+    """A call of NumPy on float tensors."""
+    from tvm import relax
+
+    shapes = {layer.output: layer.out_shape for layer in group.layers}
+    types = [relax.TensorType(shapes[name], "float32") for name in group.outputs]
+    number = relax.const(parts.index(group), "int64")
+    call = relax.op.call_dps_packed(
+        _CALL, [number, *given.values()], out_ty=types[0] if len(types) == 1 else types
+    )
+    made = builder.emit(call)
+    if len(types) == 1:
+        return {group.outputs[0]: made}
+    return {n: builder.emit(relax.TupleGetItem(made, i)) for i, n in enumerate(group.outputs)}
