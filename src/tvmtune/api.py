@@ -81,13 +81,15 @@ def plan(
     params: Mapping[str, Any] | None = None,
     layout: str | None = None,
     remote: str | None = None,
+    calibration: Mapping[str, np.ndarray] | None = None,
 ) -> Plan:
     """Prepare a network for a target and cut it into tasks.
 
     ``params`` overrides hardware parameters; those that TVM's target has, too, as target attributes of
     the backend's. ``remote``: the
     key of boards that a tracker knows, as ``KEY`` or ``KEY@HOST:PORT``; the target is theirs then.
-    Raises :class:`UsageError` for unknown names.
+    ``calibration``: sample inputs by their names, (M x N, ...) for M runs, for targets that compute in
+    whole numbers. Raises :class:`UsageError` for unknown names, and for samples that do not fit.
     """
     system.check_pins()
     backend = host.backend(target)
@@ -105,7 +107,7 @@ def plan(
         if own:
             device = backend.make_target({**(attrs or {}), **own}, remote)
         device = Device.from_json({**device.to_json(), "params": {**known, **params}})
-    prepared = backend.prepare(network, device, layout)
+    prepared = backend.prepare(network, device, layout, calibration)
     return Plan(backend, device, prepared, backend.extract_tasks(prepared, device))
 
 

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
     import tvm
 
     from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
 
-API_VERSION = 1
+API_VERSION = 2
+"""2: ``prepare`` may take ``calibration``; plugins whose ``prepare`` does not are as good as before."""
 
 hookspec = pluggy.HookspecMarker("tvmtune")
 hookimpl = pluggy.HookimplMarker("tvmtune")
@@ -30,8 +34,15 @@ def hardware_params(device: Device) -> dict[str, Any]:
 
 
 @hookspec(firstresult=True)
-def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
-    """Lay the network out for the device; the same result for tune and compile."""
+def prepare(
+    network: Network,
+    device: Device,
+    layout: str | None,
+    calibration: Mapping[str, np.ndarray] | None,
+) -> Prepared:
+    """Lay the network out for the device; the same result for tune and compile. ``calibration``: sample
+    inputs, (M x N, ...) for M runs of the network, for backends that compute in whole numbers; a hook
+    that has no use for them leaves that argument out."""
 
 
 @hookspec(firstresult=True)

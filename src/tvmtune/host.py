@@ -18,8 +18,10 @@ from tvmtune import hookspecs
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    import numpy as np
     import tvm
 
     from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
@@ -98,8 +100,23 @@ class Backend:
         params: dict[str, Any] = self._call("hardware_params", device=device)
         return params
 
-    def prepare(self, network: Network, device: Device, layout: str | None = None) -> Prepared:
-        prepared: Prepared = self._call("prepare", network=network, device=device, layout=layout)
+    def prepare(
+        self,
+        network: Network,
+        device: Device,
+        layout: str | None = None,
+        calibration: Mapping[str, np.ndarray] | None = None,
+    ) -> Prepared:
+        """Raises UsageError if ``calibration`` is given to a backend that has no use for it."""
+        (hook,) = self._manager.hook.prepare.get_hookimpls()
+        if calibration is not None and "calibration" not in hook.argnames:
+            raise UsageError(
+                f"backend '{self.name}' computes as the network says and takes no calibration data: "
+                "leave --calibration away."
+            )
+        prepared: Prepared = self._call(
+            "prepare", network=network, device=device, layout=layout, calibration=calibration
+        )
         return prepared
 
     def extract_tasks(self, prepared: Prepared, device: Device) -> list[Task]:

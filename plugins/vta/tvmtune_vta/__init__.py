@@ -9,6 +9,9 @@ from tvmtune.hookspecs import hookimpl
 from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
     import tvm
 
 
@@ -25,10 +28,15 @@ def hardware_params(device: Device) -> dict[str, Any]:
 
 
 @hookimpl
-def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
+def prepare(
+    network: Network,
+    device: Device,
+    layout: str | None,
+    calibration: Mapping[str, np.ndarray] | None,
+) -> Prepared:
     from tvmtune_vta.pack import prepare
 
-    return prepare(network, device, layout)
+    return prepare(network, device, layout, calibration)
 
 
 @hookimpl

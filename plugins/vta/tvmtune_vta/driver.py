@@ -63,9 +63,9 @@ def _prepared(blob: npt.NDArray[np.uint8]) -> tuple[Program, Callable[[Memory], 
 
 
 def _machine(program: Program) -> Callable[[Memory], Memory]:
-    from tvmtune_vta import simulator
+    from tvmtune_vta.quick import Machine
 
-    return lambda memory: simulator.run(program, memory).memory
+    return Machine(program).run
 
 
 def _writable(tensor: Any) -> npt.NDArray[Any]:

@@ -7,7 +7,6 @@ Tensors keep VTA's layout from layer to layer; only where the CPU takes over the
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,12 @@ RUN = "tvmtune.vta.run"
 """The packed function that runs a program: its file as bytes, inputs, outputs."""
 
 
-def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
+def prepare(
+    network: Network,
+    device: Device,
+    layout: str | None,
+    calibration: Mapping[str, np.ndarray] | None,
+) -> Prepared:
     """The float graph, the network with its layers in whole numbers, and in ``extra["split"]`` which
     these are."""
     from tvmtune.graph import pipeline
@@ -39,14 +43,9 @@ def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
     prepared = pipeline.prepare(network, device, LAYOUT)
     start, stop = device.attrs["start_op"], device.attrs["stop_op"]
     split = region.split(prepared.graph, target.of(device), start, stop, network.name)
-    samples = getattr(network, "calibration", None)
-    if samples is None:
-        warnings.warn(
-            f"{network.name} is calibrated with {calibrate.SAMPLES} random inputs: give real ones with "
-            "--calibration FILE.npz.",
-            stacklevel=2,
-        )
-        samples = calibrate.synthetic(network)
+    samples = None
+    if calibration is not None:
+        samples = calibrate.check(network, calibration, "the calibration data")
     whole = QuantisedNetwork(prepared, split.layers, samples)
     return Prepared(whole, device, LAYOUT, prepared.graph, {"split": split})
 

@@ -4,8 +4,8 @@ prepared instructions, compiled by TVM's LLVM for this processor.
 On chip the quick machine keeps inputs as float32, and weights as int8, transposed to (in, out). A step
 of the GEMM core multiplies rows of weights, which stay in registers for all steps that share them, by
 an input each, and adds them up. Sums of 16 products, each at most 2^14, are exact in float32, and that
-is what processors have the quickest vectors for: with int32 in its place AVX-512 takes 1.15 times as
-long, AVX2 1.07 and SSE2 2.5. The accumulators are unsigned, so that additions wrap.
+is what processors have the quickest vectors for: int32 in its place was slower with AVX-512 and AVX2,
+and much slower with SSE2. The accumulators are unsigned, so that additions wrap.
 """
 
 from __future__ import annotations
@@ -32,22 +32,17 @@ class Kind(enum.IntEnum):
     STORE = 10
 
 
-LOOPS = (
-    *("begin", "end", "iter_out", "iter_in"),
-    *("dst_out", "dst_in", "src_out", "src_in"),
-    *("first", "second", "third", "fourth"),
-)
-"""Columns of GEMM and ALU after the kind. ``begin`` and ``end`` are uops, or groups of them for GEMM,
-whose last four are what wgt grows by with each outer and inner iteration (those counted here), and the
-outer and inner iterations that share a weight; ALU's are ``use_imm`` and ``imm``."""
-TRANSFER = (
-    *("operand", "byte", "stride", "rows", "values"),
-    *("start", "width", "first", "padded"),
-)
-"""Columns of loads and stores after the kind: the first byte and bytes between rows in DRAM; rows, and
-values of one; where they begin on chip and how far they are apart there; how many values from ``first``
-on are to be 0 before. Weights count tiles on chip and in a row, not values."""
-COLUMNS = 1 + len(LOOPS)
+COLUMNS = 13
+"""Of the table, after the kind:
+
+GEMM: the groups of uops (begin, end), the outer and inner iterations that have weights of their own,
+what each iteration adds to dst, src and wgt (out, in each), the outer and inner iterations that share a
+weight. RESET and ALU: the uops (begin, end), the outer and inner iterations, what each adds to dst and
+src, ``use_imm``, ``imm``.
+
+Loads and stores: the operand, the first byte in it and the bytes between rows, the rows and the values
+of one, where they begin on chip and how far rows are apart there, and from where on how many values are
+to be 0 before. On chip weights are counted as tiles."""
 LANES = 16
 """Values that are computed at once at most, and products whose sum is exact."""
 
@@ -226,6 +221,7 @@ def _interpreter(batch: int, block: int) -> Any:
                 place: T.let[T.handle("int8")] = T.reinterpret(
                     T.handle("int8").ty, addresses[operand] + byte
                 )
+                # As far as any address: that there is enough behind this one has been checked.
                 bytes_ = T.decl_buffer((T.int64(1) << 40,), "int8", data=place)
                 if kind == load_inp:
                     for x in range(padded // lanes):

@@ -27,6 +27,11 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
     from tvmtune.system import usable_cpus
     from tvmtune.threads import choose
 
+    if remote is not None:
+        raise UsageError(
+            "times of VTA are modelled on this machine: leave --remote away; libraries are timed and "
+            "checked on boards by tvmtune bench --remote."
+        )
     for given in attrs:
         if given not in ATTRIBUTES:
             raise UsageError(
@@ -55,6 +60,7 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
         },
         params=parameters(config),
         remote=remote,
+        prepared=True,
         model=f"VTA {config.bitstream} ({config.target}, times modelled)",
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import os
 import sys
 import warnings
@@ -35,11 +37,11 @@ class LazyGroup(click.Group):
     """Knows its commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *_of_backends()]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            return None
+            return _of_backends()[name].load() if name in _of_backends() else None
         command: click.Command = importlib.import_module(f"tvmtune.cli.{name}").command
         for param in command.params:
             # by the option's name, which is not always that of the function's parameter
@@ -64,13 +66,23 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = click.utils.make_str(args[0]) if args else ""
-        if name not in COMMANDS and not name.startswith("-"):
+        if name not in COMMANDS and not name.startswith("-") and name not in _of_backends():
             ctx.fail(f"'{name}' is not a command.{nearest(name, list(COMMANDS))}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        if found := _of_backends():
+            with formatter.section("Of backends"):
+                formatter.write_dl([(name, f"tvmtune {name} --help") for name in found])
+
+
+@functools.cache
+def _of_backends() -> dict[str, importlib.metadata.EntryPoint]:
+    """Commands that backends bring, by the entry points of the group ``tvmtune.commands``."""
+    found = importlib.metadata.entry_points(group="tvmtune.commands")
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
 
 
 def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:

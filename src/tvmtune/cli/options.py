@@ -85,6 +85,12 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="NAME:1x3x224x224",
                 help="Bind the shape of an input that the file leaves open.",
             ),
+            click.option(
+                "--calibration",
+                metavar="FILE.npz",
+                type=PATH,
+                help="Sample inputs, for targets that compute in whole numbers (vta).",
+            ),
         )
     ):
         command = option(command)
@@ -209,6 +215,7 @@ def make_plan(
     shape: Sequence[str],
     remote: str | None = None,
     tracker: str | None = None,
+    calibration: Path | None = None,
 ) -> Plan:
     """Load, prepare and cut into tasks what :func:`network_options` describe."""
     from tvmtune import host, system
@@ -217,6 +224,7 @@ def make_plan(
     host.backend(target)  # a wrong name fails before anything slow begins
     boards = boards_of(remote, tracker)
     from tvmtune import api
+    from tvmtune.networks.inputs import read_arrays
 
     try:
         loaded = api.load(
@@ -235,6 +243,7 @@ def make_plan(
         params=parse_pairs("--hardware-param", hardware_param),
         layout=layout,
         remote=boards,
+        calibration=None if calibration is None else read_arrays(calibration, loaded.inputs),
     )
 
 

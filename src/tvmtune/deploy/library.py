@@ -77,7 +77,7 @@ class Library:
         if light:
             return cls(found.data, LightSession(path, threads))
         runtime = found.data["device"].get("runtime", "cpu")
-        if runtime != "cpu":
+        if runtime != "cpu" or found.data["device"].get("prepared"):
             from tvmtune import host
 
             host.backend(found.data["device"]["backend"]).serve_init()

@@ -64,6 +64,16 @@ def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
     Raises :class:`UsageError` if the file is none, or if names, shapes or dtypes are not those of
     ``specs``.
     """
+    arrays = read_arrays(path, specs)
+    check_inputs(arrays, specs, origin=str(path))
+    return arrays
+
+
+def read_arrays(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file, whatever they are; ``specs`` are named where it is none.
+
+    Raises :class:`UsageError` if the file cannot be read.
+    """
     try:
         content = np.load(Path(path), allow_pickle=False)
         if not isinstance(content, np.lib.npyio.NpzFile):
@@ -72,7 +82,7 @@ def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
                 f"numpy.savez({str(path)!r}, {_call(specs)})"
             )
         with content:
-            arrays = {name: content[name] for name in content.files}
+            return {name: content[name] for name in content.files}
     except FileNotFoundError as error:
         raise UsageError(f"input file {path} does not exist") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -80,8 +90,6 @@ def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
             f"{path} is damaged or no .npz file; make one with "
             f"numpy.savez({str(path)!r}, {_call(specs)})"
         ) from error
-    check_inputs(arrays, specs, origin=str(path))
-    return arrays
 
 
 def check_inputs(

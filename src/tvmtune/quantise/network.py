@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,9 @@ class QuantisedNetwork:
         self,
         prepared: Prepared,
         layers: Collection[Layer],
-        samples: Sequence[Mapping[str, np.ndarray]],
+        samples: Sequence[Mapping[str, np.ndarray]] | None = None,
     ) -> None:
+        """``layers`` in program order; ``samples`` are inputs, each for one run; None: random ones."""
         network = prepared.network
         self.float, self.prepared, self.layers = network, prepared, list(layers)
         self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
@@ -51,7 +53,15 @@ class QuantisedNetwork:
     @functools.cached_property
     def _tensors(self) -> dict[str, np.ndarray]:
         names = dict.fromkeys(n for x in self.layers for n in (*x.inputs, x.output))
-        return calibrate.tensors(self.prepared, list(names), self._samples)
+        samples = self._samples
+        if samples is None:
+            warnings.warn(
+                f"{self.name} is calibrated with {calibrate.SAMPLES} random inputs: give real ones "
+                "with --calibration FILE.npz",
+                stacklevel=2,
+            )
+            samples = calibrate.synthetic(self.float)
+        return calibrate.tensors(self.prepared, list(names), samples)
 
     @functools.cached_property
     def _chosen(self) -> tuple[list[Whole], dict[str, int]]:
