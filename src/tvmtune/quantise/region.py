@@ -6,7 +6,7 @@ two tensors with its activation. Everything else in the region stays in float.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -223,21 +223,19 @@ class _Finder:
         )
 
     def activation(self, name: str, covers: list[str]) -> tuple[float | None, float | None, str]:
-        """Bounds that cut ``name``, and the variable that they lead to."""
-        follower = self.only_user(name)
-        if follower is None:
-            return None, None, name
-        op, args = follower.value.op.name, follower.value.args
+        """Bounds that cut ``name``, and the variable that they lead to; maximum and minimum follow one
+        another where a file clips by them."""
         low: float | None = None
         high: float | None = None
-        if op == "relax.nn.relu":
-            low = 0.0
-        elif op == "relax.clip":
-            low, high = (float(a.value.value) for a in args[1:3])
-        else:
-            return None, None, name
-        covers.append(str(follower.var.name))
-        return low, high, str(follower.var.name)
+        while (follower := self.only_user(name)) is not None:
+            found = _bounds(follower.value)
+            if found is None:
+                break
+            low = _tighter(max, low, found[0])
+            high = _tighter(min, high, found[1])
+            name = str(follower.var.name)
+            covers.append(name)
+        return low, high, name
 
     def only_user(self, name: str) -> Any:
         """The binding that alone uses a variable, if it lies in the region."""
@@ -246,6 +244,29 @@ class _Finder:
             return None
         found = self.by_name[users[0]]
         return found if hasattr(found.value, "op") and hasattr(found.value.op, "name") else None
+
+
+def _bounds(call: Any) -> tuple[float | None, float | None] | None:
+    """What an operator cuts off below and above; None if it does not just cut."""
+    op, args = call.op.name, call.args
+    if op == "relax.nn.relu":
+        return 0.0, None
+    if op == "relax.clip":
+        return float(args[1].value), float(args[2].value)
+    if op in ("relax.maximum", "relax.minimum"):
+        for each in args:
+            if _is_constant(each) and int(np.prod(_shape(each))) == 1:
+                bound = float(_values(each).reshape(-1)[0])
+                return (bound, None) if op == "relax.maximum" else (None, bound)
+    return None
+
+
+def _tighter(
+    choose: Callable[[float, float], float], one: float | None, other: float | None
+) -> float | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return choose(one, other)
 
 
 def reads(graph: tvm.IRModule) -> dict[str, set[str]]:

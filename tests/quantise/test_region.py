@@ -1,0 +1,105 @@
+"""Which layers there are between start and stop, and what is folded into them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graph.kernels import this_machine
+from quantise import cnn
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.graph import pipeline
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.quantise import region
+
+
+def found(network: OnnxNetwork, start: str | None = None, stop: str | None = None) -> region.Region:
+    graph = pipeline.prepare(network, this_machine(), "NCHW").graph
+    return region.find(graph, start, stop, name="cnn")
+
+
+def test_convolutions_and_sums_between_the_first_pooling_and_the_last():
+    layers = found(cnn.residual()).layers
+    assert [layer.kind for layer in layers] == [
+        *("convolution", "convolution", "sum"),
+        *("convolution", "convolution", "convolution", "sum"),
+    ]
+    assert layers[0].out_shape == (1, 16, 8, 8)
+    assert layers[3].strides == (2, 2)
+    assert layers[-1].low == 0.0
+
+
+def test_an_activation_belongs_to_what_it_follows_alone():
+    first, second, total = found(cnn.residual()).layers[:3]
+    assert (first.low, first.high) == (0.0, None)
+    assert (second.low, second.high) == (None, None)
+    assert (total.low, total.high) == (0.0, None)
+    clipped = found(cnn.mixed()).layers[0]
+    assert (clipped.low, clipped.high) == (0.0, 6.0)
+
+
+def test_layers_follow_one_another():
+    layers = found(cnn.residual()).layers
+    assert layers[1].inputs == (layers[0].output,)
+    assert set(layers[2].inputs) == {layers[1].output, layers[0].inputs[0]}
+
+
+def test_scales_and_offsets_of_channels_are_folded():
+    """Run as a float layer, the folded parameters give what the network's own operators give."""
+    import tvm
+    from tvm import relax
+
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((4, 3, 3, 3)).astype("float32")
+    steps = {
+        name: rng.random((1, 4, 1, 1)).astype("float32") + 0.5
+        for name in ("multiply", "add", "divide", "subtract")
+    }
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 5, 5), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            start = builder.emit(relax.op.nn.relu(x))
+            value = builder.emit(relax.op.nn.conv2d(start, relax.const(weights)))
+            for name, array in steps.items():
+                value = builder.emit(getattr(relax.op, name)(value, relax.const(array)))
+            value = builder.emit_output(value)
+        builder.emit_func_output(value)
+    (layer,) = region.find(builder.get(), "relu", None).layers
+    folded, bias = layer.parameters()
+    data = rng.standard_normal((1, 3, 5, 5)).astype("float32")
+    machine = relax.VirtualMachine(tvm.compile(builder.get(), "llvm"), tvm.cpu())
+    wanted = machine["main"](tvm.runtime.tensor(data)).numpy()
+    windows = np.lib.stride_tricks.sliding_window_view(np.maximum(data, 0), (3, 3), axis=(2, 3))
+    got = np.einsum("nihwyx,oiyx->nohw", windows, folded) + bias[:, None, None]
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_no_layer_is_listed():
+    others = {op for _, op in found(cnn.mixed()).others}
+    assert others == {"concat", "max_pool2d"}
+
+
+def test_start_and_stop_may_be_chosen():
+    everything = found(cnn.residual(), "conv2d", "matmul").layers
+    assert len(everything) == len(found(cnn.residual()).layers)
+    (first,) = found(cnn.residual(), None, "relu").layers
+    assert first.output != everything[0].output  # its activation is behind the stop
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "told"),
+    [
+        ("max_pool", None, "no operator 'max_pool' for start-op. Did you mean max_pool2d"),
+        (None, "softmax", "no operator 'softmax' for stop-op behind its start"),
+    ],
+)
+def test_an_operator_that_the_network_lacks(start, stop, told):
+    with pytest.raises(UsageError) as raised:
+        found(cnn.residual(), start, stop)
+    assert told in str(raised.value)
+
+
+def test_a_region_without_a_layer():
+    with pytest.raises(TvmtuneError, match="no convolution between mean and matmul"):
+        found(cnn.residual(), "mean", "matmul")

@@ -1,0 +1,197 @@
+"""Whole networks: what is packed, what stays on the CPU, and that every bit is right."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cli.commands import complaint, tvmtune
+from quantise import cnn
+from tvmtune import api, networks
+from tvmtune.deploy.library import Library
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.tuning.budget import Budget
+from tvmtune_vta import addition, clock, driver, rules, simulator
+from tvmtune_vta.addition import Addition
+from tvmtune_vta.config import Config
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is calibrated with.*")
+
+
+def programs() -> list:
+    return [program for program, _ in driver._ready.values()]
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    driver._ready.clear()
+
+
+@pytest.mark.parametrize(
+    ("network", "count", "attrs"),
+    [
+        (cnn.residual(), 1, {}),
+        (cnn.mixed(), 3, {}),
+        (cnn.residual(20), 1, {}),
+        (cnn.residual(32), 1, {"config": "wide"}),
+        (cnn.residual(), 1, {"config": "batch"}),
+    ],
+    ids=["residual", "mixed", "channels of no whole block", "block of 32", "batch of 2"],
+)
+def test_a_library_computes_every_bit_of_the_integer_network(network, count, attrs, tmp_path):
+    if attrs:
+        keys = {"wide": {"LOG_BLOCK": 5, "LOG_WGT_BUFF_SIZE": 20}, "batch": {"LOG_BATCH": 1}}
+        changed = Config().as_dict() | keys[attrs["config"]]
+        path = tmp_path / "vta_config.json"
+        path.write_text(json.dumps(changed))
+        attrs = {"config": str(path)}
+    plan = api.plan(network, "vta", attrs=attrs)
+    compiled = api.compile(plan, tmp_path / "lib.so")
+    library = Library.open(compiled.path)
+    for seed in (1, 2):
+        inputs = random_inputs(network.inputs, seed)
+        (got,), (wanted,) = library.run(inputs), plan.network.reference(inputs)
+        assert np.array_equal(got, wanted)
+    assert len(programs()) == count
+    for program in programs():
+        rules.check(program)
+
+
+def test_a_program_does_not_depend_on_the_engines_speed(tmp_path):
+    network = cnn.residual()
+    plan = api.plan(network, "vta")
+    Library.open(api.compile(plan, tmp_path / "lib.so").path).run(random_inputs(network.inputs, 0))
+    (program,) = programs()
+    shape = program.buffers[0].shape
+    given = np.random.default_rng(0).integers(-127, 128, shape).astype(np.int8)
+    simulator.run_all_orders(program, {0: given})
+
+
+def test_tasks_are_named_as_in_the_tutorial():
+    plan = api.plan(networks.load("resnet-18"), "vta")
+    assert [(task.name, task.weight) for task in plan.tasks] == [
+        (f"conv2d_packed({numbers})", weight)
+        for numbers, weight in [
+            ("1,56,56,64,64,3,3,1,1,1,1", 4),
+            ("1,56,56,64,128,3,3,1,1,2,2", 1),
+            ("1,56,56,64,128,1,1,0,0,2,2", 1),
+            ("1,28,28,128,128,3,3,1,1,1,1", 3),
+            ("1,28,28,128,256,3,3,1,1,2,2", 1),
+            ("1,28,28,128,256,1,1,0,0,2,2", 1),
+            ("1,14,14,256,256,3,3,1,1,1,1", 3),
+            ("1,14,14,256,512,3,3,1,1,2,2", 1),
+            ("1,14,14,256,512,1,1,0,0,2,2", 1),
+            ("1,7,7,512,512,3,3,1,1,1,1", 3),
+        ]
+    ]
+
+
+@pytest.mark.parametrize("tuner", ["xgb", "random", "evolutionary", "grid"])
+def test_knobs_are_tuned_and_their_times_are_modelled(tuner, tmp_path):
+    plan = api.plan(cnn.residual(), "vta")
+    budget = Budget(trials=30)
+    session = api.tune(plan, tmp_path / "log.json", tuner=tuner, budget=budget)
+    lines = [json.loads(line) for line in (tmp_path / "log.json").read_text().splitlines()]
+    trials = [line for line in lines if "seconds" in line]
+    assert len(trials) >= 30
+    assert {trial["kind"] for trial in trials} == {"modelled"}
+    assert all(trial["seconds"] for trial in trials), "what does not fit is never tried"
+    told = next(line["device"] for line in lines if "device" in line)
+    assert told["attrs"]["constants"]["mhz"] == 100
+    assert session.states
+
+
+def test_records_become_the_librarys_knobs(tmp_path):
+    network, log = cnn.residual(), tmp_path / "log.json"
+    plan = api.plan(network, "vta")
+    api.tune(plan, log, budget=Budget(trials=60))
+    compiled = api.compile(plan, tmp_path / "tuned.so", [log])
+    assert compiled.metadata["tasks"]["exact"] == len(plan.tasks)
+    inputs = random_inputs(network.inputs, 1)
+    library = Library.open(compiled.path)
+    assert np.array_equal(library.run(inputs)[0], plan.network.reference(inputs)[0])
+    (tuned,) = programs()
+    driver._ready.clear()
+    untuned = api.compile(plan, tmp_path / "untuned.so")
+    Library.open(untuned.path).run(inputs)
+    (default,) = programs()
+    assert clock.model(tuned).cycles <= clock.model(default).cycles
+
+
+@pytest.mark.parametrize(("left", "right", "shift"), [(0, 0, 0), (3, 0, 2), (0, 6, 5)])
+def test_a_sum_on_the_accelerator(left, right, shift):
+    config = Config()
+    shape = (1, 3, 9, 7, 1, 16)
+    rng = np.random.default_rng(0)
+    one, other = (rng.integers(-128, 128, shape).astype(np.int8) for _ in range(2))
+    wanted = Addition(shape, left, right, shift, low=-100)
+    program = addition.generate(wanted, config)
+    rules.check(program)
+    memory = {addition.A: one, addition.B: other}
+    found = simulator.run_all_orders(program, memory).memory[addition.Y]
+    assert np.array_equal(found, addition.reference(wanted, one, other))
+
+
+def test_a_factor_that_no_weight_holds():
+    with pytest.raises(TvmtuneError, match="weights hold 2\\^0 to 2\\^6"):
+        addition.generate(Addition((1, 1, 1, 1, 1, 16), left=7), Config())
+
+
+@pytest.mark.parametrize(
+    ("attrs", "told"),
+    [
+        ({"config": "pinq"}, "no published configuration, and no file. Did you mean pynq"),
+        ({"configuration": "sim"}, "'configuration' is not known. Did you mean config"),
+        ({"start-op": "max_pool"}, "no operator 'max_pool' for start-op. Did you mean max_pool2d"),
+        ({"threads": "two"}, "threads=two is not a number"),
+    ],
+)
+def test_a_wrong_attribute(attrs, told):
+    with pytest.raises(UsageError) as raised:
+        api.plan(cnn.residual(), "vta", attrs=attrs)
+    assert told in str(raised.value)
+
+
+def test_another_layout_is_refused():
+    with pytest.raises(UsageError, match="packed from NCHW"):
+        api.plan(cnn.residual(), "vta", layout="NHWC")
+
+
+def test_calibration_is_for_backends_that_need_it():
+    data = {"data": np.ones((1, 3, 16, 16), np.float32)}
+    with pytest.raises(UsageError, match="'cpu' .* takes no calibration data"):
+        api.plan(cnn.residual(), "cpu", calibration=data)
+
+
+@pytest.mark.slow
+def test_the_owners_flow(tmp_path):
+    """tune, distill, compile, bench, with calibration data from a file."""
+    model = tmp_path / "cnn.onnx"
+    model.write_bytes(cnn.residual().to_onnx())
+    samples = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype("float32")
+    np.savez(tmp_path / "samples.npz", data=samples)
+    network = ["--target", "vta", "--network", "cnn.onnx", "--calibration", "samples.npz"]
+    tuned = tvmtune(
+        "tune", *network, "--trials", "40", "--log", "log.json", "-o", "lib.so", cwd=tmp_path
+    )
+    assert tuned.returncode == 0, tuned.stderr
+    assert "calibrated with" not in tuned.stderr
+    for words in (
+        ["distill", "log.json", "-o", "best.json"],
+        ["compile", *network, "--log", "best.json", "-o", "again.so"],
+        ["bench", "again.so", "--check", "--repeat", "3"],
+    ):
+        done = tvmtune(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_calibration_data_of_another_network(tmp_path):
+    (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
+    np.savez(tmp_path / "samples.npz", data=np.ones((1, 3, 8, 8), "float32"))
+    words = ["tasks", "--target", "vta", "--network", "cnn.onnx", "--calibration", "samples.npz"]
+    text = complaint(tvmtune(*words, cwd=tmp_path).stderr)
+    assert "'data' is 1x3x8x8, and the network takes 1x3x16x16" in text
