@@ -64,8 +64,8 @@ class Shelf:
         return max(self.board.children(), key=lambda pid: psutil.Process(pid).create_time())
 
     def strike(self, number: int) -> None:
-        """Have a signal end that process, as a fault in a kernel would. LLVM, which OpenCL drivers bring
-        with them, lets the first one pass that was sent; a fault comes again."""
+        """Have a signal end that process, as a fault in a kernel would. LLVM, which OpenCL drivers
+        bring with them, lets the first one pass that was sent; a fault comes again."""
         victim = psutil.Process(self.session())
         with contextlib.suppress(psutil.NoSuchProcess):
             while victim.is_running():
