@@ -21,6 +21,7 @@ from tvmtune.records.log import read_log
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
         reason="the emulated board is made of Debian's packages",
