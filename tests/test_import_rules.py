@@ -27,6 +27,7 @@ FORBIDDEN = {
     "farm": ["tvmtune.tuning", "tvmtune.measure", "tvmtune.graph", "tvmtune.deploy"],
     "measure": ["tvmtune.host", "tvmtune.tuning", "tvmtune.deploy"],
     "tuning": ["tvmtune.host"],
+    "quantise": ["tvmtune.host", "tvmtune.tuning", "tvmtune.records", "tvmtune.measure"],
     "networks": ["tvmtune.host", "tvmtune.tuning", "tvmtune.records", "tvmtune.measure"],
 }
 

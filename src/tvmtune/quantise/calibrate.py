@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.errors import UsageError
+from tvmtune.quantise import execute
 from tvmtune.quantise.region import Floats
-from tvmtune.types import Device, Network, Prepared
+from tvmtune.types import Network, Prepared
 
 if TYPE_CHECKING:
     import tvm
@@ -25,25 +26,11 @@ def tensors(
 
     ``samples`` are inputs by their names, each for one run of the network.
     """
-    import tvm
-
-    from tvmtune.deploy import export
-    from tvmtune.graph.lower import lower
-
-    threads = prepared.device.threads
-    here = {
-        "kind": "llvm",
-        "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")(),
-        "num-cores": threads,
-    }
-    device = Device("cpu", here, threads)
-    shown = Prepared(prepared.network, device, prepared.layout, _showing(prepared.graph, names))
-    machine = tvm.relax.VirtualMachine(export.build(lower(shown, {}, device), device), tvm.cpu())
+    run = execute.compiled(prepared, _showing(prepared.graph, names))
     found: dict[str, list[Floats]] = {name: [] for name in names}
     for sample in samples:
-        given = [tvm.runtime.tensor(sample[spec.name]) for spec in prepared.network.inputs]
-        for name, value in zip(names, machine["main"](*given), strict=True):
-            found[name].append(value.numpy().astype(np.float32))
+        for name, value in zip(names, run(sample), strict=True):
+            found[name].append(value.astype(np.float32))
     return {name: np.concatenate(values) for name, values in found.items()}
 
 

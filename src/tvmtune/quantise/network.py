@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.networks.inputs import check_inputs
-from tvmtune.quantise import calibrate, groups, integers, scales
+from tvmtune.quantise import calibrate, execute, groups, integers, scales
 from tvmtune.quantise.integers import Whole
 from tvmtune.quantise.region import Layer
-from tvmtune.types import Device, Prepared
+from tvmtune.types import Prepared
 
 if TYPE_CHECKING:
     import tvm
@@ -86,17 +86,12 @@ class QuantisedNetwork:
         return self._reference(inputs)
 
     @functools.cached_property
-    def _reference(self) -> Any:
-        import tvm
-
-        from tvmtune.deploy import export
-        from tvmtune.graph.lower import lower
+    def _reference(self) -> execute.Run:
+        import tvm_ffi
 
         parts = groups.cut(self.prepared.graph, self.layers)
         by_output = {whole.layer.output: whole for whole in self.wholes}
-        device = Device("cpu", self.prepared.device.target, self.prepared.device.threads)
         graph = groups.replace(self.prepared.graph, parts, functools.partial(_emit, parts))
-        shown = Prepared(self.float, device, self.prepared.layout, graph)
 
         def compute(number: Any, *tensors: Any) -> None:
             group = parts[int(number.numpy())]
@@ -110,18 +105,9 @@ class QuantisedNetwork:
             for name, tensor in zip(group.outputs, tensors[count:], strict=True):
                 tensor.copyfrom(integers.restore(made[name], self.exponents[name]))
 
-        tvm.register_global_func(_CALL, compute, override=True)  # the machine keeps this very one
-        machine = tvm.relax.VirtualMachine(
-            export.build(lower(shown, {}, device), device), tvm.cpu()
-        )
-
-        def run(inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            given = [tvm.runtime.tensor(inputs[spec.name]) for spec in self.inputs]
-            found = machine["main"](*given)
-            listed = [found] if hasattr(found, "numpy") else list(found)
-            return [each.numpy() for each in listed]
-
-        return run
+        # A machine looks functions up once, when it is made.
+        tvm_ffi.register_global_func(_CALL, compute, override=True)
+        return execute.compiled(self.prepared, graph)
 
 
 def _emit(
