@@ -238,6 +238,22 @@ def test_a_failing_hook_names_backend_and_hook():
         backend.extract_tasks(None, device)
 
 
+def test_a_plugin_of_the_first_version_of_the_hooks_is_sound_and_takes_no_calibration():
+    """Its ``prepare`` knows nothing of that argument."""
+    plugin = plugin_without("prepare")
+
+    @hookimpl
+    def prepare(network, device, layout):
+        return [network, device, layout]
+
+    plugin.prepare = prepare
+    backend = host.Backend("old", plugin)
+    assert hookspecs.API_VERSION == 2
+    assert backend.prepare("net", "device", "NCHW") == ["net", "device", "NCHW"]
+    with pytest.raises(UsageError, match="takes no calibration data: leave --calibration away"):
+        backend.prepare("net", "device", calibration={})
+
+
 def test_a_backends_own_error_passes_through():
     plugin = plugin_without("make_builder")
 

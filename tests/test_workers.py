@@ -141,6 +141,7 @@ with Workers(2) as pool:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_die_with_their_session(tmp_path, how):
     mark = uuid.uuid4().hex

@@ -63,6 +63,7 @@ def test_a_wrong_tvm_ffi_is_named_before_anything_is_loaded(tmp_path):
     assert rows["kernel"]["detail"] == "not tried: tvm first"
 
 
+@pytest.mark.slow
 def test_no_linker_is_named_with_the_package(tmp_path):
     status, rows = run_doctor(tmp_path, PATH=str(tmp_path))
     assert status == 1
@@ -71,6 +72,7 @@ def test_no_linker_is_named_with_the_package(tmp_path):
     assert rows["kernel"]["detail"] == "not tried: linker first"
 
 
+@pytest.mark.slow
 def test_a_linker_that_fails_is_a_row(tmp_path):
     tool = tmp_path / "ld"
     tool.write_text("#!/bin/sh\necho cannot link today >&2\nexit 1\n")

@@ -83,6 +83,7 @@ def test_another_form_of_tensors_is_refused(plan, tmp_path, monkeypatch):
     assert not (tmp_path / "lib.so").exists()
 
 
+@pytest.mark.slow
 def test_a_weight_that_the_linker_changes_in_one_bit_is_found(plan, tmp_path, monkeypatch):
     script = tmp_path / "linker.py"
     script.write_text(

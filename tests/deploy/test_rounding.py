@@ -17,6 +17,9 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.zoo.graph_builder import GraphBuilder
 from tvmtune.records.log import read_log
 from tvmtune.tuning.session import Budget
+from tvmtune.types import Timing
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +38,12 @@ def plan(tmp_path_factory):
 def log(plan, tmp_path_factory):
     """Trials of each implementation, of which Winograd's are said to be the quickest by far."""
     path = tmp_path_factory.mktemp("log") / "log.json"
-    api.tune(plan, path, budget=Budget(trials=len(plan.tasks) + 3))
+    patient = Timing(build_timeout=120.0, run_timeout=60.0)
+    api.tune(plan, path, budget=Budget(trials=len(plan.tasks) + 3), timing=patient)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    trials = [line for line in lines if line["type"] == "trial"]
+    quick = [line for line in trials if line["implementation"] == "winograd" and line["seconds"]]
+    assert len({line["task"] for line in quick}) == 3, trials
     for line in lines:
         if line.get("implementation") == "winograd" and line.get("seconds"):
             line |= {"seconds": [1e-9], "verified": True}

@@ -95,6 +95,7 @@ def test_inputs_that_the_reference_cannot_take_are_refused_before_any_tuning(
         api.compile_untuned(plan, tmp_path / "lib.so", inputs=inputs)
 
 
+@pytest.mark.slow
 def test_an_operator_whose_plain_loops_are_quickest_is_shipped_as_written(tmp_path, monkeypatch):
     path = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
     plan = api.plan(api.load(str(path), arguments={"w": 32, "h": 8}))

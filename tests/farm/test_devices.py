@@ -46,6 +46,7 @@ def register(tracker: Address, keys: list[str]) -> list[socket.socket]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_hundred_keys_are_listed(farm: served.Farm) -> None:
     _, tracker = farm.tracker()
     keys = [f"board-{index}" for index in range(100)]

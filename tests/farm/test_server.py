@@ -141,6 +141,7 @@ def test_a_session_that_cannot_be_started_is_explained(
     assert serves(board, candidates["sound"])
 
 
+@pytest.mark.slow
 def test_idle_and_garbage_connections_block_nobody(farm: served.Farm) -> None:
     server, board = farm.board("b")
     magic = protocol.integer(protocol.RPC_MAGIC)
@@ -252,6 +253,7 @@ def test_a_tvm_that_cannot_be_imported_is_named_in_one_line(
     assert "libtvm_runtime.so: wrong ELF class" in complaint(done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_listening_to_the_network_comes_with_a_warning(farm: served.Farm, host: str) -> None:
     port = served.free_port()

@@ -148,6 +148,7 @@ def test_a_board_waits_for_its_tracker_and_returns_to_another(farm: served.Farm)
     assert becomes(address, {"b": (1, 1)})
 
 
+@pytest.mark.slow
 def test_what_is_no_tracker_is_said_to_be_none(farm: served.Farm) -> None:
     _, other = farm.board("other")
     board, _ = farm.board("b", None, "--tracker", str(other))
@@ -225,6 +226,7 @@ def test_a_board_registers_with_a_stock_tracker(
         stock.wait(served.LIMIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_tracker_ends_without_leaving_anything(farm: served.Farm, number: int) -> None:
     tracker, address = farm.tracker()

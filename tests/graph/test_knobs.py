@@ -35,6 +35,14 @@ def test_knobs_are_named_by_block_and_loop():
     ]
 
 
+def test_a_space_may_give_its_knobs_names():
+    instructions, decisions = TRACE
+    design = [*instructions[:-2], ["Annotate", ["b0", "v10"], ["tvmtune_chip.threads"], []]]
+    assert [k.name for k in knobs([design, decisions])][2] == "threads"
+    foreign = [*instructions[:-2], ["Annotate", ["b0", "v10"], ["meta_schedule.unroll"], []]]
+    assert [k.name for k in knobs([foreign, decisions])][2] == "choice0"
+
+
 def test_the_decision_of_a_choice_is_what_was_chosen():
     assert knobs(TRACE)[2].decision == 64
     assert configuration(TRACE) == "c.1=3x4 c.0*c.1.0=6x2 choice0=64 c at=-1"

@@ -147,6 +147,7 @@ def test_records_for_every_implementation_of_every_kind_of_kernel():
     assert deviation(plan, lowered) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_winograd_record_changes_only_its_own_kernel():
     plan = cnn()
     (task,) = two_implementations(plan)

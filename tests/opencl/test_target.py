@@ -161,6 +161,7 @@ def test_what_cannot_be_asked_is_taken_from_the_name_with_a_warning():
         host.backend("mali").make_target({}, "unheard-of@127.0.0.1:1")
 
 
+@pytest.mark.slow
 def test_what_is_compiled_for_elsewhere_is_not_run_here(tmp_path, model, cache):
     """Not even where the CPU is of the same kind."""
     words = ["--target", "opencl", "--target-attr", "mtriple=x86_64-linux-gnu", model]
@@ -199,6 +200,7 @@ def _source(module: Any) -> str:
     return "\n".join([*found, *(_source(m) for m in module.imports)])
 
 
+@pytest.mark.slow
 def test_this_machines_device_is_asked(pocl, tmp_path, model):
     done = tvmtune(
         *("tasks", model, "--target", "opencl", "--json"),
@@ -242,6 +244,7 @@ def test_without_a_compiler_the_remedy_is_named(tmp_path, model):
     assert "--remote KEY" in complaint(done.stderr)
 
 
+@pytest.mark.slow
 def test_a_library_is_refused_where_there_is_no_opencl(pocl, tmp_path, model):
     env = {"XDG_CACHE_HOME": str(pocl)}
     done = tvmtune("compile", model, "--target", "opencl", "-o", "lib.so", cwd=tmp_path, env=env)
@@ -289,6 +292,7 @@ def test_for_android_the_ndk_links(ndk, tmp_path, model, monkeypatch):
     assert plan.backend.make_builder(linux).options["linker"] == [CROSS]
 
 
+@pytest.mark.slow
 def test_for_android_the_ndk_is_asked_for(tmp_path, model):
     env = dict.fromkeys(("TVM_NDK_CC", "TVMTUNE_LINKER"), "")
     words = ["compile", model, "--target", "mali", "--target-attr", "board=android"]

@@ -156,6 +156,7 @@ def test_a_wrong_kernel_is_found_out(plan):
     assert error > 0.1
 
 
+@pytest.mark.slow
 def test_a_wrong_record_is_demoted_and_logged(plan, tmp_path, monkeypatch):
     """Of each task that has a rectifier; what is shipped is right all the same, without them."""
     backend = plan.backend

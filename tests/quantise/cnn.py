@@ -7,7 +7,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 
 
 def residual(channels: int = 16, side: int = 16) -> OnnxNetwork:
-    """A stem and two residual blocks, of which one makes the picture smaller; batch norms throughout."""
+    """A stem and two residual blocks; the second makes the picture smaller; batch norms throughout."""
     g = GraphBuilder("residual")
     x = g.relu(g.conv_bn(g.input("data", (1, 3, side, side)), "stem", channels, 3, pad=1))
     x = g.max_pool(x, "pool", 2, stride=2)

@@ -122,6 +122,7 @@ def test_a_wrong_kernel_is_caught_and_the_next_takes_its_place(tmp_path):
     assert leader.candidate == best.candidate
 
 
+@pytest.mark.slow
 def test_a_tuner_hears_that_what_it_found_is_wrong(tmp_path, monkeypatch):
     listening.register(monkeypatch)
     mod = small.matmul(8)
@@ -156,6 +157,7 @@ def test_an_implementation_that_cannot_be_searched_is_named_beside_one_that_can(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduling", ["effect", "round-robin"])
 def test_looking_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
     """Nearly all of the time is spent in one task: it must not have to wait for the others."""
@@ -259,6 +261,7 @@ def test_a_session_may_be_told_to_bear_any_number_of_failures(tmp_path):
     assert session.stopped_because == "nothing is left to try"
 
 
+@pytest.mark.slow
 def test_a_session_ends_when_its_patience_does(tmp_path):
     tasks = [small.task(0, small.matmul(8))]
     log = tmp_path / "log.json"

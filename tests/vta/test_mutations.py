@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 
 import numpy as np
+import pytest
 
 from tvmtune.errors import TvmtuneError
 from tvmtune_vta import rules, simulator
 from vta.small import Y, expected, memory, program
 
-COUNT = 300
+MANY = int(os.environ.get("TVMTUNE_SOAK_MUTANTS", "2000"))
 
 
-def mutants():
+def mutants(count: int):
     """Programs with one bit of an instruction, or of a uop, changed."""
     made, rng = program(), random.Random(7)
-    for _ in range(COUNT):
+    for _ in range(count):
         words, uops = made.instructions.copy(), made.uops.copy()
         bits = rng.randrange(128 * len(words) + 32 * len(uops))
         if bits < 128 * len(words):
@@ -28,10 +30,11 @@ def mutants():
         yield dataclasses.replace(made, instructions=words, uops=uops)
 
 
-def test_a_changed_bit_is_refused_or_diagnosed_or_gives_an_answer():
+@pytest.mark.parametrize("count", [200, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_changed_bit_is_refused_or_diagnosed_or_gives_an_answer(count):
     held, counted = memory(), {"refused": 0, "fault": 0, "right": 0, "wrong": 0}
     right = expected(held)
-    for index, mutant in enumerate(mutants()):
+    for index, mutant in enumerate(mutants(count)):
         refused = rules.violations(mutant)
         try:
             result = simulator.run(mutant, held, index)
@@ -49,8 +52,8 @@ def test_a_changed_bit_is_refused_or_diagnosed_or_gives_an_answer():
         # What the rules accept does not depend on the order.
         assert np.array_equal(simulator.run(mutant, held, "lazy-loads").memory[Y], result.memory[Y])
         counted["right" if np.array_equal(result.memory[Y], right) else "wrong"] += 1
-    assert sum(counted.values()) == COUNT
-    assert counted["fault"] > COUNT // 4
+    assert sum(counted.values()) == count
+    assert counted["fault"] > count // 4
     assert all(counted.values()), counted
 
 

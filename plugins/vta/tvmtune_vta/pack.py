@@ -17,7 +17,7 @@ from tvmtune.quantise import calibrate, groups
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.network import QuantisedNetwork
 from tvmtune.types import Device, Network, Prepared, Trial
-from tvmtune_vta import borders, layers, region, target
+from tvmtune_vta import borders, clock, layers, region, rules, target
 from tvmtune_vta.region import Split
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def prepare(
 
 def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tvm.IRModule:
     """The network as kernels of the CPU and programs of the accelerator."""
-    from tvmtune.graph.lower import RECORD
+    from tvmtune.graph.lower import MODELLED, RECORD
     from tvmtune.graph.lower import lower as lower_for_cpu
 
     config, split = target.of(device), prepared.extra["split"]
@@ -60,6 +60,8 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
     network = prepared.network
     wholes = {whole.layer.output: whole for whole in network.wholes}
     knobs, records = layers.choose(split.packed, chosen, config)
+    known = clock.Constants(**device.attrs["constants"])
+    modelled: list[dict[str, Any]] = []
 
     def call(builder: Any, group: Group, given: dict[str, Any]) -> dict[str, Any]:
         from tvm import relax
@@ -76,6 +78,8 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
             for name in group.outputs
         ]
         program = layers.program(group, wholes, split.packed, knobs, config, name=network.name)
+        rules.check(program)
+        modelled.append({"name": group.outputs[-1], **clock.model(program, known).to_json()})
         blob = constants.share(np.frombuffer(layers.blob(program), np.uint8).copy())
         made = builder.emit(
             relax.op.call_dps_packed(
@@ -91,4 +95,5 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
 
     graph = groups.replace(prepared.graph, groups.cut(prepared.graph, split.layers), call)
     rest = Prepared(network.float, device, LAYOUT, graph)
-    return lower_for_cpu(rest, {}, device).with_attr(RECORD, json.dumps(records))
+    module = lower_for_cpu(rest, {}, device).with_attr(RECORD, json.dumps(records))
+    return module.with_attr(MODELLED, json.dumps(modelled))

@@ -110,8 +110,8 @@ def first(conv: Convolution, epilogue: Epilogue, config: Config) -> Knobs:
 
 def _check(conv: Convolution, epilogue: Epilogue, config: Config) -> Any:
     """A post-processor that refuses knobs for which the hardware has no room."""
-    from tvm.s_tir.meta_schedule.postproc import PyPostproc
     from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.postproc import PyPostproc
 
     @derived_object
     class Fits(PyPostproc):

@@ -201,6 +201,12 @@ def bench(
         run.ratio = run.median_ms / runs[0].median_ms
         run.error = _disagreement(library.session.outputs(), peer.outputs())
     notes += _doubts(runs, taken)
+    if library.modelled is not None:
+        launches = len(library.metadata["modelled"])
+        notes.append(
+            "the accelerator is simulated, and these times are this machine's: modelled, its part "
+            f"takes {1e3 * library.modelled:.3f} ms in {launches} launch{'es' if launches > 1 else ''}"
+        )
     board = library.session.board
     return BenchResult(
         runs,

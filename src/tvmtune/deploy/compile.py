@@ -13,7 +13,7 @@ from tvmtune.deploy.atomic import replacing
 from tvmtune.deploy.library import Library
 from tvmtune.deploy.light import Unsupplied
 from tvmtune.errors import TvmtuneError
-from tvmtune.graph.lower import RECORD
+from tvmtune.graph.lower import MODELLED, RECORD
 from tvmtune.host import Backend
 from tvmtune.records.best import best_of, comparable
 from tvmtune.records.log import Log, module_of
@@ -107,6 +107,8 @@ def compile_library(
     described = metadata.describe(
         prepared.network, device, layout=prepared.layout, tasks=rows, check=check
     )
+    if MODELLED in (lowered.attrs or {}):
+        described["modelled"] = json.loads(str(lowered.attrs[MODELLED]))
     with replacing(path) as fresh:
         try:
             backend.export_lib(lowered, device, fresh)

@@ -84,6 +84,13 @@ class Library:
         return cls(found.data, LocalSession(path, runtime, threads))
 
     @property
+    def modelled(self) -> float | None:
+        """Seconds that its accelerator takes by a model, where that is simulated: what is timed then is
+        the simulation."""
+        programs = self.metadata.get("modelled")
+        return None if programs is None else sum(float(each["seconds"]) for each in programs)
+
+    @property
     def threads(self) -> int:
         """CPU threads that it computes with."""
         return self.session.threads

@@ -182,7 +182,11 @@ def _check_given(library: Library, network: Network, inputs: Mapping[str, np.nda
 
 
 def _in_turns(libraries: Mapping[str, Library]) -> dict[str, float]:
-    """Median seconds of each."""
+    """Median seconds of each, or modelled ones of those whose accelerator is simulated."""
+    modelled = {kind: library.modelled for kind, library in libraries.items()}
+    told = {kind: seconds for kind, seconds in modelled.items() if seconds is not None}
+    if len(told) == len(libraries):
+        return told
     times: dict[str, list[float]] = {kind: [] for kind in libraries}
     for _ in range(ROUNDS):
         for kind, library in libraries.items():

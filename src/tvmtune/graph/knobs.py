@@ -7,7 +7,7 @@ Works on traces as records store them: ``[instructions, decisions]``, where an i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ class Knob:
     """One sampling instruction of a trace."""
 
     name: str
-    """``yuv.1``: loop 1 of block ``yuv``, before it was tiled; ``choice0``: the first categorical."""
+    """``yuv.1``: loop 1 of block ``yuv``, before it was tiled; ``choice0``: the first categorical; or what
+    a space of tvmtune's calls it, by an annotation ``PACKAGE.name`` that holds its value."""
     kind: str
     """``tile``, ``choice`` or ``location``."""
     what: str
@@ -50,7 +51,9 @@ def knobs(trace: Any) -> list[Knob]:
     labels: dict[str, str] = {}
     found: list[Knob] = []
     choices = 0
-    for index, (kind, inputs, attributes, outputs) in enumerate(traces.design(instructions)):
+    design = traces.design(instructions)
+    given = _given_names(design)
+    for index, (kind, inputs, attributes, outputs) in enumerate(design):
         labels.update(_labels(kind, inputs, attributes, outputs, labels))
         value = values.get(index)
         if kind in ("SamplePerfectTile", "SamplePartitionedTile") and value is not None:
@@ -62,17 +65,35 @@ def knobs(trace: Any) -> list[Knob]:
                 options = factorings(extent, len(value), innermost if innermost > 0 else extent)
             else:
                 options = None
-            found.append(Knob(labels.get(inputs[0], inputs[0]), "tile", what, options, value))
+            usual = labels.get(inputs[0], inputs[0])
+            found.append(Knob(_name(outputs, given, usual), "tile", what, options, value))
         elif kind == "SampleCategorical":
             candidates = list(attributes[0])
             chosen = candidates[value] if value is not None else None
             what = "one of " + ", ".join(map(str, candidates))
-            found.append(Knob(f"choice{choices}", "choice", what, len(candidates), chosen))
+            usual = f"choice{choices}"
+            found.append(
+                Knob(_name(outputs, given, usual), "choice", what, len(candidates), chosen)
+            )
             choices += 1
         elif kind == "SampleComputeLocation":
             name = f"{labels.get(inputs[0], inputs[0])} at"
             found.append(Knob(name, "location", "a loop to compute it in", None, value))
     return found
+
+
+def _given_names(design: Sequence[Any]) -> dict[str, str]:
+    """By sampled variables, what annotations of our own spaces call them."""
+    return {
+        inputs[1]: str(attributes[0]).partition(".")[2]
+        for kind, inputs, attributes, _ in design
+        if kind == "Annotate" and str(attributes[0]).startswith("tvmtune") and len(inputs) == 2
+        if isinstance(inputs[1], str)
+    }
+
+
+def _name(outputs: Sequence[str], given: Mapping[str, str], usual: str) -> str:
+    return next((given[each] for each in outputs if each in given), usual)
 
 
 def designs(implementation: Implementation, target: tvm.target.Target) -> list[list[Knob]]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import tvm
 
 RECORD = "tvmtune_record"
+MODELLED = "tvmtune_modelled"
+"""An attribute of modules whose accelerator is simulated: a JSON list with an object for each of its
+programs, of ``name``, modelled ``seconds`` of a launch, and whatever else there is to say."""
 
 
 def lower(
