@@ -35,9 +35,9 @@ def forget():
     [
         (cnn.residual(), 1, {}),
         (cnn.mixed(), 3, {}),
-        (cnn.residual(20), 1, {}),
-        (cnn.residual(32), 1, {"config": "wide"}),
-        (cnn.residual(), 1, {"config": "batch"}),
+        pytest.param(cnn.residual(20), 1, {}, marks=pytest.mark.slow),
+        pytest.param(cnn.residual(32), 1, {"config": "wide"}, marks=pytest.mark.slow),
+        pytest.param(cnn.residual(), 1, {"config": "batch"}, marks=pytest.mark.slow),
     ],
     ids=["residual", "mixed", "channels of no whole block", "block of 32", "batch of 2"],
 )
@@ -60,6 +60,7 @@ def test_a_library_computes_every_bit_of_the_integer_network(network, count, att
         rules.check(program)
 
 
+@pytest.mark.slow
 def test_a_program_does_not_depend_on_the_engines_speed(tmp_path):
     network = cnn.residual()
     plan = api.plan(network, "vta")
@@ -89,7 +90,10 @@ def test_tasks_are_named_as_in_the_tutorial():
     ]
 
 
-@pytest.mark.parametrize("tuner", ["xgb", "random", "evolutionary", "grid"])
+@pytest.mark.parametrize(
+    "tuner",
+    ["xgb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("random", "evolutionary", "grid"))],
+)
 def test_knobs_are_tuned_and_their_times_are_modelled(tuner, tmp_path):
     plan = api.plan(cnn.residual(), "vta")
     budget = Budget(trials=30)
@@ -104,6 +108,7 @@ def test_knobs_are_tuned_and_their_times_are_modelled(tuner, tmp_path):
     assert session.states
 
 
+@pytest.mark.slow
 def test_records_become_the_librarys_knobs(tmp_path):
     network, log = cnn.residual(), tmp_path / "log.json"
     plan = api.plan(network, "vta")
