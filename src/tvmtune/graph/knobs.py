@@ -24,8 +24,8 @@ class Knob:
     """One sampling instruction of a trace."""
 
     name: str
-    """``yuv.1``: loop 1 of block ``yuv``, before it was tiled; ``choice0``: the first categorical; or what
-    a space of tvmtune's calls it, by an annotation ``PACKAGE.name`` that holds its value."""
+    """``yuv.1``: loop 1 of block ``yuv``, before it was tiled; ``choice0``: the first categorical; or
+    what a space of tvmtune's calls it, by an annotation ``PACKAGE.name`` that holds its value."""
     kind: str
     """``tile``, ``choice`` or ``location``."""
     what: str
