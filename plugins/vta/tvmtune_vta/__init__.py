@@ -48,7 +48,8 @@ def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
-    return BuilderSpec("tvmtune_vta.measure:build", options={"config": device.attrs["config"]})
+    options = {name: device.attrs[name] for name in ("config", "constants")}
+    return BuilderSpec("tvmtune_vta.measure:build", options=options)
 
 
 @hookimpl
@@ -56,10 +57,9 @@ def make_runner(device: Device) -> RunnerSpec:
     return RunnerSpec(
         run="tvmtune_vta.measure:run",
         check="tvmtune_vta.measure:check",
-        slots=2,
         exclusive=False,
         kind="modelled",
-        options={"threads": device.threads, "constants": device.attrs["constants"]},
+        options={"threads": device.threads, "config": device.attrs["config"]},
     )
 
 

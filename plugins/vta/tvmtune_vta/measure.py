@@ -1,4 +1,8 @@
-"""What workers do with a candidate: make its stream, model its time, compare what it computes."""
+"""What workers do with a candidate: make its stream, model its time, compare what it computes.
+
+Between them goes what a stream is made from, and its time: making it again takes less time than reading
+it, and the model wants its instructions as objects, which are there when it has just been made.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from tvmtune_vta import clock, simulator
 from tvmtune_vta.clock import Constants
 from tvmtune_vta.config import Config
 from tvmtune_vta.convolution import BIAS, W, X, Y, generate
+from tvmtune_vta.knobs import Knobs
 from tvmtune_vta.program import Program
 from tvmtune_vta.workload import Convolution, Epilogue, reference
 
@@ -26,19 +31,18 @@ if TYPE_CHECKING:
 def build(
     mod: tvm.IRModule, target: dict[str, Any], options: dict[str, Any], directory: str
 ) -> str:
-    """The stream of a candidate, as a file; of a workload that is not scheduled, its numbers."""
+    """The numbers of a workload, and for a scheduled one its knobs and modelled seconds, in a file of
+    JSON. ``options``: the ``config`` and the model's ``constants``."""
     from tvmtune_vta import compute, space
 
-    conv, epilogue = compute.read(mod)
+    told = json.loads(str(mod["main"].attrs[compute.ATTRIBUTE]))
     knobs = space.read(mod)
-    path = Path(directory) / uuid.uuid4().hex
-    if knobs is None:
-        path = path.with_suffix(".json")
-        path.write_text(str(mod["main"].attrs[compute.ATTRIBUTE]))
-    else:
-        path = path.with_suffix(".npz")
-        config = Config.parse(options["config"], "the device's configuration")
-        generate(conv, epilogue, knobs, config).save(path)
+    if knobs is not None:
+        told |= {"knobs": knobs.to_json()}
+        program = _program(told, options)
+        told["seconds"] = clock.model(program, Constants(**options["constants"])).seconds
+    path = Path(directory) / f"{uuid.uuid4().hex}.json"
+    path.write_text(json.dumps(told))
     return str(path)
 
 
@@ -46,27 +50,34 @@ def run(
     artifact: str, args: Sequence[TensorSpec], timing: Timing, options: dict[str, Any]
 ) -> list[float]:
     """The modelled seconds of one launch; a model says the same each time."""
-    constants = Constants(**options["constants"])
-    return [clock.model(Program.load(artifact), constants).seconds]
+    return [float(json.loads(Path(artifact).read_text())["seconds"])]
 
 
 def check(
     artifact: str, reference_artifact: str, args: Sequence[TensorSpec], options: dict[str, Any]
 ) -> float:
-    """max|y - ref| / max|ref| between the simulated stream, in an order that depends on the file's
-    name, and whole numbers summed by NumPy. The stream also has to keep the hardware's rules."""
+    """max|y - ref| / max|ref| between the simulated stream and whole numbers summed by NumPy. The
+    stream also has to keep the hardware's rules, so that no order of the engines changes it."""
     from tvmtune_vta import rules
 
-    told = json.loads(Path(reference_artifact).read_text())
-    conv, epilogue = Convolution(**told["convolution"]), Epilogue(**told["epilogue"])
-    rng = np.random.default_rng(len(artifact))
-    x, w, bias = (_values(spec, rng) for spec in args[:3])
-    program = Program.load(artifact)
+    told = json.loads(Path(artifact).read_text())
+    program = _program(told, options)
     rules.check(program)
-    memory = {X: x, W: w, **({BIAS: bias} if epilogue.bias else {})}
-    found = simulator.run(program, memory, order=len(program.instructions)).memory[Y]
-    wanted = reference(conv, epilogue, x, w, bias)
+    rng = np.random.default_rng(0)
+    x, w, bias = (_values(spec, rng) for spec in args[:3])
+    found = simulator.run(program, {X: x, W: w, BIAS: bias}).memory[Y]
+    told = json.loads(Path(reference_artifact).read_text())
+    wanted = reference(*_workload(told), x, w, bias)
     return relative_error(found.astype(np.float64), wanted.astype(np.float64))
+
+
+def _workload(told: dict[str, Any]) -> tuple[Convolution, Epilogue]:
+    return Convolution(**told["convolution"]), Epilogue(**told["epilogue"])
+
+
+def _program(told: dict[str, Any], options: dict[str, Any]) -> Program:
+    config = Config.parse(options["config"], "the device's configuration")
+    return generate(*_workload(told), Knobs(**told["knobs"]), config)
 
 
 def _values(spec: TensorSpec, rng: np.random.Generator) -> Any:
