@@ -16,7 +16,7 @@ import numpy as np
 
 from tvmtune.accuracy import relative_error
 from tvmtune.types import TensorSpec, Timing
-from tvmtune_vta import clock, simulator
+from tvmtune_vta import clock
 from tvmtune_vta.clock import Constants
 from tvmtune_vta.config import Config
 from tvmtune_vta.convolution import BIAS, W, X, Y, generate
@@ -58,14 +58,13 @@ def check(
 ) -> float:
     """max|y - ref| / max|ref| between the simulated stream and whole numbers summed by NumPy. The
     stream also has to keep the hardware's rules, so that no order of the engines changes it."""
-    from tvmtune_vta import rules
+    from tvmtune_vta.quick import Machine
 
     told = json.loads(Path(artifact).read_text())
-    program = _program(told, options)
-    rules.check(program)
+    machine = Machine(_program(told, options))
     rng = np.random.default_rng(0)
     x, w, bias = (_values(spec, rng) for spec in args[:3])
-    found = simulator.run(program, {X: x, W: w, BIAS: bias}).memory[Y]
+    found = machine.run({X: x, W: w, BIAS: bias})[Y]
     told = json.loads(Path(reference_artifact).read_text())
     wanted = reference(*_workload(told), x, w, bias)
     return relative_error(found.astype(np.float64), wanted.astype(np.float64))

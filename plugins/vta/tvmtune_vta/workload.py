@@ -112,19 +112,20 @@ def reference(
     w: npt.NDArray[np.int8],
     bias: npt.NDArray[np.int32] | None = None,
 ) -> npt.NDArray[np.int8]:
-    """The packed output of a packed input, in 64-bit integers, position by position of the kernel.
+    """The packed output of a packed input, position by position of the kernel.
 
-    ``bias`` is (CO/c, b, c).
+    ``bias`` is (CO/c, b, c). Products are summed in float64, whose 53 bits hold every sum exactly, and
+    which NumPy hands to a library.
     """
     conv = convolution
     padded = np.pad(
-        x.astype(np.int64),
+        x.astype(np.float64),
         [(0, 0), (0, 0), (conv.pad_h, conv.pad_h), (conv.pad_w, conv.pad_w), (0, 0), (0, 0)],
     )
-    weights = w.astype(np.int64)
+    weights = w.astype(np.float64)
     ins, outs = x.shape[1] // conv.groups, w.shape[0] // conv.groups
     shape = (x.shape[0], w.shape[0], conv.out_height, conv.out_width, *x.shape[4:])
-    sums = np.zeros(shape, np.int64)
+    products = np.zeros(shape)
     for g in range(conv.groups):
         inputs = padded[:, g * ins : (g + 1) * ins]
         tiles = weights[g * outs : (g + 1) * outs]
@@ -133,9 +134,10 @@ def reference(
                 rows = slice(ky, ky + conv.stride_h * (conv.out_height - 1) + 1, conv.stride_h)
                 columns = slice(kx, kx + conv.stride_w * (conv.out_width - 1) + 1, conv.stride_w)
                 seen: Any = inputs[:, :, rows, columns]
-                sums[:, g * outs : (g + 1) * outs] += np.einsum(
+                products[:, g * outs : (g + 1) * outs] += np.einsum(
                     "nihwbc,oikc->nohwbk", seen, tiles[:, :, ky, kx], optimize=True
                 )
+    sums = products.astype(np.int64)
     if epilogue.bias:
         assert bias is not None
         sums += bias.astype(np.int64)[None, :, None, None]
