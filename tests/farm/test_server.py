@@ -157,10 +157,11 @@ def test_idle_and_garbage_connections_block_nobody(farm: served.Farm) -> None:
         magic + protocol.integer(7) + b"client:",
         magic + protocol.integer(20) + b"client:b -timeout=no",
     ]
-    lines = [socket.create_connection((board.host, board.port), 10) for _ in sent]
     crowd = [socket.create_connection((board.host, board.port), 10) for _ in range(200)]
-    for line, words in zip(lines, sent, strict=True):
-        line.sendall(words)
+    lines = []
+    for words in sent:  # after the crowd: where there are too many, those who wait longest have to go
+        lines.append(socket.create_connection((board.host, board.port), 10))
+        lines[-1].sendall(words)
     assert is_alive(board)
     assert server.process.poll() is None
     lines[-1].settimeout(10)  # the last is sound: what is no number is passed over

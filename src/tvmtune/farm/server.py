@@ -128,10 +128,13 @@ class Server:
                     await asyncio.sleep(RETRY)
                     continue
                 if len(greeting) >= GREETERS:
-                    next(iter(greeting)).cancel()
+                    oldest = next(iter(greeting))
+                    del greeting[oldest]
+                    oldest.cancel()
                 task = asyncio.create_task(self._greet(connection, str(Address(*address[:2]))))
                 greeting[task] = None
                 task.add_done_callback(lambda done: greeting.pop(done, None))
+                await asyncio.sleep(0)  # a crowd at the door keeps nobody inside from talking
         finally:
             for task in list(greeting):
                 task.cancel()
