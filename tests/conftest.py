@@ -1,8 +1,16 @@
 """For every test."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from farm.served import Farm
 
 # Some tests limit the size of files in a process of their own. Python would leave bytecode there that
 # is cut short, and every later import of that module would fail ("marshal data too short").
@@ -12,3 +20,17 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes begins first: begun last, it would run on alone while other workers idle."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    """What it starts has ended, and left nothing behind, when the test has."""
+    from farm.served import Farm
+
+    folder = tmp_path / "farm"
+    folder.mkdir()
+    made = Farm(folder)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -216,6 +216,7 @@ class TestWhatABoardTells:
             host.backend("arm").make_runner(make("rk3399"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mcpu", ["cortex-a72", "cortex-a76"])
 def test_no_int8_instruction_of_arm_is_in_the_space(mcpu):
     """TVM would choose rules whose kernels are wrong (sdot) or cannot be built (neon)."""

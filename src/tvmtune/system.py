@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.types import digest
 
 PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
@@ -302,3 +302,17 @@ def _machine(triple: str) -> str:
     if name.startswith("armv") and "64" not in name:
         return "arm"
     return {"arm64": "aarch64", "amd64": "x86_64", "thumbv7a": "arm"}.get(name, name)
+
+
+def check_processor(mcpu: str, mtriple: str = "") -> None:
+    """Raise :class:`UsageError` for a processor that LLVM does not know, on this kind of machine or
+    that of ``mtriple``: it would compile for a generic one."""
+    import tvm
+
+    triple = mtriple or tvm.get_global_func("target.llvm_get_system_triple")()
+    if tvm.get_global_func("target.llvm_is_valid_cpu")(mcpu, triple):
+        return
+    target = tvm.target.Target({"kind": "llvm", **({"mtriple": mtriple} if mtriple else {})})
+    known = [str(name) for name in tvm.get_global_func("target.llvm_get_cpu_archlist")(target)]
+    where = f" for {mtriple}" if mtriple else ""
+    raise UsageError(f"LLVM knows no processor '{mcpu}'{where}.{nearest(mcpu, known)}")

@@ -88,7 +88,7 @@ class Device:
     """TVM's name of the device type that kernels run on."""
     model: str = ""
     """Human-readable name of the hardware, e.g. the CPU's."""
-    prepared: bool = False
+    needs_init: bool = False
     """Whether the backend's ``serve_init`` comes before a library is loaded, for packed functions that
     it calls; with what does not run on the CPU it does in any case."""
 

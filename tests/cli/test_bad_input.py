@@ -6,7 +6,7 @@ import json
 import os
 import resource
 import shutil
-import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from cli.commands import complaint, tvmtune
+from disks import mounted
 from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune import api
 from tvmtune.cli import main
@@ -254,6 +255,24 @@ def test_a_log_that_does_not_fit_is_refused(ask, tmp_path, plan, name, change, m
     assert message in said
 
 
+def test_a_log_of_the_same_machine_for_another_target_names_the_difference(ask, tmp_path, plan):
+    described = header(plan)["device"]
+    target = described["target"] | {"mcpu": "pentium4"}
+    log_of(plan, tmp_path / "log.json", device=described | {"target": target, "identity": "0" * 16})
+    _, said = ask("tune", "--network", "tiny.onnx", "--log", "log.json", *BUDGET)
+    assert f"mcpu pentium4 instead of {described['target']['mcpu']}" in said
+
+
+def test_a_board_that_lacks_a_package_is_told_which(ask, monkeypatch):
+    """Those of serve and run are enough there."""
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    code, said = ask("networks")
+    assert code == 1
+    assert "the package rich is not installed here" in said
+    assert "defect" not in said
+
+
 @pytest.mark.parametrize(
     "args",
     [
@@ -323,7 +342,11 @@ def test_a_read_only_directory_is_named(ask, tmp_path, plan, monkeypatch, args):
 
 
 @pytest.mark.parametrize(
-    "args", [["tune", *BUDGET], ["compile", "-o", "lib.so"]], ids=["tune", "compile"]
+    "args",
+    [
+        pytest.param(["tune", *BUDGET], id="tune", marks=pytest.mark.slow),
+        pytest.param(["compile", "-o", "lib.so"], id="compile"),
+    ],
 )
 def test_without_a_linker_the_remedy_is_named(tmp_path, args):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
@@ -369,16 +392,10 @@ def test_a_full_disk_ends_tuning_and_the_log_stays_whole(tmp_path, plan):
 def test_a_full_disk_ends_compiling_and_an_older_library_stays(tmp_path, size):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with mounted(disk, f"size={size}"):
         (disk / "lib.so").write_bytes(OLDER)
         done = tvmtune("compile", "-o", "disk/lib.so", "--network", "tiny.onnx", cwd=tmp_path)
         assert done.returncode == 1, done.stderr
         assert "disk/lib.so: " in complaint(done.stderr)
         assert "No space left" in complaint(done.stderr)
         assert contents(disk) == {"lib.so": OLDER}
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

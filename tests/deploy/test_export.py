@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from deploy.building import host_device, lower
+from disks import mounted
 from tvmtune import networks
 from tvmtune.deploy.atomic import replacing, write_text
 from tvmtune.deploy.export import build, export_lib
@@ -83,15 +82,9 @@ def test_a_disk_that_is_full_for_the_linker(lowered, device, unharmed, monkeypat
 def test_a_disk_that_is_full(lowered, device, tmp_path):
     """LLVM would end the process on a full disk; it never writes to one."""
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with mounted(disk, "size=64k"):
         text = refusal(lowered, device, disk / "lib.so")
         assert list(disk.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     assert "No space left on device" in text
 
 
@@ -105,14 +98,8 @@ def test_places_that_cannot_be_written_to(lowered, device, tmp_path, old):
 
 def test_a_read_only_file_system(lowered, device, tmp_path):
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with mounted(disk, "ro"):
         assert "Read-only file system" in refusal(lowered, device, disk / "lib.so")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_an_operator_without_a_kernel_is_named(made, device):

@@ -113,6 +113,7 @@ def test_a_wrong_kernel_is_caught_before_the_library_takes_its_place(plan, tmp_p
     assert [file.name for file in tmp_path.iterdir()] == ["lib.so"]
 
 
+@pytest.mark.slow
 def test_a_wrong_weight_is_caught_before_the_library_takes_its_place(made, tmp_path, opened):
     other = plan_of(spoiled(NETWORK), tmp_path)
     with pytest.raises(TvmtuneError, match="is wrong: output 'logits' is off by"):

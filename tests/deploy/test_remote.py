@@ -85,17 +85,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
 
 
 @pytest.fixture
-def farm(tmp_path: Path) -> Iterator[Farm]:
-    folder = tmp_path / "farm"
-    folder.mkdir()
-    made = Farm(folder)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def board(shared: Shelf) -> Iterator[Borrowed]:
     with Borrowed(shared.key) as lent:
         yield lent

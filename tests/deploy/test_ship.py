@@ -15,6 +15,8 @@ from tvmtune.deploy.library import Library
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
@@ -36,7 +38,6 @@ def wrong(compiled):
     return replace(compiled, metadata=compiled.metadata | {"check": check})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "kind"),
     [
@@ -95,7 +96,6 @@ def test_inputs_that_the_reference_cannot_take_are_refused_before_any_tuning(
         api.compile_untuned(plan, tmp_path / "lib.so", inputs=inputs)
 
 
-@pytest.mark.slow
 def test_an_operator_whose_plain_loops_are_quickest_is_shipped_as_written(tmp_path, monkeypatch):
     path = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
     plan = api.plan(api.load(str(path), arguments={"w": 32, "h": 8}))

@@ -103,12 +103,19 @@ class Farm:
         self, key: str, tracker: Address | None = None, *words: str, port: int | None = None
     ) -> tuple[Running, Address]:
         address = Address("127.0.0.1", port or free_port())
-        where = ["--tracker", str(tracker)] if tracker else []
-        running = self.start(command("serve", "--key", key, "--port", address.port, *where, *words))
+        running = self.start(self.serving(key, tracker, *words, port=address.port))
         running.expect("serving ")
         if tracker:
             running.expect("registered")
         return running, address
+
+    @staticmethod
+    def serving(
+        key: str, tracker: Address | None = None, *words: str, port: int | None = None
+    ) -> list[str]:
+        """The command of :meth:`board`."""
+        where = ["--tracker", str(tracker)] if tracker else []
+        return command("serve", "--key", key, "--port", port or free_port(), *where, *words)
 
     def emulated(
         self, key: str, tracker: Address | None = None, *words: str, cpu: str = "cortex-a72"

@@ -119,7 +119,7 @@ def two_convs() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
+@pytest.mark.parametrize("make", [tiny_encoder, pytest.param(tiny_cnn, marks=pytest.mark.slow)])
 def test_without_records_every_kernel_has_its_default_schedule(make, layout):
     plan = plan_of(make(), layout)
     lowered = lower(plan)
@@ -129,6 +129,7 @@ def test_without_records_every_kernel_has_its_default_schedule(make, layout):
         assert site.func.attrs["tirx.is_scheduled"]
 
 
+@pytest.mark.slow
 def test_an_exact_record_is_used_for_its_task_and_for_no_other():
     plan = cnn()
     task = named(plan, "conv2d_add_relu")

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import onnx
+import pytest
 import tvm
 from onnx import TensorProto, helper
 from tvm import te
@@ -53,6 +54,7 @@ def test_a_reduction_has_the_same_name_wherever_it_stands(tmp_path):
         assert "x_red" in here
 
 
+@pytest.mark.slow
 def test_the_records_of_one_network_are_those_of_another(tmp_path):
     log = tmp_path / "log.json"
     api.tune(means(1, tmp_path), log, budget=Budget(trials=6))

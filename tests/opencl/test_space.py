@@ -65,6 +65,7 @@ def workload(name: str) -> tvm.IRModule:
 
 PRODUCTS = ["conv", "conv-nchw", "depthwise", "dense"]
 OTHERS = ["softmax", "log-softmax", "layer-norm", "mean", "relu"]
+ALL = [*PRODUCTS, *OTHERS]
 
 
 def source(mod: tvm.IRModule) -> str:
@@ -132,7 +133,7 @@ def test_what_is_no_product_is_not_tiled_and_has_one_space(name):
     assert threads(schedule.mod) <= MOST_THREADS
 
 
-@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
+@pytest.mark.parametrize("name", ALL)
 def test_a_small_device_gets_small_groups(name):
     small = host.backend("mali").make_target({"board": "rk3399", "max_threads_per_block": 16}, None)
     mod = workload(name)
@@ -176,7 +177,14 @@ def test_a_kernel_that_only_a_cpu_can_run_is_refused():
         GpuSpace(DEVICE.target).default(mod, TARGET)
 
 
-@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense",
+        "softmax",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ALL if n not in ("dense", "softmax")),
+    ],
+)
 def test_kernels_compute_what_they_should(name, run, tmp_path):
     mod = workload(name)
     args = random_args(mod)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 
@@ -31,6 +35,58 @@ def mixed() -> OnnxNetwork:
     x = g.max_pool(x, "smaller", 2, stride=2)
     x = g.relu(g.conv_bn(x, "depthwise", 40, 3, pad=1, groups=40))
     return _finished(g, g.relu(g.conv_bn(x, "last", 17, 1)))
+
+
+def forked(batch: int = 1) -> OnnxNetwork:
+    """Two outputs, of which one is a layer's; a tensor that is added to itself; a layer of the
+    network's own input; and a convolution to a single pixel, of which VTA has no tile."""
+    g = GraphBuilder("forked")
+    data = g.input("data", (batch, 16, 8, 8))
+    x = g.relu(g.conv_bn(g.relu(data), "stem", 16, 3, pad=1))
+    y = g.conv_bn(data, "beside", 16, 3, pad=1)
+    x = g.add(g.relu(g.add(x, x, "twice")), y, "joined")
+    pixel = g.conv_bn(g.conv_bn(x, "wide", 16, 3, pad=1), "pixel", 16, 8)
+    return OnnxNetwork(g.model(x, pixel), name="forked")
+
+
+def decoder() -> OnnxNetwork:
+    """A stride of 2 with padding on two sides alone, as TensorFlow has it, and two transposed
+    convolutions that make the picture larger again, one of them in groups."""
+    rng = np.random.default_rng(0)
+    shapes = {"first": (32, 16, 3, 3), "up": (32, 16, 4, 4), "grouped": (32, 16, 3, 3)}
+    constants = {
+        name: rng.standard_normal(shape) / np.sqrt(shape[0] * shape[2] * shape[3] / 2)
+        for name, shape in shapes.items()
+    }
+    constants["bias"] = 0.1 * rng.standard_normal(32)
+
+    def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+        return helper.make_node(op, inputs.split(), [output], **attributes)
+
+    nodes = [
+        node("MaxPool", "data", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", "pooled first bias", "small", strides=[2, 2], pads=[0, 0, 1, 1]),
+        node("Relu", "small", "cut"),
+        node("ConvTranspose", "cut up", "larger", strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Concat", "larger larger", "both", axis=1),
+        node(
+            *("ConvTranspose", "both grouped bias", "largest"),
+            strides=[2, 2],
+            pads=[1, 1, 1, 1],
+            output_padding=[1, 0],
+            group=2,
+        ),
+        node("Relu", "largest", "image"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "decoder",
+        [helper.make_tensor_value_info("data", TensorProto.FLOAT, (1, 16, 16, 16))],
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, (1, 32, 16, 15))],
+        [numpy_helper.from_array(v.astype("float32"), name) for name, v in constants.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="decoder")
 
 
 def _finished(g: GraphBuilder, x: Value) -> OnnxNetwork:

@@ -87,6 +87,46 @@ def test_start_and_stop_may_be_chosen():
     assert first.output != everything[0].output  # its activation is behind the stop
 
 
+def test_variables_of_one_name_are_told_apart():
+    """As passes leave them that start their names afresh."""
+    import tvm
+    from tvm import relax
+
+    kind = relax.TensorType((1, 3, 6, 6), "float32")
+    x = relax.Var("x", kind)
+    weights = [
+        relax.const(np.random.default_rng(n).random((3, 3, 1, 1)).astype("float32")) for n in (0, 1)
+    ]
+    builder = relax.BlockBuilder()
+    names = [relax.DataflowVar("lv", kind) for _ in range(4)]
+    calls = [
+        relax.op.nn.max_pool2d(x, (1, 1)),
+        relax.op.nn.conv2d(names[0], weights[0]),
+        relax.op.nn.relu(names[1]),
+        relax.op.nn.conv2d(names[2], weights[1]),
+    ]
+    last = relax.Var("gv", kind)
+    bindings = [
+        relax.VarBinding(var, builder.normalize(call))
+        for var, call in zip(names, calls, strict=True)
+    ]
+    bindings.append(relax.VarBinding(last, builder.normalize(relax.op.nn.relu(names[3]))))
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], last)
+    graph = tvm.IRModule({"main": relax.Function([x], body, kind)})
+    data = np.random.default_rng(2).standard_normal((1, 3, 6, 6)).astype("float32")
+
+    def output(mod: tvm.IRModule) -> np.ndarray:
+        machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+        return machine["main"](tvm.runtime.tensor(data)).numpy()
+
+    mended = region.distinct(graph)
+    first, second = region.find(mended).layers
+    assert second.inputs == (first.output,)
+    assert first.output != first.inputs[0]
+    assert np.array_equal(output(mended), output(graph))
+    assert region.distinct(mended).same_as(mended)
+
+
 @pytest.mark.parametrize(
     ("start", "stop", "told"),
     [

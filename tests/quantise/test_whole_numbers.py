@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_what_lies_beyond_is_cut():
 def test_an_exponent_reaches_the_largest_value():
     assert scales.exponent_for(np.full(1000, 127.0, np.float32)) == 0
     assert scales.exponent_for(np.full(1000, 128.0, np.float32)) == 1
-    assert scales.exponent_for(np.zeros(4, np.float32)) == 0
+    assert scales.exponent_for(np.zeros(4, np.float32)) == scales.DEAD
 
 
 def test_few_large_values_are_cut_for_the_sake_of_the_others():
@@ -102,6 +103,58 @@ def test_the_network_is_near_its_float_self(whole):
     assert 0 < noise < 0.01
 
 
+def test_bounds_of_an_activation_may_be_infinite():
+    layer = region.Layer("sum", ("a", "b"), "y", ((1, 1, 1, 2),) * 2, (1, 1, 1, 2), 0.0, math.inf)
+    tensors = {name: np.full((1, 1, 1, 2), 3.0, "float32") for name in "aby"}
+    ((whole,), _) = scales.choose([layer], tensors)
+    assert (whole.low, whole.high) == (0, 127)
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.5, 1e4])
+def test_a_sum_with_an_operand_that_is_never_used_is_possible(size):
+    layer = region.Layer("sum", ("a", "b"), "y", ((1, 1, 1, 2),) * 2, (1, 1, 1, 2))
+    tensors = {name: np.full((1, 1, 1, 2), size, "float32") for name in "ay"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ((whole,), _) = scales.choose([layer], tensors | {"b": np.zeros((1, 1, 1, 2), "float32")})
+    a = integers.quantise(tensors["a"], whole.exponents[0])
+    got = integers.restore(integers.run(whole, [a, np.zeros_like(a)]), whole.exponent)
+    np.testing.assert_allclose(got, tensors["y"], rtol=0.01)
+
+
+def test_of_operands_of_very_different_sizes_the_smaller_is_left_out_and_that_is_said():
+    layer = region.Layer("sum", ("a", "b"), "y", ((1, 1, 1, 2),) * 2, (1, 1, 1, 2))
+    tensors = {name: np.full((1, 1, 1, 2), 100.0, "float32") for name in "ay"}
+    tensors["b"] = np.full((1, 1, 1, 2), 0.01, "float32")
+    with pytest.warns(
+        UserWarning, match="what b adds .at most 0.01 to at most 1e.02. is less than"
+    ):
+        ((whole,), _) = scales.choose([layer], tensors)
+    assert whole.factors == (0, None)
+    a, b = (integers.quantise(tensors[n], e) for n, e in zip("ab", whole.exponents, strict=True))
+    got = integers.restore(integers.run(whole, [a, b]), whole.exponent)
+    np.testing.assert_allclose(got, tensors["y"], rtol=0.01)
+
+
+def test_the_share_of_values_that_are_cut_counts_none_that_fit():
+    """A value at the very end of int8 is not cut."""
+    layer = region.Layer("sum", ("a", "b"), "y", ((1, 1, 1, 4),) * 2, (1, 1, 1, 4))
+    values = np.array([127, -127, 1, 2], "float32").reshape(1, 1, 1, 4)
+    tensors = {"a": values, "b": np.zeros_like(values), "y": values}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (row,) = scales.table(*scales.choose([layer], tensors), tensors)
+    assert row.cut == 0
+
+
+def test_without_noise_there_is_no_ratio():
+    layer = region.Layer("sum", ("a", "b"), "y", ((1, 1, 1, 1),) * 2, (1, 1, 1, 1))
+    tensors = {"a": np.ones((1, 1, 1, 1), "float32"), "b": np.ones((1, 1, 1, 1), "float32")}
+    tensors["y"] = 2 * tensors["a"]
+    (row,) = scales.table(*scales.choose([layer], tensors), tensors)
+    assert row.sqnr is None
+
+
 def test_without_samples_there_are_random_ones_and_a_warning():
     network = quantised(cnn.residual(16, 8))
     with pytest.warns(UserWarning, match="calibrated with 4 random inputs"):
@@ -123,6 +176,7 @@ def test_calibration_data_are_cut_into_runs():
         ({"data": np.ones((2, 3, 16, 15))}, "'data' is 2x3x16x15, and the network takes 1x3x16x16"),
         ({"data": np.zeros((2, 3, 16, 16))}, "nothing but zeros"),
         ({"data": np.full((1, 3, 16, 16), np.inf)}, "no finite number"),
+        ({"data": np.full((1, 3, 16, 16), 1e200)}, "no finite number of float32"),
         ({"data": np.empty((0, 3, 16, 16))}, "'data' is 0x3x16x16"),
         ({"data": np.full((1, 3, 16, 16), "a")}, "no finite number"),
     ],

@@ -143,6 +143,7 @@ def test_a_tuner_hears_that_what_it_found_is_wrong(tmp_path, monkeypatch):
         assert (latency == float("inf")) == (candidate in wrong)
 
 
+@pytest.mark.slow
 def test_an_implementation_that_cannot_be_searched_is_named_beside_one_that_can(tmp_path):
     told = small.Record()
     task = small.task(0, small.matmul(8), name="product")

@@ -149,12 +149,7 @@ def _cpu(given: Any, board: Board, mtriple: str, ask_here: bool) -> str:
         if ask_here:
             return str(tvm.get_global_func("target.llvm_get_system_cpu")())
         return board.mcpu
-    if not tvm.get_global_func("target.llvm_is_valid_cpu")(str(given), mtriple):
-        target = tvm.target.Target({"kind": "llvm", "mtriple": mtriple})
-        known = [str(n) for n in tvm.get_global_func("target.llvm_get_cpu_archlist")(target)]
-        raise UsageError(
-            f"LLVM knows no processor '{given}' for {mtriple}.{nearest(str(given), known)}"
-        )
+    system.check_processor(str(given), mtriple)
     return str(given)
 
 

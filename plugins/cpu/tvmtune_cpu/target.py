@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.farm.describe import features
 from tvmtune.farm.protocol import find
 from tvmtune.graph.spaces import RuleSpace
-from tvmtune.system import cpu_model, runs_here, usable_cpus
+from tvmtune.system import check_processor, cpu_model, runs_here, usable_cpus
 from tvmtune.threads import choose
 from tvmtune.types import Device
 
@@ -41,17 +42,14 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
         params, model = caches(), cpu_model()
     else:
         threads = _number(attrs["threads"]) if "threads" in attrs else int(_of(found)["cpus"])
-        if threads < 1:
-            raise UsageError(f"threads={threads}: at least one is needed.")
+        most = int(found["cpus"]) if found else threads
+        if not 1 <= threads <= max(1, most):
+            has = f", and the board has {most}" if threads > most else ""
+            raise UsageError(f"threads={threads}: at least one is needed{has}.")
         mcpu = str(attrs.get("mcpu") or _processor(_of(found)))
         params = {"num_cores": found["cpus"]} if found else {}
         model = str(found["cpu"]) if found else f"the boards '{find(remote)[0]}'"
-    triple = tvm.get_global_func("target.llvm_get_system_triple")()
-    if not tvm.get_global_func("target.llvm_is_valid_cpu")(mcpu, triple):
-        known = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target("llvm"))
-        raise UsageError(
-            f"LLVM knows no processor '{mcpu}'.{nearest(mcpu, [str(name) for name in known])}"
-        )
+    check_processor(mcpu)
     target: dict[str, Any] = {"kind": "llvm", "mcpu": mcpu, "num-cores": threads}
     if attrs.get("mattr"):
         target["mattr"] = str(attrs["mattr"]).split(",")
@@ -128,10 +126,15 @@ def _of(found: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _processor(found: dict[str, Any]) -> str:
-    """LLVM's name for a board's processor: its own LLVM's, or the level of x86-64 that it reaches."""
+    """LLVM's name for a board's processor: its own LLVM's; on a board without one this machine's, if
+    that has the same processor, or the level of x86-64 that it reaches."""
+    import tvm
+
     if found.get("mcpu"):
         return str(found["mcpu"])
     told = set(found.get("features", ()))
+    if found.get("cpu") == cpu_model() and told == set(features()):
+        return str(tvm.get_global_func("target.llvm_get_system_cpu")())
     for level, needed in LEVELS.items():
         if needed <= told:
             return level

@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = click.utils.make_str(args[0]) if args else ""
         if name not in COMMANDS and not name.startswith("-") and name not in _of_backends():
-            ctx.fail(f"'{name}' is not a command.{nearest(name, list(COMMANDS))}")
+            ctx.fail(f"'{name}' is not a command.{nearest(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -82,7 +82,8 @@ class LazyGroup(click.Group):
 def _of_backends() -> dict[str, importlib.metadata.EntryPoint]:
     """Commands that backends bring, by the entry points of the group ``tvmtune.commands``."""
     found = importlib.metadata.entry_points(group="tvmtune.commands")
-    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+    known = {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+    return {name: entry for name, entry in known.items() if name not in COMMANDS}
 
 
 def _be_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -145,16 +146,30 @@ def _failed(failure: Exception, verbose: bool) -> int:
     except BrokenPipeError:
         # Whoever read our output has gone; a second complaint at exit would help nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ModuleNotFoundError as error:
+        name = str(error.name).partition(".")[0]
+        if name.startswith("tvmtune"):
+            _defect(error, verbose)
+        else:
+            _say(
+                f"tvmtune: the package {name} is not installed here, and this command needs it. "
+                "Boards need no more than serve and run do; elsewhere: pip install tvmtune.",
+                error if verbose else None,
+            )
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         _say(f"tvmtune: {error.strerror or error}{where}", error if verbose else None)
     except Exception as error:
-        _say(
-            f"tvmtune: unexpected {type(error).__name__}: {error}. This is a defect of tvmtune; "
-            "-v shows where, please report it.",
-            error if verbose else None,
-        )
+        _defect(error, verbose)
     return 1
+
+
+def _defect(error: Exception, verbose: bool) -> None:
+    _say(
+        f"tvmtune: unexpected {type(error).__name__}: {error}. This is a defect of tvmtune; "
+        "-v shows where, please report it.",
+        error if verbose else None,
+    )
 
 
 def _say(message: str, error: BaseException | None = None) -> None:

@@ -320,9 +320,9 @@ def _show(shipped: Shipped) -> None:
         click.echo(f"the output for the given inputs is right ({shipped.given_error:.1e})")
     estimate = shipped.compiled.metadata["estimate_ms"]
     click.echo(
-        f"untuned {shipped.untuned_ms:.3f} ms, {shipped.kind} (shipped) "
-        f"{shipped.bench.runs[0].median_ms:.3f} ms"
+        str(shipped)
         + (f", {estimate:.3f} ms estimated from its kernels" if estimate else "")
+        + (", all modelled" if shipped.modelled else "")
     )
     click.echo(describe(shipped.compiled))
 

@@ -38,6 +38,8 @@ import numpy as np
 
 from tvmtune import system
 from tvmtune.accuracy import relative_error
+from tvmtune.deploy.modelled import Parts
+from tvmtune.deploy.modelled import parts as modelled
 from tvmtune.deploy.neighbours import Neighbours
 from tvmtune.deploy.timing import WARM_UP, calls_per_repeat, sample, warm_up
 from tvmtune.deploy.verify import CheckResult
@@ -146,6 +148,8 @@ class BenchResult:
     """What the board says of itself that it was measured on; None on this machine."""
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures should know: peers left out, unsteady times."""
+    modelled: Parts | None = None
+    """Where an accelerator is simulated: where the time goes, without the simulation's."""
 
     def to_json(self) -> JSON:
         return {
@@ -154,7 +158,9 @@ class BenchResult:
             "device": self.device,
             "host": self.host,
             "notes": self.notes,
-        } | ({} if self.board is None else {"board": self.board})
+            **({} if self.board is None else {"board": self.board}),
+            **({} if self.modelled is None else {"modelled": self.modelled.to_json()}),
+        }
 
 
 def bench(
@@ -201,13 +207,17 @@ def bench(
         run.ratio = run.median_ms / runs[0].median_ms
         run.error = _disagreement(library.session.outputs(), peer.outputs())
     notes += _doubts(runs, taken)
-    if library.modelled is not None:
-        launches = len(library.metadata["modelled"])
-        notes.append(
-            "the accelerator is simulated, and these times are this machine's: modelled, its part "
-            f"takes {1e3 * library.modelled:.3f} ms in {launches} launch{'es' if launches > 1 else ''}"
-        )
     board = library.session.board
+    parts: Parts | None = None
+    if library.modelled is not None:
+        note = "the accelerator is simulated, and these times are the simulation's. Modelled: "
+        # libraries of an older version do not say what is simulated
+        if board is None and all("function" in each for each in library.metadata["modelled"]):
+            parts = modelled(library.metadata["modelled"], library.session.profile(LEAST))
+            note += str(parts)
+        else:
+            note += f"its part takes {1e3 * library.modelled:.3f} ms"
+        notes.append(note)
     return BenchResult(
         runs,
         library.metadata["network"],
@@ -215,6 +225,7 @@ def bench(
         system.fingerprint(),
         None if board is None else {"key": board.key, **(board.described or {})},
         notes,
+        parts,
     )
 
 

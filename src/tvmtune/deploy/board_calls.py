@@ -29,10 +29,15 @@ def provide(board: Board) -> None:
 
 
 @with_board
-def open_library(board: Board, path: str, runtime: str, threads: int) -> tuple[int, int]:
-    """Upload a compiled network and load it; its number, and with how many threads it computes."""
+def open_library(
+    board: Board, path: str, runtime: str, threads: int, backend: str
+) -> tuple[int, int]:
+    """Upload a compiled network and load it; its number, and with how many threads it computes.
+    ``backend``: whose ``serve_init`` has to come before; empty for none."""
     from tvm.runtime.vm import VirtualMachine
 
+    if backend:
+        _own(board, "tvmtune.board.initialise")(backend)
     count = _settle(board, threads)
     name = f"library-{len(_machines)}.so"
     board.session.upload(path, name)
@@ -129,7 +134,9 @@ def _settle(board: Board, threads: int) -> int:
 def _own(board: Board, name: str) -> Any:
     function = board.function(name)
     if function is None:
-        raise RuntimeError(f"the board has no function {name}: its tvmtune is another version")
+        raise RuntimeError(
+            f"the board has no function {name}: serve it with tvmtune serve, of this version"
+        )
     return function
 
 

@@ -74,13 +74,14 @@ class Library:
         metadata.check_runnable(path, found.data)
         trailer.check_image(path, found)
         threads = choose(threads, int(found.data["threads"]))
-        if light:
-            return cls(found.data, LightSession(path, threads))
-        runtime = found.data["device"].get("runtime", "cpu")
-        if runtime != "cpu" or found.data["device"].get("prepared"):
+        device = found.data["device"]
+        runtime = device.get("runtime", "cpu")
+        if runtime != "cpu" or device.get("needs_init"):
             from tvmtune import host
 
-            host.backend(found.data["device"]["backend"]).serve_init()
+            host.backend(device["backend"]).serve_init()
+        if light:
+            return cls(found.data, LightSession(path, threads))
         return cls(found.data, LocalSession(path, runtime, threads))
 
     @property

@@ -24,6 +24,10 @@ The metadata are one JSON object (``docs/deploy.md`` shows one):
     Sum of weight x latency in milliseconds, or null where a latency is not known.
 ``check``
     Reference outputs (:mod:`tvmtune.deploy.verify`), or null.
+``modelled``
+    Only where the accelerator is simulated: for each program its ``name``, the ``seconds`` that it
+    takes by the model with the ``launch_seconds`` in them, the packed ``function`` that simulates it,
+    the kernels that are its ``borders``, and what the backend adds.
 ``created``, ``machine``
     Seconds since the epoch, and the host that compiled it (:func:`tvmtune.system.fingerprint`).
 """

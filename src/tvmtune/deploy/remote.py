@@ -281,11 +281,13 @@ class RemoteSession:
             )
         tuned = int(described["threads"])
         wanted = threads or (min(tuned, count) if count else tuned)
-        runtime = described["device"].get("runtime", "cpu")
+        device = described["device"]
+        runtime = device.get("runtime", "cpu")
+        backend = device["backend"] if device.get("needs_init") else ""
         limit = size / SLOW_LINE + RUN
         self._name: int
         self._name, self.threads = board.ask(
-            board_calls.open_library, str(path), runtime, wanted, limit=limit
+            board_calls.open_library, str(path), runtime, wanted, backend, limit=limit
         )
 
     def set_inputs(self, arrays: Sequence[np.ndarray]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -50,11 +50,30 @@ class Shipped:
     """Why it is not the tuned one, if so."""
     given_error: float | None = None
     """max|y - ref| / max|ref| for the user's own inputs, if there were any."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By which it was chosen: of each library whose outputs are right, by its kind, the median of some
+    turns; or where an accelerator is simulated, what that takes by the model."""
+
+    @property
+    def modelled(self) -> bool:
+        return "modelled" in self.compiled.metadata
 
     @property
     def untuned_ms(self) -> float:
         """Median of the untuned library in the same turns."""
         return next(run.median_ms for run in self.bench.runs if run.runtime == Untuned.name)
+
+    def __str__(self) -> str:
+        """The time of the one that is shipped, behind that of the one that it was chosen over."""
+        other = Untuned.name if self.kind == "tuned" else "tuned"
+        before = ""
+        if self.kind == "tuned" and not self.modelled:  # both stand in the table
+            before, ms = f"{other} {self.untuned_ms:.3f} ms, ", self.bench.runs[0].median_ms
+        else:
+            ms = 1e3 * self.seconds[self.kind]
+            if other in self.seconds:
+                before = f"{other} {1e3 * self.seconds[other]:.3f} ms, "
+        return f"{before}{self.kind} (shipped) {ms:.3f} ms"
 
 
 def ship(
@@ -146,7 +165,7 @@ def _ship(
     with replacing(output) as fresh:
         shutil.copyfile(made[kind].path, fresh)
     best = replace(made[kind], path=output)
-    return Shipped(best, result, verdicts[kind], kind, remark, given)
+    return Shipped(best, result, verdicts[kind], kind, remark, given, seconds)
 
 
 def check_on_board(

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tvmtune.errors import UsageError
+
 PREFIX = "tvmtune.board."
 _MOST_GPUS = 16
 _GPU = (
@@ -25,6 +27,8 @@ _GPU = (
 """TVM's names for what it knows of a GPU."""
 _FILLER = "tvm.contrib.random.random_fill_for_measure"
 """MetaSchedule's runner fills inputs with it."""
+_initialised: set[str] = set()
+"""Backends for which this process is ready."""
 
 
 class _Folder:
@@ -59,6 +63,30 @@ def check(options: dict[str, Any]) -> None:
         from tvmtune import host
 
         host.backend(options["target"])
+        if options.get("options"):
+            _try(options["target"], dict(options["options"]))
+
+
+def _try(backend: str, options: dict[str, Any]) -> None:
+    """Raise :class:`UsageError` for options that a backend does not take: found out in a process of
+    its own, with which goes whatever driver it loads. What is merely not there yet, sessions say."""
+    from tvmtune import host
+
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            host.backend(backend).serve_init(options)
+        except UsageError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(pid, 0)
+    if said:
+        raise UsageError(said)
 
 
 def prepare(folder: Path, options: dict[str, Any]) -> Callable[[int], None]:
@@ -81,12 +109,23 @@ def prepare(folder: Path, options: dict[str, Any]) -> Callable[[int], None]:
     tvm_ffi.register_global_func(PREFIX + "describe", _describe, override=True)
     tvm_ffi.register_global_func(PREFIX + "provide", provide, override=True)
     functions.register()
-    if options.get("target"):
-        from tvmtune import host
-
-        host.backend(options["target"]).serve_init(dict(options.get("options", {})))
+    told = {options["target"]: dict(options.get("options", {}))} if options.get("target") else {}
+    for backend in told:
+        initialise(backend, told)
+    tvm_ffi.register_global_func(
+        PREFIX + "initialise", lambda backend: initialise(str(backend), told), override=True
+    )
     loop: Callable[[int], None] = tvm.get_global_func("rpc.ServerLoop")
     return loop
+
+
+def initialise(backend: str, options: dict[str, dict[str, Any]]) -> None:
+    """Call a backend's ``serve_init``, with what the board was told for it; once."""
+    from tvmtune import host
+
+    if backend not in _initialised:
+        host.backend(backend).serve_init(options.get(backend, {}))
+        _initialised.add(backend)
 
 
 def provide(module: str) -> None:

@@ -152,7 +152,12 @@ def _session(connection: int, folder: Path, options: dict[str, Any]) -> None:
     except Exception as error:
         _answer(connection, f"the board could not prepare the session: {error}")
         return
-    loop(connection)
+    try:
+        loop(connection)
+    except Exception as error:
+        # A client that leaves with an answer on its way resets the line; it has gone all the same.
+        if not any(sign in str(error) for sign in ("Connection reset", "Broken pipe")):
+            raise
 
 
 def _answer(connection: int, message: str) -> None:

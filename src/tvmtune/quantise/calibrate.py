@@ -48,16 +48,22 @@ def check(
             known = ", ".join(sorted(data))
             raise UsageError(f"{where} has no array '{spec.name}': it has {known or 'none'}.")
         values = np.asarray(data[spec.name])
-        batch = spec.shape[0]
+        batch = spec.shape[0] if spec.shape else 1
         if values.shape[1:] != spec.shape[1:] or not len(values) or len(values) % batch:
             wanted = "x".join(map(str, spec.shape))
+            several = f": give a multiple of {batch} of them" if batch > 1 else ""
             raise UsageError(
                 f"{where}: '{spec.name}' is {'x'.join(map(str, values.shape))}, and the network takes "
-                f"{wanted}: give a multiple of {batch} of them."
+                f"{wanted}{several}."
             )
+        if values.dtype.kind in "fiu":
+            with np.errstate(over="ignore"):
+                values = values.astype(spec.dtype)
         if values.dtype.kind not in "fiu" or not np.all(np.isfinite(values)):
-            raise UsageError(f"{where}: '{spec.name}' holds what is no finite number.")
-        if not np.any(values):
+            raise UsageError(
+                f"{where}: '{spec.name}' holds what is no finite number of {spec.dtype}."
+            )
+        if np.dtype(spec.dtype).kind == "f" and not np.any(values):
             raise UsageError(f"{where}: '{spec.name}' holds nothing but zeros: no scale follows.")
         runs.append((spec, values, len(values) // batch))
     counts = {count for _, _, count in runs}
@@ -65,9 +71,7 @@ def check(
         raise UsageError(f"{where}: its arrays are for different numbers of runs.")
     return [
         {
-            spec.name: np.ascontiguousarray(
-                values[n * spec.shape[0] : (n + 1) * spec.shape[0]].astype(spec.dtype)
-            )
+            spec.name: np.ascontiguousarray(values[n * spec.shape[0] : (n + 1) * spec.shape[0]])
             for spec, values, _ in runs
         }
         for n in range(counts.pop())

@@ -38,15 +38,16 @@ class Whole:
     weight_exponent: int = 0
     bias: npt.NDArray[np.int32] | None = None
     """(O,), half a step of the output included."""
-    factors: tuple[int, int] = (0, 0)
-    """log2 of what the operands of a sum are multiplied by."""
+    factors: tuple[int | None, int | None] = (0, 0)
+    """log2 of what the operands of a sum are multiplied by; None for one that is left out."""
 
 
 def run(whole: Whole, inputs: Sequence[Bytes]) -> Bytes:
     """The output (N, C, H, W) of inputs of that form."""
     if whole.layer.kind == "sum":
         left, right = (
-            x.astype(np.int64) << factor for x, factor in zip(inputs, whole.factors, strict=True)
+            x.astype(np.int64) << factor if factor is not None else np.zeros(x.shape, np.int64)
+            for x, factor in zip(inputs, whole.factors, strict=True)
         )
         sums = left + right
         if whole.shift:
@@ -82,7 +83,12 @@ def _products(layer: Layer, x: Bytes, weights: Bytes) -> npt.NDArray[np.int64]:
     """A convolution as products of matrices, position by position of the kernel: exact in float64, of
     which 53 bits are more than any sum here needs."""
     top, left, bottom, right = layer.padding
-    padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (top, bottom), (left, right)])
+    values = x.astype(np.float64)
+    if layer.up != (1, 1):
+        (up_h, up_w), (height, width) = layer.up, x.shape[2:]
+        values = np.zeros((*x.shape[:2], (height - 1) * up_h + 1, (width - 1) * up_w + 1))
+        values[:, :, ::up_h, ::up_w] = x
+    padded = np.pad(values, [(0, 0), (0, 0), (top, bottom), (left, right)])
     batch, (_, _, out_h, out_w) = len(x), layer.out_shape
     out, ins, kernel_h, kernel_w = weights.shape
     (step_h, step_w), (wide_h, wide_w) = layer.strides, layer.dilation

@@ -23,13 +23,11 @@ START, STOP = "max_pool2d", "global_avg_pool2d"
 """Where VTA's tutorial has its region begin and end: behind the one, before the other."""
 _FIRST = "conv2d"
 """Behind which it begins in a network without the usual start."""
-_CHANNELWISE = {
-    "relax.add": "offset",
-    "relax.subtract": "offset",
-    "relax.multiply": "scale",
-    "relax.divide": "scale",
-}
+_CHANNELWISE = {"relax.add", "relax.subtract", "relax.multiply", "relax.divide"}
 _LAYOUT = "NCHW"
+_TRANSPOSED = "relax.nn.conv2d_transpose"
+_KERNELS = {"relax.nn.conv2d": "OIHW", _TRANSPOSED: "IOHW"}
+"""Convolutions, and the layouts of their kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +48,9 @@ class Layer:
     """Top, left, bottom, right."""
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
+    up: tuple[int, int] = (1, 1)
+    """How far apart the kernel meets rows and columns of the input, with zeros between them: the
+    strides of a transposed convolution, which is a convolution of a kernel turned round."""
     constants: tuple[Any, ...] = ()
     """The weights' constant, and then what is applied to each channel: pairs of operator and
     constant."""
@@ -93,7 +94,8 @@ def find(
     follows.
 
     Operators go by TVM's names without ``nn.``; ``global_avg_pool2d`` stands for all of its forms.
-    Without ``start`` or ``stop`` the usual ones, else the first convolution and the network's end.
+    Without ``start`` or ``stop`` the usual ones; else the first convolution, and the first flattening
+    or the network's end.
     Raises :class:`UsageError` for one that the network does not have, :class:`TvmtuneError` if no
     layer lies between them.
     """
@@ -115,6 +117,43 @@ def find(
         if str(b.var.name) not in covered and operators(b.value)
     )
     return Region(layers, others)
+
+
+def distinct(graph: tvm.IRModule) -> tvm.IRModule:
+    """The graph with a name of its own for each variable: passes may leave two of one name, and layers
+    and tensors go by names here."""
+    from tvm import relax
+    from tvm.relax.expr_functor import PyExprMutator, mutator
+
+    main = graph["main"]
+    names = [str(p.name) for p in main.params]
+    names += [str(b.var.name) for block in main.body.blocks for b in block.bindings]
+    if len(set(names)) == len(names):
+        return graph
+
+    @mutator
+    class Renaming(PyExprMutator):
+        def __init__(self, mod: Any) -> None:
+            super().__init__(mod)
+            self.taken = {str(p.name) for p in mod["main"].params}
+
+        def visit_var_binding_(self, binding: Any) -> None:
+            name, count = str(binding.var.name), 0
+            while name in self.taken:
+                count += 1
+                name = f"{binding.var.name}_{count}"
+            self.taken.add(name)
+            value = self.visit_expr(binding.value)
+            if isinstance(binding.var, relax.DataflowVar):
+                new = self.builder_.emit(value, name)
+            else:
+                new = self.builder_.emit_output(value, name)
+            self.set_var_remap(binding.var, new)
+
+    renaming = Renaming(graph)
+    function = renaming.visit_expr(main)
+    renaming.builder_.update_func(graph.get_global_var("main"), function)
+    return renaming.builder_.get()
 
 
 def operators(value: Any) -> set[str]:
@@ -163,7 +202,7 @@ class _Finder:
             if name in taken:
                 continue
             op = getattr(getattr(value, "op", None), "name", "")
-            if op == "relax.nn.conv2d" and _is_plain(value):
+            if op in _KERNELS and _is_plain(value):
                 layer = self.convolution(binding)
             elif op == "relax.add" and _is_sum(value):
                 layer = self.sum(binding)
@@ -174,7 +213,8 @@ class _Finder:
 
     def convolution(self, binding: Any) -> Layer:
         call = binding.value
-        constants: list[Any] = [call.args[1]]
+        transposed = call.op.name == _TRANSPOSED
+        constants: list[Any] = [_turned(call) if transposed else call.args[1]]
         covers, name = [str(binding.var.name)], str(binding.var.name)
         channels = _shape(call)[1]
         while (follower := self.only_user(name)) is not None:
@@ -199,12 +239,13 @@ class _Finder:
             _shape(call),
             low,
             high,
-            tuple(int(s) for s in attrs.strides),  # type: ignore[arg-type]
-            tuple(int(p) for p in attrs.padding),  # type: ignore[arg-type]
-            tuple(int(d) for d in attrs.dilation),  # type: ignore[arg-type]
-            int(attrs.groups),
-            tuple(constants),
-            tuple(covers),
+            strides=(1, 1) if transposed else _pair(attrs.strides),
+            padding=_around(call) if transposed else tuple(int(p) for p in attrs.padding),  # type: ignore[arg-type]
+            dilation=_pair(attrs.dilation),
+            groups=int(attrs.groups),
+            up=_pair(attrs.strides) if transposed else (1, 1),
+            constants=tuple(constants),
+            covers=tuple(covers),
         )
 
     def sum(self, binding: Any) -> Layer:
@@ -251,6 +292,8 @@ def _bounds(call: Any) -> tuple[float | None, float | None] | None:
     op, args = call.op.name, call.args
     if op == "relax.nn.relu":
         return 0.0, None
+    if op == "relax.nn.relu6":
+        return 0.0, 6.0
     if op == "relax.clip":
         return float(args[1].value), float(args[2].value)
     if op in ("relax.maximum", "relax.minimum"):
@@ -309,16 +352,44 @@ def _is_plain(call: Any) -> bool:
     return (
         _is_constant(call.args[1])
         and attrs.data_layout == _LAYOUT
-        and attrs.kernel_layout == "OIHW"
+        and attrs.kernel_layout == _KERNELS[call.op.name]
         and call.args[1].ty.dtype == "float32"
+        and (call.op.name != _TRANSPOSED or min(_around(call)) >= 0)
     )
+
+
+def _turned(call: Any) -> Any:
+    """The kernel (I, O / groups, KH, KW) of a transposed convolution as that of a convolution."""
+    from tvm import relax
+
+    weights, groups = call.args[1].value.numpy(), int(call.attrs.groups)
+    ins, outs, *size = weights.shape
+    parts = weights.reshape(groups, ins // groups, outs, *size).swapaxes(1, 2)
+    turned = parts.reshape(groups * outs, ins // groups, *size)[:, :, ::-1, ::-1]
+    return relax.const(np.ascontiguousarray(turned))
+
+
+def _around(call: Any) -> tuple[int, int, int, int]:
+    """The padding of the convolution that a transposed one is."""
+    top, left, bottom, right = (int(p) for p in call.attrs.padding)
+    more_h, more_w = _pair(call.attrs.output_padding)
+    wide_h, wide_w = _pair(call.attrs.dilation)
+    _, _, kernel_h, kernel_w = _shape(call.args[1])
+    reach_h, reach_w = (kernel_h - 1) * wide_h, (kernel_w - 1) * wide_w
+    return reach_h - top, reach_w - left, reach_h - bottom + more_h, reach_w - right + more_w
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    one, other = (int(v) for v in values)
+    return one, other
 
 
 def _is_sum(call: Any) -> bool:
     one, other = call.args
     if _is_constant(one) or _is_constant(other):
         return False
-    return len(_shape(one)) == 4 and _shape(one) == _shape(other)
+    floats = {str(one.ty.dtype), str(other.ty.dtype)} == {"float32"}
+    return floats and len(_shape(one)) == 4 and _shape(one) == _shape(other)
 
 
 def _by_channel(constant: Any, channels: int) -> bool:

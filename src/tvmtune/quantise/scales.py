@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from tvmtune.quantise.region import Floats, Layer
 FINER = 2
 """How many exponents below the one that cuts nothing are tried: a few large values are cut then, and
 all others have finer steps."""
+DEAD = -7
+"""The exponent of a tensor that calibration saw nothing but zeros of: its values reach to 1."""
 _FACTORS = 6
 """log2 of the largest factor that fits a weight of int8."""
 _MOST = 2**31 - 1
@@ -32,9 +35,10 @@ class Row:
     exponent: int
     shift: int
     cut: float
-    """The part of the output's values that lies at a bound of int8 and not of the activation."""
-    sqnr: float
-    """10 log10 of signal by noise at the layer's output, all layers before it in whole numbers."""
+    """The part of the output's values that int8 does not reach."""
+    sqnr: float | None
+    """10 log10 of signal by noise at the layer's output, all layers before it in whole numbers that
+    nothing in float lies between; None where there is no noise, or no signal."""
 
 
 def exponent_for(values: Floats) -> int:
@@ -43,7 +47,7 @@ def exponent_for(values: Floats) -> int:
     if not math.isfinite(largest):
         raise TvmtuneError("calibration gave values that are not finite: its data are unusable.")
     if largest == 0:
-        return 0
+        return DEAD
     most = math.ceil(math.log2(largest / HIGHEST))
     errors = {}
     for exponent in range(most, most - FINER - 1, -1):
@@ -87,9 +91,9 @@ def table(
         noise = integers.restore(got, whole.exponent).astype(np.float64) - wanted
         signal = float(np.sum(wanted.astype(np.float64) ** 2))
         error = float(np.sum(noise**2))
-        sqnr = 10 * math.log10(signal / error) if error and signal else math.inf
-        pairs = ((whole.low, LOWEST), (whole.high, HIGHEST))
-        cut = float(np.mean(np.isin(got, [bound for bound, limit in pairs if bound == limit])))
+        sqnr = 10 * math.log10(signal / error) if error and signal else None
+        steps = np.ldexp(wanted.astype(np.float64), -whole.exponent)
+        cut = float(np.mean(np.abs(steps) > HIGHEST + 0.5))
         rows.append(
             Row(
                 name,
@@ -133,13 +137,20 @@ def _convolution(
 
 
 def _sum(layer: Layer, exponents: Mapping[str, int], tensors: Mapping[str, Floats]) -> Whole:
+    """Of operands whose scales differ by more than weights can express, one is left out: the smaller,
+    which is less than a step of the other, or was nothing but zeros."""
     left, right = (exponents[name] for name in layer.inputs)
     fine = min(left, right)
-    factors = (left - fine, right - fine)
-    if max(factors) > _FACTORS:
-        raise TvmtuneError(
-            f"layer {layer.output} adds tensors whose scales differ by 2^{max(factors)}: 2^{_FACTORS} "
-            "is possible. Leave it out with --target-attr start-op= or stop-op=."
+    factors: tuple[int | None, int | None] = (left - fine, right - fine)
+    if abs(left - right) > _FACTORS:
+        reach = [float(np.max(np.abs(tensors[name]), initial=0.0)) for name in layer.inputs]
+        small = reach.index(min(reach))
+        factors = (None, 0) if small == 0 else (0, None)
+        fine = right if small == 0 else left
+        warnings.warn(
+            f"layer {layer.output}: what {layer.inputs[small]} adds (at most {reach[small]:.2g} to at "
+            f"most {max(reach):.2g}) is less than a step of int8, and is left out",
+            stacklevel=2,
         )
     out = max(exponent_for(tensors[layer.output]), fine)
     low, high = _bounds(layer, out)
@@ -152,6 +163,6 @@ def _bounds(layer: Layer, exponent: int) -> tuple[int, int]:
     def steps(bound: float | None, default: int) -> int:
         if bound is None:
             return default
-        return int(min(HIGHEST, max(LOWEST, round(math.ldexp(bound, -exponent)))))
+        return round(min(HIGHEST, max(LOWEST, math.ldexp(bound, -exponent))))
 
     return steps(layer.low, LOWEST), steps(layer.high, HIGHEST)

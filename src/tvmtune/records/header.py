@@ -12,7 +12,7 @@ from tvmtune import system
 from tvmtune.errors import TvmtuneError
 from tvmtune.records.identity import SPACE_VERSION
 from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
-from tvmtune.types import JSON, Implementation, Prepared, Task, TensorSpec, Trial
+from tvmtune.types import JSON, Device, Implementation, Prepared, Task, TensorSpec, Trial
 
 
 def header(prepared: Prepared) -> JSON:
@@ -135,7 +135,8 @@ def earlier(path: Path, prepared: Prepared) -> Log | None:
     devices = log.devices()
     if device.identity() not in devices:
         described = "; ".join(
-            f"{d['model'] or d['backend']}, {d['threads']} threads" for d in devices.values()
+            f"{d['model'] or d['backend']}, {d['threads']} threads{_difference(d, device)}"
+            for d in devices.values()
         )
         raise TvmtuneError(
             f"{path} was measured on another device ({described}), not on this one "
@@ -143,6 +144,17 @@ def earlier(path: Path, prepared: Prepared) -> Log | None:
             "another --log, or --fresh to put it aside."
         )
     return log
+
+
+def _difference(told: JSON, device: Device) -> str:
+    """In what a device that looks like this one is another."""
+    if (told["model"], told["threads"]) != (device.model, device.threads):
+        return ""
+    there = {**told["target"], **told.get("attrs", {}), "backend": told["backend"]}
+    here = {**device.target, **device.attrs, "backend": device.backend}
+    differing = [k for k in there | here if there.get(k) != here.get(k)]
+    words = [f"{k} {there.get(k)} instead of {here.get(k)}" for k in differing]
+    return f", with {'; '.join(words)}" if words else ""
 
 
 def _inputs(listed: list[Any]) -> str:

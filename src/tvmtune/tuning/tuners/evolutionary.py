@@ -32,6 +32,8 @@ random instead of by the model; part of it that are neighbours of the best point
 looked at for each that is measured (``xgb``)."""
 # ``steps`` on the spaces of benchmarks/, xgb-knob with 48 seeds, trials to 95% of the best: without 146
 # and 48, a quarter 95 and 42, half 90 and 40, three quarters 81 and 45.
+ALIKE = 8
+"""So many programs without any difference are taken for a sign that there is none."""
 WARMUP = 16
 """Measurements of a workload before its own model is trusted, where no other workload helps."""
 
@@ -161,11 +163,16 @@ class EvolutionaryTuner(KnobTuner):
 
     def __init__(self, args: TunerArgs) -> None:
         self._features: dict[str, np.ndarray] = {}
+        self._alike = False
+        """Whether this space's programs all look the same, as where a schedule only notes its knobs:
+        then a look at them tells nothing."""
         self._cost = 0.0
         """Seconds that one replay with its features takes, a running mean."""
         super().__init__(args)
 
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
+        if self._alike:
+            return super().ask(count, seconds)
         began = time.perf_counter()
         most = count * max(1, int(self.options["replays"]))
         if seconds is not None and self._cost:
@@ -178,6 +185,7 @@ class EvolutionaryTuner(KnobTuner):
         if not looked:
             return []
         rows = self.args.model.features(self.points.context, [p.schedule for p in looked])
+        self._alike = len(rows) >= ALIKE and all(np.array_equal(rows[0], row) for row in rows)
         # Those that are sure come first whatever the models say.
         order = [*range(len(sure)), *self._order(looked, rows, len(sure))]
         for place in order[count:]:
@@ -192,13 +200,17 @@ class EvolutionaryTuner(KnobTuner):
 
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         super().tell(proposals, latencies)
+        if self._alike:
+            self._features.clear()
+            return
         names = [p.candidate for p in proposals]
         rows = [self._features.pop(name) for name in names]
         self.args.model.learn(rows, latencies, self.workload, names)
 
     def revise(self, candidate: str, latency: float) -> None:
         super().revise(candidate, latency)
-        self.args.model.revise(self.workload, candidate, latency)
+        if not self._alike:
+            self.args.model.revise(self.workload, candidate, latency)
 
     def _order(
         self, looked: Sequence[Proposal], rows: Sequence[np.ndarray], first: int
