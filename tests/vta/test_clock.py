@@ -6,14 +6,15 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tvmtune_vta import clock, simulator
+from tvmtune_vta import clock, picture, simulator
 from tvmtune_vta.clock import Constants
 from tvmtune_vta.config import Config
 from tvmtune_vta.convolution import generate
 from tvmtune_vta.knobs import Knobs
 from tvmtune_vta.workload import Convolution, Epilogue
 from vta import small
-from vta.test_convolution import RESNET_18, arrays
+from vta.packed import arrays
+from vta.test_convolution import RESNET_18
 
 GOOD = dict(
     zip(
@@ -93,7 +94,7 @@ def test_two_slots_beat_one_where_load_and_compute_compete():
 def test_the_picture_shows_each_instruction_that_takes_time():
     program = small.program()
     timeline = clock.model(program)
-    picture = ET.fromstring(clock.picture(program, timeline))
-    boxes = picture.findall("{http://www.w3.org/2000/svg}rect")
+    svg = "{http://www.w3.org/2000/svg}"
+    boxes = ET.fromstring(picture.picture(program, timeline)).findall(f"{svg}rect[{svg}title]")
     assert len(boxes) == len(timeline.spans)
     assert {box.get("class") for box in boxes} >= {"inp", "wgt", "gemm", "alu", "store"}

@@ -20,8 +20,9 @@ from tvmtune_vta.quick import Machine
 from tvmtune_vta.simulator import Fault
 from tvmtune_vta.workload import Convolution, Epilogue
 from vta import small
+from vta.packed import arrays, valid
 from vta.test_clock import GOOD
-from vta.test_convolution import OTHERS, RESNET_18, arrays, config, valid
+from vta.test_convolution import OTHERS, RESNET_18, config
 
 TINY = Config(
     log_block=0, log_inp_buff_size=8, log_wgt_buff_size=8, log_acc_buff_size=9, log_uop_buff_size=8

@@ -81,4 +81,4 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
 def serve_init(options: dict[str, Any]) -> None:
     from tvmtune_vta import driver
 
-    driver.register()
+    driver.register(options)

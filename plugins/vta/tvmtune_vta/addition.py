@@ -33,12 +33,13 @@ class Addition:
     """``(a * 2^left + b * 2^right + 2^(shift - 1)) >> shift``, cut to bounds; with a shift
     of 0 there is no half to add.
 
-    ``shape`` is that of both operands and the result, (N/b, C/c, H, W, b, c).
+    ``shape`` is that of both operands and the result, (N/b, C/c, H, W, b, c). None for ``left`` or
+    ``right`` leaves an operand out.
     """
 
     shape: tuple[int, ...]
-    left: int = 0
-    right: int = 0
+    left: int | None = 0
+    right: int | None = 0
     shift: int = 0
     low: int = -127
     high: int = 127
@@ -49,7 +50,7 @@ class Addition:
 
     def check(self) -> None:
         """Raise :class:`TvmtuneError` for factors and shifts that the core does not have."""
-        if not (0 <= self.left <= LARGEST and 0 <= self.right <= LARGEST):
+        if not all(0 <= factor <= LARGEST for factor in (self.left or 0, self.right or 0)):
             raise TvmtuneError(
                 f"a sum of operands times 2^{self.left} and 2^{self.right}: weights hold 2^0 to "
                 f"2^{LARGEST}."
@@ -60,17 +61,8 @@ class Addition:
     def weights(self) -> npt.NDArray[np.int8]:
         """(2, c, c): the factors on the diagonals."""
         identity = np.eye(self.shape[-1], dtype=np.int8)
-        return np.stack([identity << self.left, identity << self.right]).astype(np.int8)
-
-
-def reference(
-    addition: Addition, a: npt.NDArray[np.int8], b: npt.NDArray[np.int8]
-) -> npt.NDArray[np.int8]:
-    """The result in 64-bit integers."""
-    sums = (a.astype(np.int64) << addition.left) + (b.astype(np.int64) << addition.right)
-    if addition.shift:
-        sums = sums + (1 << addition.shift - 1) >> addition.shift
-    return np.clip(sums, addition.low, addition.high).astype(np.int8)
+        factors = (0 if each is None else 1 << each for each in (self.left, self.right))
+        return np.stack([identity * factor for factor in factors]).astype(np.int8)
 
 
 def generate(addition: Addition, config: Config, *, name: str = "") -> Program:

@@ -8,6 +8,12 @@ from typing import Any
 from tvmtune.quantise.integers import HIGHEST, LOWEST
 from tvmtune_vta.config import Config
 
+PACK, UNPACK = NAMES = "vta_pack", "vta_unpack"
+"""Kernels."""
+_ALONE = {"op_pattern": 8}
+"""Not fused with anything (TVM's kOpaque), so that the float kernels beside them are those of the
+reference and sum in the same order: rounding makes a whole step of the last bit of a float."""
+
 
 def packed_shape(shape: tuple[int, ...], config: Config) -> tuple[int, ...]:
     """Of a tensor (N, C, H, W), in whole batches and blocks."""
@@ -37,9 +43,9 @@ def pack(builder: Any, value: Any, exponent: int, config: Config) -> Any:
             inside = tirx.all(item < shape[0], channel < shape[1])
             return tirx.if_then_else(inside, cut, tirx.const(0, "int8"))
 
-        return te.compute(packed, element, name="vta_pack")
+        return te.compute(packed, element, name=PACK)
 
-    return builder.call_te(compute, value, primfunc_name_hint="vta_pack")
+    return builder.call_te(compute, value, primfunc_name_hint=PACK, primfunc_attrs=_ALONE)
 
 
 def unpack(builder: Any, value: Any, exponent: int, shape: tuple[int, ...], config: Config) -> Any:
@@ -53,6 +59,6 @@ def unpack(builder: Any, value: Any, exponent: int, shape: tuple[int, ...], conf
             found = x(n // b, channel // c, y, z, n % b, channel % c)
             return found.astype("float32") * tirx.const(2.0**exponent, "float32")
 
-        return te.compute(shape, element, name="vta_unpack")
+        return te.compute(shape, element, name=UNPACK)
 
-    return builder.call_te(compute, value, primfunc_name_hint="vta_unpack")
+    return builder.call_te(compute, value, primfunc_name_hint=UNPACK, primfunc_attrs=_ALONE)

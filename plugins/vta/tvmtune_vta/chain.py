@@ -51,7 +51,7 @@ def chain(
                 continue
             if isinstance(instruction, Load) and instruction.memory is Memory.UOP:
                 instruction = replace(instruction, dram_base=instruction.dram_base + known)
-            steps.append((instruction, link.buffers.get(operand, operand)))
+            steps.append((instruction, operand if operand < 0 else link.buffers[operand]))
         uops.append(link.program.uops)
         known += len(link.program.uops)
     steps.append((Finish(), NO_OPERAND))

@@ -14,12 +14,13 @@ from __future__ import annotations
 import functools
 import json
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvmtune.errors import TvmtuneError
-from tvmtune_vta import isa, tokens
+from tvmtune_vta import tokens
 from tvmtune_vta.config import Config, Memory
 from tvmtune_vta.isa import Alu, Engine, Gemm, Instruction, Loops, Store, Transfer
 from tvmtune_vta.program import Program
@@ -49,6 +50,10 @@ class Constants:
         """Those of the committed file."""
         return cls(**json.loads(Path(__file__).with_name("constants.json").read_text()))
 
+    def seconds(self, cycles: int) -> float:
+        """Of a program that takes so many cycles, its launch included."""
+        return cycles / self.mhz / 1e6 + self.launch_us / 1e6
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -74,7 +79,7 @@ class Timeline:
     @property
     def seconds(self) -> float:
         """Modelled time of one run, launch included."""
-        return self.cycles / self.constants.mhz / 1e6 + self.constants.launch_us / 1e6
+        return self.constants.seconds(self.cycles)
 
     @property
     def bound(self) -> int:
@@ -110,71 +115,114 @@ class Timeline:
 def model(program: Program, constants: Constants | None = None) -> Timeline:
     """Run a program through the model. Raises :class:`TvmtuneError` for one that does not come to its
     end; :mod:`tvmtune_vta.rules` says why."""
+    return timeline(program.decode(), program.config, constants)
+
+
+def timeline(
+    instructions: Sequence[Instruction], config: Config, constants: Constants | None = None
+) -> Timeline:
+    """:func:`model` for instructions that nobody has encoded yet."""
     constants = constants or Constants.published()
-    instructions = program.decode()
-    commands: list[deque[int]] = [deque(), deque(), deque()]
+    commands: list[list[Planned]] = [[], [], []]
     for index, instruction in enumerate(instructions):
-        commands[instruction.engine].append(index)
-    taken = [tokens.pops(i) for i in instructions]
-    given = [tokens.pushes(i) for i in instructions]
-    lying: dict[Queue, deque[int]] = {queue: deque() for queue in Queue}
-    """When each token was given."""
-    free, port = [0, 0, 0], 0
-    spans: list[tuple[int, int, int]] = []
-    busy = {engine.name.lower(): 0 for engine in Engine} | {"port": 0}
-    stalls: dict[str, int] = {}
+        planned = plan(index, instruction, config, constants)
+        commands[planned.engine].append(planned)
+    run = _Run(commands)
     for _ in instructions:
-        head = _next(commands, taken, lying, free)
-        if head is None:
+        run.step()
+    steps, traffic = count(instructions, config)
+    run.spans.sort(key=lambda span: (span[1], span[0]))
+    names = [engine.name.lower() for engine in Engine]
+    stalls = {
+        f"{names[engine]} for {Queue(queue) if queue >= 0 else 'the port'}": cycles
+        for (engine, queue), cycles in run.stalls.items()
+    }
+    busy = dict(zip(names, run.busy, strict=True)) | {"port": run.port_busy}
+    return Timeline(max(run.free), run.spans, busy, stalls, steps, traffic, constants)
+
+
+class Planned(NamedTuple):
+    """What the model needs of an instruction, as plain numbers: a candidate has thousands of them."""
+
+    number: int
+    engine: int
+    pops: tuple[int, ...]
+    pushes: tuple[int, ...]
+    turn: int
+    """Cycles at the port, -1 for what does not need it."""
+    work: int
+    """Cycles from its start, or the end of its turn, to its end."""
+
+
+class _Run:
+    """The engines on their way."""
+
+    def __init__(self, commands: Sequence[Sequence[Planned]]) -> None:
+        self.commands = [deque(each) for each in commands]
+        self.lying: list[deque[int]] = [deque() for _ in Queue]
+        """When each token was given."""
+        self.free, self.busy = [0, 0, 0], [0, 0, 0]
+        self.port, self.port_busy = 0, 0
+        self.spans: list[tuple[int, int, int]] = []
+        self.stalls: dict[tuple[int, int], int] = {}
+        """By engine and queue, -1 for the port."""
+
+    def step(self) -> None:
+        """The instruction that is ready first runs. Those whose tokens are not there yet will be ready
+        later than it is, because somebody has to give them first."""
+        first, ready = -1, 0
+        for engine, waiting in enumerate(self.commands):
+            if not waiting:
+                continue
+            at = self.free[engine]
+            for queue in waiting[0].pops:
+                if not self.lying[queue]:
+                    break
+                at = max(at, self.lying[queue][0])
+            else:
+                if first < 0 or at < ready:
+                    first, ready = engine, at
+        if first < 0:
             raise TvmtuneError("the program does not come to its end: tokens are missing.")
-        ready, engine = head
-        index = commands[engine].popleft()
-        instruction, name = instructions[index], engine.name.lower()
-        late: tuple[int, Queue] | None = None
-        for queue in taken[index]:
-            late = max(late or (0, queue), (lying[queue].popleft(), queue), key=lambda p: p[0])
-        if late is not None and late[0] > free[engine]:
-            _add(stalls, f"{name} for {late[1]}", late[0] - free[engine])
+        planned = self.commands[first].popleft()
+        late, reason = self.free[first], -1
+        for queue in planned.pops:
+            given = self.lying[queue].popleft()
+            if given > late:
+                late, reason = given, queue
+        if reason >= 0:
+            self._stall(first, reason, late - self.free[first])
         start = ready
-        if isinstance(instruction, Transfer) and instruction.x_size:
-            start = max(ready, port)
+        if planned.turn >= 0:
+            start = max(ready, self.port)
             if start > ready:
-                _add(stalls, f"{name} for the port", start - ready)
-            turn = _turn(instruction, program.config, constants)
-            port = start + turn
-            busy["port"] += turn
-            end = port + (0 if isinstance(instruction, Store) else constants.dma_latency_cycles)
+                self._stall(first, -1, start - ready)
+            self.port = start + planned.turn
+            self.port_busy += planned.turn
+            end = self.port + planned.work
         else:
-            end = start + _work(instruction, constants)
-        busy[name] += end - start
-        free[engine] = end
-        for queue in given[index]:
-            lying[queue].append(end)
+            end = start + planned.work
+        self.busy[first] += end - start
+        self.free[first] = end
+        for queue in planned.pushes:
+            self.lying[queue].append(end)
         if end > start:
-            spans.append((index, start, end))
-    steps, traffic = count(instructions, program.config)
-    spans.sort(key=lambda span: (span[1], span[0]))
-    return Timeline(max(free), spans, busy, stalls, steps, traffic, constants)
+            self.spans.append((planned.number, start, end))
+
+    def _stall(self, engine: int, queue: int, cycles: int) -> None:
+        self.stalls[engine, queue] = self.stalls.get((engine, queue), 0) + cycles
 
 
-def _next(
-    commands: list[deque[int]],
-    taken: list[list[Queue]],
-    lying: dict[Queue, deque[int]],
-    free: list[int],
-) -> tuple[int, Engine] | None:
-    """Who starts next: the one that is ready first. Those whose tokens are not there yet will be ready
-    later than it is, because somebody has to give them first."""
-    best: tuple[int, Engine] | None = None
-    for engine in Engine:
-        if not commands[engine]:
-            continue
-        needed = taken[commands[engine][0]]
-        if all(lying[queue] for queue in needed):
-            ready = max([free[engine], *(lying[queue][0] for queue in needed)])
-            if best is None or ready < best[0]:
-                best = ready, engine
-    return best
+def plan(index: int, instruction: Instruction, config: Config, constants: Constants) -> Planned:
+    """What the model needs of the instruction with this number."""
+    engine = instruction.engine
+    pops, pushes = tokens.queues(instruction)
+    if isinstance(instruction, Transfer):
+        if not instruction.x_size:
+            return Planned(index, engine, pops, pushes, -1, 0)
+        latency = 0 if isinstance(instruction, Store) else constants.dma_latency_cycles
+        return Planned(index, engine, pops, pushes, _turn(instruction, config, constants), latency)
+    return Planned(index, engine, pops, pushes, -1, _work(instruction, constants))
 
 
 def _turn(transfer: Transfer, config: Config, constants: Constants) -> int:
@@ -197,7 +245,9 @@ def _steps(loops: Loops) -> int:
     return loops.iter_out * loops.iter_in * (loops.uop_end - loops.uop_bgn)
 
 
-def count(instructions: list[Instruction], config: Config) -> tuple[dict[str, int], dict[str, int]]:
+def count(
+    instructions: Sequence[Instruction], config: Config
+) -> tuple[dict[str, int], dict[str, int]]:
     """Steps of ``gemm``, ``reset`` and ``alu``, and bytes between DRAM and each memory."""
     steps = dict.fromkeys(("gemm", "reset", "alu"), 0)
     traffic = {m.name.lower(): 0 for m in Memory if m is not Memory.ACC_8BIT}
@@ -213,50 +263,3 @@ def count(instructions: list[Instruction], config: Config) -> tuple[dict[str, in
             )
             traffic[name] += size * instruction.y_size * instruction.x_size
     return steps, traffic
-
-
-def _add(counts: dict[str, int], name: str, cycles: int) -> None:
-    counts[name] = counts.get(name, 0) + cycles
-
-
-def picture(program: Program, timeline: Timeline, width: int = 1200) -> str:
-    """The timeline as SVG: a row for each engine, a box for each instruction, with its text on top when
-    pointed at."""
-    scale = width / max(1, timeline.cycles)
-    instructions = program.decode()
-    height, gap = 40, 10
-    boxes = []
-    for index, start, end in timeline.spans:
-        instruction = instructions[index]
-        y = 24 + instruction.engine * (height + gap)
-        kind = _kind(instruction)
-        boxes.append(
-            f'<rect class="{kind}" x="{100 + start * scale:.2f}" y="{y}" '
-            f'width="{max(0.3, (end - start) * scale):.2f}" height="{height}">'
-            f"<title>{index}: {isa.describe(instruction)}, cycles {start} to {end}</title></rect>"
-        )
-    names = [
-        f'<text x="0" y="{24 + engine * (height + gap) + height / 2}">{engine.name.lower()}</text>'
-        for engine in Engine
-    ]
-    total = f"{timeline.cycles} cycles, {1e6 * timeline.seconds:.0f} us modelled"
-    style = (
-        "text{font:14px sans-serif} .inp{fill:#4c78a8} .wgt{fill:#72b7b2} .other{fill:#bab0ac} "
-        ".gemm{fill:#54a24b} .reset{fill:#b5cf6b} .alu{fill:#f58518} .store{fill:#e45756}"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + 120}" '
-        f'height="{40 + 3 * (height + gap)}"><style>{style}</style>'
-        f'<text x="100" y="14">{total}, core multiplies {100 * timeline.utilisation:.0f}%</text>'
-        f"{''.join(names)}{''.join(boxes)}</svg>\n"
-    )
-
-
-def _kind(instruction: Instruction) -> str:
-    if isinstance(instruction, Store):
-        return "store"
-    if isinstance(instruction, Transfer):
-        return {Memory.INP: "inp", Memory.WGT: "wgt"}.get(instruction.memory, "other")
-    if isinstance(instruction, Gemm):
-        return "reset" if instruction.reset else "gemm"
-    return "alu" if isinstance(instruction, Alu) else "other"

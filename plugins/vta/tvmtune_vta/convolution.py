@@ -12,6 +12,7 @@ slot may load for a chunk, all slots are done with the chunk before last.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,17 @@ def generate(
     return _Generator(conv, epilogue, knobs, config).program(name)
 
 
+def outline(
+    conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config
+) -> list[list[Instruction]]:
+    """The instructions of :func:`generate`'s program in parts, as far as the time model needs to know
+    them: parts that differ in nothing but addresses are the same list, which holds the first one's.
+    A number that its field has no room for goes unnoticed; :func:`fits` has looked for those."""
+    conv.check(config)
+    return _Generator(conv, epilogue, knobs, config).outline()
+
+
+@functools.lru_cache(maxsize=1 << 16)
 def fits(conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config) -> bool:
     """Whether :func:`generate` would take these knobs: as its first and last rounds tell, which have
     the largest paddings and addresses."""
@@ -63,22 +75,24 @@ def estimate(conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config
         tiling = Tiling(conv, epilogue, knobs, config)
     except Misfit:
         return float("inf")
-    outputs = conv.out_height * conv.out_width * conv.out_channels // config.block
-    tiles = outputs * (conv.batch // config.batch) // tiling.acc
+    down, across = conv.units
+    tiles = down // knobs.tile_h * (across // knobs.tile_w) * (conv.batch // config.batch)
+    tiles = tiles // knobs.tile_b * (conv.out_channels // config.block // knobs.tile_co)
     chunks = conv.in_channels // conv.groups // config.block // knobs.tile_ci
     inputs = tiling.inp * config.element_bytes(Memory.INP) / knobs.oc_nthread
     weights = tiling.wgt * config.element_bytes(Memory.WGT) / knobs.h_nthread
     rows = knobs.tile_ci * tiling.rows_in / knobs.oc_nthread + knobs.tile_co / knobs.h_nthread
     loads = tiles * chunks * ((inputs + weights) / 8 + 8 * rows)
-    stores = tiles * (tiling.acc * config.element_bytes(Memory.OUT) / 8 + 8 * knobs.tile_h)
-    core = tiles * tiling.acc * (chunks * knobs.tile_ci * tiling.taps + 9)
+    stores = tiles * (tiling.acc * config.element_bytes(Memory.OUT) / 8 + 8 * tiling.rows_out)
+    each = chunks * knobs.tile_ci * tiling.taps / len(tiling.ways) + 9
+    core = tiles * tiling.acc * each
     port = loads + stores
     return max(core, port) + (min(core, port) if knobs.slots == 1 else 0.05 * port)
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """One tile of a round: where its outputs begin, in blocks and pixels."""
+    """One tile of a round: where its outputs begin, in blocks and units of pixels."""
 
     number: int
     oc_thread: int
@@ -105,6 +119,7 @@ class _Generator:
         self.tiling = Tiling(conv, epilogue, knobs, config)
         self.ins = conv.in_channels // conv.groups // config.block
         self.outs = conv.out_channels // conv.groups // config.block
+        self.chunks: Sequence[int] = range(self.ins // knobs.tile_ci)
         self.steps: list[Step] = []
         self.held: dict[int, int] = {}
         """The output channels whose bias each slot holds."""
@@ -122,19 +137,56 @@ class _Generator:
             buffers.append(Buffer("bias", "constant", "int32", shape))
         try:
             uops = self.tiling.uops()
-            self.steps = [(Load(memory=Memory.UOP, x_size=len(uops), x_stride=len(uops)), UOPS)]
-            self.rounds(list(self.cut()))
-            return Program.build(config, self.steps, uops, buffers, name=name or str(conv))
+            steps = self.all(list(self.cut()))
+            return Program.build(config, steps, uops, buffers, name=name or str(conv))
         except Misfit:
             raise
         except TvmtuneError as error:  # a field has no room for a number
             raise Misfit(str(error).rstrip(".")) from None
 
-    def probe(self) -> None:
-        """Raise :class:`Misfit` if the first or last round does not fit its fields."""
+    def all(self, rounds: Sequence[list[_Slot]]) -> list[Step]:
+        """The steps from the load of the uops to the end."""
+        count = self.tiling.count
+        self.steps = [(Load(memory=Memory.UOP, x_size=count, x_stride=count), UOPS)]
+        self.rounds(rounds)
+        return self.steps
+
+    def outline(self) -> list[list[Instruction]]:
+        known: dict[Any, list[Instruction]] = {}
+        parts = []
         rounds = list(self.cut())
+        first = self.all([])
+        for turn, slots in enumerate(rounds):
+            last = turn + 1 == len(rounds)
+            key = (turn > 0, last, *(self._likeness(slot) for slot in slots))
+            if key not in known:
+                self.steps = []
+                self.round(turn, slots, last=last)
+                known[key] = [instruction for instruction, _ in self.steps]
+            self.held |= {slot.number: slot.co for slot in slots}
+            parts.append(known[key])
+        # the uops' load, what lies between the engines' last tokens and the end
+        begin, end = first[:1], first[1:]
+        return [[i for i, _ in begin], *parts, [i for i, _ in end]]
+
+    def _likeness(self, slot: _Slot) -> tuple[Any, ...]:
+        """What of a slot's instructions depends on where it is, but for addresses."""
+        tiling, conv = self.tiling, self.conv
+        (_, *rows), (_, *columns) = self.windows(slot)
+        return (
+            *(*rows, *columns, self.held.get(slot.number) == slot.co),
+            min(tiling.rows_out, conv.out_height - slot.h * conv.up_h),
+            min(tiling.columns_out, conv.out_width - slot.w * conv.up_w),
+        )
+
+    def probe(self) -> None:
+        """Raise :class:`Misfit` if the first or last round does not fit its fields: as their first and
+        last chunks tell."""
+        places = [(each[0], each[-1]) for each in self.places()]
+        first, last = (self.slots(*ends) for ends in zip(*places, strict=True))
+        self.chunks = sorted({0, self.chunks[-1]})
         try:
-            self.rounds([rounds[0], rounds[-1]])
+            self.rounds([first, last])
             isa.encode_all([instruction for instruction, _ in self.steps], self.config)
         except Misfit:
             raise
@@ -143,24 +195,28 @@ class _Generator:
 
     def cut(self) -> Iterator[list[_Slot]]:
         """The rounds, each as its slots."""
+        return itertools.starmap(self.slots, itertools.product(*self.places()))
+
+    def places(self) -> tuple[range, ...]:
+        """Where rounds begin: groups, batches, output channels within a group, rows, columns."""
         knobs, conv = self.knobs, self.conv
-        wide, high = knobs.tile_co * knobs.oc_nthread, knobs.tile_h * knobs.h_nthread
-        threads = list(itertools.product(range(knobs.oc_nthread), range(knobs.h_nthread)))
-        for group, b, co, h, w in itertools.product(
+        rows, columns = conv.units
+        return (
             range(conv.groups),
             range(0, conv.batch // self.config.batch, knobs.tile_b),
-            range(0, self.outs, wide),
-            range(0, conv.out_height, high),
-            range(0, conv.out_width, knobs.tile_w),
-        ):
-            first = group * self.outs + co
-            yield [
-                _Slot(
-                    *(number, c, r, group, b),
-                    *(first + c * knobs.tile_co, h + r * knobs.tile_h, w),
-                )
-                for number, (c, r) in enumerate(threads)
-            ]
+            range(0, self.outs, knobs.tile_co * knobs.oc_nthread),
+            range(0, rows, knobs.tile_h * knobs.h_nthread),
+            range(0, columns, knobs.tile_w),
+        )
+
+    def slots(self, group: int, b: int, co: int, h: int, w: int) -> list[_Slot]:
+        """Those of the round that begins there."""
+        knobs, first = self.knobs, group * self.outs + co
+        threads = itertools.product(range(knobs.oc_nthread), range(knobs.h_nthread))
+        return [
+            _Slot(number, c, r, group, b, first + c * knobs.tile_co, h + r * knobs.tile_h, w)
+            for number, (c, r) in enumerate(threads)
+        ]
 
     def rounds(self, rounds: Sequence[list[_Slot]]) -> None:
         for turn, slots in enumerate(rounds):
@@ -172,15 +228,16 @@ class _Generator:
     def round(self, turn: int, slots: list[_Slot], *, last: bool) -> None:
         knobs = self.knobs
         for slot in slots:
-            fields = self.tiling.sums(slot.number)
-            self.steps.append((Gemm(**fields, reset=True, pop_next=turn > 0), NO_OPERAND))
-        chunks = self.ins // knobs.tile_ci
-        for number in range(chunks):
-            parts = [_Chunk(s, number * knobs.tile_ci, turn * chunks + number) for s in slots]
+            for number, fields in enumerate(self.tiling.sums(slot.number)):
+                again = turn > 0 and number == 0
+                self.steps.append((Gemm(**fields, reset=True, pop_next=again), NO_OPERAND))
+        count = self.ins // knobs.tile_ci
+        for number in self.chunks:
+            parts = [_Chunk(s, number * knobs.tile_ci, turn * count + number) for s in slots]
             for part in parts:
                 self.load(part)
             for part in parts:
-                self.multiply(part, followed=not (last and number + 1 == chunks))
+                self.multiply(part, followed=not (last and number + 1 == count))
         for slot in slots:
             self.finish(slot)
             self.store(slot)
@@ -201,12 +258,8 @@ class _Generator:
     def inputs(self, chunk: _Chunk) -> Iterator[dict[str, Any]]:
         """The fields of the loads that bring a tile's input, its padding included."""
         conv, knobs, tiling, slot = self.conv, self.knobs, self.tiling, chunk.slot
-        first = slot.h * conv.stride_h - conv.pad_h
         step = tiling.row_step
-        y, top, bottom = _window(first, tiling.rows_in, conv.height, "rows", step)
-        x, left, right = _window(
-            slot.w * conv.stride_w - conv.pad_w, tiling.columns_in, conv.width, "columns", 1
-        )
+        (y, top, bottom), (x, left, right) = self.windows(slot)
         rows = tiling.rows_in - top - bottom
         columns = tiling.columns_in - left - right
         picture = conv.height * conv.width
@@ -238,6 +291,17 @@ class _Generator:
                     "x_pad_1": right,
                 }
 
+    def windows(self, slot: _Slot) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Where the rows and the columns of a slot's input begin, and how much padding lies before and
+        behind."""
+        conv, tiling = self.conv, self.tiling
+        row = slot.h * conv.stride_h + tiling.first_row
+        column = slot.w * conv.stride_w + tiling.first_column
+        return (
+            _window(row, tiling.rows_in, conv.height, "rows", tiling.row_step),
+            _window(column, tiling.columns_in, conv.width, "columns", 1),
+        )
+
     def weights(self, chunk: _Chunk) -> dict[str, Any]:
         slot, taps = chunk.slot, self.tiling.taps
         row = self.ins * taps
@@ -251,8 +315,11 @@ class _Generator:
         }
 
     def multiply(self, chunk: _Chunk, *, followed: bool) -> None:
-        fields = self.tiling.products(chunk.slot.number, chunk.turn % self.tiling.sides)
-        self.steps.append((Gemm(**fields, pop_prev=True, push_prev=followed), NO_OPERAND))
+        found = self.tiling.products(chunk.slot.number, chunk.turn % self.tiling.sides)
+        for number, fields in enumerate(found):
+            ends = followed and number + 1 == len(found)
+            step = Gemm(**fields, pop_prev=number == 0, push_prev=ends)
+            self.steps.append((step, NO_OPERAND))
 
     def finish(self, slot: _Slot) -> None:
         """Piece by piece the epilogue, whose last instruction lets the store go on."""
@@ -268,14 +335,15 @@ class _Generator:
             self.steps.append((load, BIAS))
             self.held[slot.number] = slot.co
         for piece in range(tiling.pieces):
-            fields = tiling.piece(slot.number, piece)
             ends: list[Alu] = []
-            if tiling.bias:
-                ends.append(Alu(**fields, **tiling.biases(), op=AluOp.ADD, use_imm=False))
-            for op, amount in self.epilogue.operations():
-                ends.append(Alu(**fields, op=op, use_imm=True, imm=amount))
-            if not ends:  # hardware stores what the core has written last
-                ends.append(Alu(**fields, op=AluOp.ADD, use_imm=True, imm=0))
+            for fields in tiling.piece(slot.number, piece):
+                known = len(ends)
+                if tiling.bias:
+                    ends.append(Alu(**fields, **tiling.biases(), op=AluOp.ADD, use_imm=False))
+                for op, amount in self.epilogue.operations():
+                    ends.append(Alu(**fields, op=op, use_imm=True, imm=amount))
+                if len(ends) == known:  # hardware stores what the core has written last
+                    ends.append(Alu(**fields, op=AluOp.ADD, use_imm=True, imm=0))
             ends[-1] = replace(ends[-1], push_next=True)
             self.steps += [(instruction, NO_OPERAND) for instruction in ends]
 
@@ -289,26 +357,31 @@ class _Generator:
         self.steps += [(store, Y) for store in stores]
 
     def piece(self, slot: _Slot, piece: int) -> Iterator[Store]:
-        knobs, conv = self.knobs, self.conv
+        knobs, conv, tiling = self.knobs, self.conv, self.tiling
         picture = conv.out_height * conv.out_width
         channels = conv.out_channels // self.config.block
-        part, tile = knobs.tile_co // self.tiling.pieces, knobs.tile_h * knobs.tile_w
+        part, tile = knobs.tile_co // tiling.pieces, tiling.rows_out * tiling.columns_out
+        y, x = slot.h * conv.up_h, slot.w * conv.up_w
+        rows = min(tiling.rows_out, conv.out_height - y)
+        columns = min(tiling.columns_out, conv.out_width - x)
         for b in range(knobs.tile_b):
             co = piece * part
-            place = slot.number * self.tiling.acc + (b * knobs.tile_co + co) * tile
+            place = slot.number * tiling.acc + (b * knobs.tile_co + co) * tile
             plane = (slot.b + b) * channels + slot.co + co
-            base = plane * picture + slot.h * conv.out_width + slot.w
-            if knobs.tile_w == conv.out_width:  # whole rows: all channels at once
+            base = plane * picture + y * conv.out_width + x
+            if columns == conv.out_width and rows * columns == tile:  # all channels at once
                 yield Store(
                     sram_base=place, dram_base=base, y_size=part, x_size=tile, x_stride=picture
                 )
                 continue
-            for channel in range(part):
+            # what lies beyond the picture is left out: on chip rows follow one another
+            together = rows if columns == tiling.columns_out else 1
+            for channel, row in itertools.product(range(part), range(0, rows, together)):
                 yield Store(
-                    sram_base=place + channel * tile,
-                    dram_base=base + channel * picture,
-                    y_size=knobs.tile_h,
-                    x_size=knobs.tile_w,
+                    sram_base=place + channel * tile + row * tiling.columns_out,
+                    dram_base=base + channel * picture + row * conv.out_width,
+                    y_size=together,
+                    x_size=columns,
                     x_stride=conv.out_width,
                 )
 

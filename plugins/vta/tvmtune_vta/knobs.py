@@ -16,7 +16,8 @@ THREADS = (1, 2)
 @dataclass(frozen=True)
 class Knobs:
     """Extents of the tile that one slot computes at once, in blocks of the GEMM core (b, ci, co) and
-    pixels (h, w); and the slots, by blocks of output channels and by rows."""
+    pixels (h, w), for a transposed convolution squares of its strides; and the slots, by blocks of
+    output channels and by rows."""
 
     tile_b: int = 1
     tile_h: int = 1
@@ -40,10 +41,11 @@ class Misfit(TvmtuneError):
 
 def extents(conv: Convolution, config: Config) -> dict[str, int]:
     """What each tile has to divide: a tile of output channels lies within a group."""
+    rows, columns = conv.units
     return {
         "tile_b": conv.batch // config.batch,
-        "tile_h": conv.out_height,
-        "tile_w": conv.out_width,
+        "tile_h": rows,
+        "tile_w": columns,
         "tile_ci": conv.in_channels // conv.groups // config.block,
         "tile_co": conv.out_channels // conv.groups // config.block,
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tvmtune.errors import TvmtuneError
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.integers import Whole
 from tvmtune.types import Trial
@@ -19,9 +19,6 @@ from tvmtune_vta.config import Config
 from tvmtune_vta.knobs import Knobs
 from tvmtune_vta.program import Buffer, Program
 from tvmtune_vta.workload import Convolution, Epilogue
-
-DIGEST = 32
-"""Bytes of SHA-256 before a program's file, by which it is recognised."""
 
 
 def choose(
@@ -43,7 +40,8 @@ def choose(
         if trial is not None and trial.workload == key:
             try:
                 found = space.read(traces.apply(mod, trial.trace).mod)
-                assert found is not None
+                if found is None or not convolution.fits(conv, compute.EPILOGUE, found, config):
+                    raise TvmtuneError("its knobs do not fit")
                 knobs[conv], records[key] = found, "exact"
                 continue
             except Exception as error:  # a log may hold anything
@@ -117,12 +115,6 @@ def program(
             }
         links.append(Link(part, places))
     return chain(config, links, buffers, contents, name=name)
-
-
-def blob(program: Program) -> bytes:
-    """A program's file, behind its own digest."""
-    data = program.to_bytes()
-    return hashlib.sha256(data).digest() + data
 
 
 def _weights(whole: Whole, conv: Convolution, config: Config) -> npt.NDArray[np.int8]:

@@ -1,7 +1,7 @@
 """What workers do with a candidate: make its stream, model its time, compare what it computes.
 
-Between them goes what a stream is made from, and its time: making it again takes less time than reading
-it, and the model wants its instructions as objects, which are there when it has just been made.
+Between them goes what a stream is made from, and its time: the model needs instructions, and no
+bytes of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from tvmtune.accuracy import relative_error
 from tvmtune.types import TensorSpec, Timing
-from tvmtune_vta import clock
+from tvmtune_vta import quick_clock
 from tvmtune_vta.clock import Constants
 from tvmtune_vta.config import Config
-from tvmtune_vta.convolution import BIAS, W, X, Y, generate
+from tvmtune_vta.convolution import BIAS, W, X, Y, generate, outline
 from tvmtune_vta.knobs import Knobs
 from tvmtune_vta.program import Program
 from tvmtune_vta.workload import Convolution, Epilogue, reference
@@ -38,9 +38,10 @@ def build(
     told = json.loads(str(mod["main"].attrs[compute.ATTRIBUTE]))
     knobs = space.read(mod)
     if knobs is not None:
-        told |= {"knobs": knobs.to_json()}
-        program = _program(told, options)
-        told["seconds"] = clock.model(program, Constants(**options["constants"])).seconds
+        config, constants = _config(options), Constants(**options["constants"])
+        parts = outline(*_workload(told), knobs, config)
+        told["knobs"] = knobs.to_json()
+        told["seconds"] = constants.seconds(quick_clock.cycles(parts, config, constants))
     path = Path(directory) / f"{uuid.uuid4().hex}.json"
     path.write_text(json.dumps(told))
     return str(path)
@@ -75,8 +76,11 @@ def _workload(told: dict[str, Any]) -> tuple[Convolution, Epilogue]:
 
 
 def _program(told: dict[str, Any], options: dict[str, Any]) -> Program:
-    config = Config.parse(options["config"], "the device's configuration")
-    return generate(*_workload(told), Knobs(**told["knobs"]), config)
+    return generate(*_workload(told), Knobs(**told["knobs"]), _config(options))
+
+
+def _config(options: dict[str, Any]) -> Config:
+    return Config.parse(options["config"], "the device's configuration")
 
 
 def _values(spec: TensorSpec, rng: np.random.Generator) -> Any:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmtune.errors import UsageError
 from tvmtune.quantise import calibrate, groups
+from tvmtune.quantise import region as find
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.network import QuantisedNetwork
 from tvmtune.types import Device, Network, Prepared, Trial
-from tvmtune_vta import borders, clock, layers, region, rules, target
+from tvmtune_vta import borders, clock, driver, layers, region, rules, target, tasks
 from tvmtune_vta.region import Split
 
 if TYPE_CHECKING:
     import tvm
 
 LAYOUT = "NCHW"
-RUN = "tvmtune.vta.run"
-"""The packed function that runs a program: its file as bytes, inputs, outputs."""
 
 
 def prepare(
@@ -41,6 +41,7 @@ def prepare(
     if layout is not None and layout.upper() != LAYOUT:
         raise UsageError(f"layout '{layout}': VTA's layers are packed from {LAYOUT}.")
     prepared = pipeline.prepare(network, device, LAYOUT)
+    prepared.graph = find.distinct(prepared.graph)
     start, stop = device.attrs["start_op"], device.attrs["stop_op"]
     split = region.split(prepared.graph, target.of(device), start, stop, network.name)
     samples = None
@@ -79,11 +80,17 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
         ]
         program = layers.program(group, wholes, split.packed, knobs, config, name=network.name)
         rules.check(program)
-        modelled.append({"name": group.outputs[-1], **clock.model(program, known).to_json()})
-        blob = constants.share(np.frombuffer(layers.blob(program), np.uint8).copy())
+        told = {
+            "name": group.outputs[-1],
+            "function": driver.RUN,
+            "borders": list(borders.NAMES),
+            "launch_seconds": known.launch_us / 1e6,
+        }
+        modelled.append(told | clock.model(program, known).to_json())
+        blob = constants.share(np.frombuffer(driver.blob(program), np.uint8).copy())
         made = builder.emit(
             relax.op.call_dps_packed(
-                RUN, [blob, *packed], out_ty=types[0] if len(types) == 1 else types
+                driver.RUN, [blob, *packed], out_ty=types[0] if len(types) == 1 else types
             )
         )
         found = {}
@@ -97,3 +104,25 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
     rest = Prepared(network.float, device, LAYOUT, graph)
     module = lower_for_cpu(rest, {}, device).with_attr(RECORD, json.dumps(records))
     return module.with_attr(MODELLED, json.dumps(modelled))
+
+
+def overview(prepared: Prepared, *, scales: bool = False) -> list[dict[str, Any]]:
+    """What there is between start and stop, a row each: ``name``, ``layer`` and where it is
+    computed, ``on``; with ``scales`` what became of it in whole numbers, the fields of
+    :class:`tvmtune.quantise.scales.Row`."""
+    split, network = prepared.extra["split"], prepared.network
+    assert isinstance(split, Split) and isinstance(network, QuantisedNetwork)
+    rows: list[dict[str, Any]] = []
+    for layer in split.region.layers:
+        shape = "x".join(map(str, layer.out_shape))
+        conv = split.packed.get(layer.output)
+        text = tasks.name(conv) if conv is not None else f"{layer.kind} to {shape}"
+        why = split.refused.get(layer.output)
+        rows.append(
+            {"name": layer.output, "layer": text, "on": "VTA" if why is None else f"CPU: {why}"}
+        )
+    rows += [{"name": name, "layer": op, "on": "CPU: no layer"} for name, op in split.region.others]
+    if scales:
+        found = {row.name: asdict(row) for row in network.table()}
+        rows = [{**found.get(row["name"], {}), **row} for row in rows]
+    return rows

@@ -79,6 +79,9 @@ class Machine:
             )
         return after
 
+    def close(self) -> None:
+        """Nothing is held that does not go by itself."""
+
 
 class _Preparation:
     """The table of a sound program, and what it refers to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from typing import TYPE_CHECKING, Any
 
 from tvmtune_vta import knobs
@@ -28,54 +28,54 @@ class KnobSpace:
 
     def __init__(self, conv: Convolution, epilogue: Epilogue, config: Config) -> None:
         self.conv, self.epilogue, self.config = conv, epilogue, config
-        values = knobs.options(conv, config).values()
-        self.size: int | None = math.prod(len(each) for each in values)
+        self.size: int | None = sum(1 for _ in knobs.points(conv, config))
+        """Points whose tiles divide the workload; some may still be misfits."""
 
     def generator(self) -> SpaceGenerator:
         from tvm.s_tir.meta_schedule.space_generator import ScheduleFn
 
         check = _check(self.conv, self.epilogue, self.config)
-        return ScheduleFn(_sample, sch_rules=[], postprocs=[check], mutator_probs={})
+        sample = functools.partial(_note, conv=self.conv, config=self.config)
+        return ScheduleFn(sample, sch_rules=[], postprocs=[check], mutator_probs={})
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """The knobs that an estimate ranks first among those that fit."""
-        return noted(mod, first(self.conv, self.epilogue, self.config))
+        values = first(self.conv, self.epilogue, self.config)
+        return noted(mod, self.conv, self.config, values)
 
 
-def _sample(sch: Schedule) -> None:
-    block = sch.get_sblock(BLOCK)
-    loops = sch.get_loops(block)
-    for name, place in _LOOPS.items():
-        _, inner = sch.sample_perfect_tile(loops[place], n=2, max_innermost_factor=1 << 16)
-        sch.annotate(block, PREFIX + name, inner)
-    for name in ("oc_nthread", "h_nthread"):
-        count = len(knobs.THREADS)
-        threads = sch.sample_categorical([*knobs.THREADS], [1 / count] * count)
-        sch.annotate(block, PREFIX + name, threads)
-
-
-def noted(mod: tvm.IRModule, values: Knobs) -> Schedule:
+def noted(mod: tvm.IRModule, conv: Convolution, config: Config, values: Knobs) -> Schedule:
     """A schedule of the space that stands for these knobs."""
     from tvm.s_tir import Schedule
 
     sch = Schedule(mod, error_render_level="none")
-    block = sch.get_sblock(BLOCK)
-    loops = sch.get_loops(block)
-    told = values.to_json()
-    for name, place in _LOOPS.items():
-        extent = int(sch.get(loops[place]).extent)
-        decision = [extent // told[name], told[name]]
-        _, inner = sch.sample_perfect_tile(
-            loops[place], n=2, max_innermost_factor=1 << 16, decision=decision
-        )
-        sch.annotate(block, PREFIX + name, inner)
-    for name in ("oc_nthread", "h_nthread"):
-        count = len(knobs.THREADS)
-        chosen = knobs.THREADS.index(told[name])
-        threads = sch.sample_categorical([*knobs.THREADS], [1 / count] * count, decision=chosen)
-        sch.annotate(block, PREFIX + name, threads)
+    _note(sch, conv, config, values)
     sch.enter_postproc()
     return sch
+
+
+def _note(sch: Schedule, conv: Convolution, config: Config, values: Knobs | None = None) -> None:
+    """Sample each knob, or take its value, and annotate the block with it.
+
+    Tiles are factors of the block's loops; those of a transposed convolution's pictures are not, and
+    come from a list.
+    """
+    block = sch.get_sblock(BLOCK)
+    loops = sch.get_loops(block)
+    told = values.to_json() if values is not None else {}
+    tiled, known = knobs.extents(conv, config), knobs.options(conv, config)
+    for name, choices in known.items():
+        value = told.get(name)
+        if name in _LOOPS and int(sch.get(loops[_LOOPS[name]]).extent) == tiled[name]:
+            decision = None if value is None else [tiled[name] // value, value]
+            _, found = sch.sample_perfect_tile(
+                loops[_LOOPS[name]], n=2, max_innermost_factor=1 << 16, decision=decision
+            )
+        else:
+            chosen = None if value is None else choices.index(value)
+            likely = [1 / len(choices)] * len(choices)
+            found = sch.sample_categorical([*choices], likely, decision=chosen)
+        sch.annotate(block, PREFIX + name, found)
 
 
 def read(mod: tvm.IRModule) -> Knobs | None:

@@ -24,7 +24,7 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
     """
     import tvm
 
-    from tvmtune.system import usable_cpus
+    from tvmtune.system import check_processor, usable_cpus
     from tvmtune.threads import choose
 
     if remote is not None:
@@ -46,6 +46,7 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
             raise UsageError(f"threads={attrs['threads']} is not a number.") from None
         threads = choose(count, count)
     mcpu = str(attrs.get("mcpu") or tvm.get_global_func("target.llvm_get_system_cpu")())
+    check_processor(mcpu)
     constants = Constants.published()
     return Device(
         backend="vta",
@@ -60,7 +61,7 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
         },
         params=parameters(config),
         remote=remote,
-        prepared=True,
+        needs_init=True,
         model=f"VTA {config.bitstream} ({config.target}, times modelled)",
     )
 

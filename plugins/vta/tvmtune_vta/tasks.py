@@ -19,10 +19,17 @@ several."""
 
 def name(conv: Convolution) -> str:
     """As the tutorial has it: (batch, height, width, in_filter, out_filter, hkernel, wkernel, hpad,
-    wpad, hstride, wstride)."""
-    numbers = astuple(conv)
-    told = numbers if conv.groups > 1 else numbers[:_TUTORIALS]
-    return f"{compute.BLOCK}({','.join(map(str, told))})"
+    wpad, hstride, wstride); paddings and strides of a transposed convolution are those that it is
+    known by."""
+    told = list(astuple(conv)[:_TUTORIALS])
+    operator = compute.BLOCK
+    if conv.up_h * conv.up_w > 1:
+        operator = "conv2d_transpose_packed"
+        told[7:] = [conv.kernel_h - 1 - conv.pad_h, conv.kernel_w - 1 - conv.pad_w]
+        told += [conv.up_h, conv.up_w]
+    told += [conv.groups] if conv.groups > 1 else []
+    ends = f",end={conv.end_h}x{conv.end_w}" if conv.end_h or conv.end_w else ""
+    return f"{operator}({','.join(map(str, told))}{ends})"
 
 
 def extract(packed: dict[str, Convolution], config: Config) -> list[Task]:

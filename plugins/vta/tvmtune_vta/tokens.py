@@ -13,6 +13,7 @@ import enum
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,14 +56,33 @@ _PUSHES = {
 }
 
 
-def pops(instruction: Instruction) -> list[Queue]:
+def pops(instruction: Instruction) -> tuple[Queue, ...]:
     """Queues that it takes a token from before it begins."""
-    return [q for flag, q in _POPS[instruction.engine].items() if getattr(instruction, flag)]
+    return queues(instruction)[0]
 
 
-def pushes(instruction: Instruction) -> list[Queue]:
+def pushes(instruction: Instruction) -> tuple[Queue, ...]:
     """Queues that it puts a token into when it has ended."""
-    return [q for flag, q in _PUSHES[instruction.engine].items() if getattr(instruction, flag)]
+    return queues(instruction)[1]
+
+
+def queues(instruction: Instruction) -> tuple[tuple[Queue, ...], tuple[Queue, ...]]:
+    """Both."""
+    key = (
+        *(instruction.engine, instruction.pop_prev, instruction.pop_next),
+        *(instruction.push_prev, instruction.push_next),
+    )
+    if key not in _known:
+        taken, given = (
+            tuple(q for flag, q in table[instruction.engine].items() if getattr(instruction, flag))
+            for table in (_POPS, _PUSHES)
+        )
+        _known[key] = taken, given
+    return _known[key]
+
+
+_known: dict[tuple[Any, ...], tuple[tuple[Queue, ...], tuple[Queue, ...]]] = {}
+"""By engine and flags: streams are long, and have few kinds of these."""
 
 
 def strays(instruction: Instruction) -> list[str]:
@@ -94,14 +114,13 @@ class Order:
 def order(instructions: Sequence[Instruction]) -> Order:
     """Follow the tokens of a stream; takes time in proportion to its length."""
     engines = [int(i.engine) for i in instructions]
-    taken = [pops(i) for i in instructions]
-    given = [pushes(i) for i in instructions]
+    taken, given = [pops(i) for i in instructions], [pushes(i) for i in instructions]
     count = len(instructions)
     place = np.zeros(count, np.int64)
     before = np.zeros((count, 3), np.int64)
     commands: list[deque[int]] = [deque(), deque(), deque()]
     clocks = np.zeros((3, 3), np.int64)
-    tokens: dict[Queue, deque[npt.NDArray[np.int64]]] = {q: deque() for q in Queue}
+    tokens: list[deque[npt.NDArray[np.int64]]] = [deque() for _ in Queue]
     sequence: list[int] = []
     fetched = 0
     while True:
@@ -109,8 +128,14 @@ def order(instructions: Sequence[Instruction]) -> Order:
             commands[engines[fetched]].append(fetched)
             fetched += 1
         # Of those that can run the first one: where tokens allow the stream's own order, it is this.
-        heads = [queue[0] for queue in commands if queue]
-        index = min((i for i in heads if all(tokens[q] for q in taken[i])), default=-1)
+        index = -1
+        for queue in commands:
+            if queue and (index < 0 or queue[0] < index):
+                for source in taken[queue[0]]:
+                    if not tokens[source]:
+                        break
+                else:
+                    index = queue[0]
         if index < 0:
             break
         commands[engines[index]].popleft()
@@ -125,7 +150,7 @@ def order(instructions: Sequence[Instruction]) -> Order:
     waiting = sorted(
         (queue[0], [q for q in taken[queue[0]] if not tokens[q]]) for queue in commands if queue
     )
-    left = {q: len(lying) for q, lying in tokens.items() if lying}
+    left = {q: len(tokens[q]) for q in Queue if tokens[q]}
     return Order(
         sequence, place, before, waiting, left, _pending(sequence, engines, taken, given, before)
     )
@@ -134,8 +159,8 @@ def order(instructions: Sequence[Instruction]) -> Order:
 def _pending(
     sequence: list[int],
     engines: list[int],
-    taken: list[list[Queue]],
-    given: list[list[Queue]],
+    taken: Sequence[Sequence[Queue]],
+    given: Sequence[Sequence[Queue]],
     before: npt.NDArray[np.int64],
 ) -> dict[Queue, tuple[int, int]]:
     """A queue is fullest when its giver is as far, and its taker as little far, as tokens allow."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from tvmtune.errors import TvmtuneError
 from tvmtune_vta.config import Config
 from tvmtune_vta.isa import AluOp
 
+Taps = tuple[tuple[tuple[int, int], ...], ...]
+
 
 @dataclass(frozen=True)
 class Convolution:
@@ -19,6 +21,10 @@ class Convolution:
 
     ``height`` and ``width`` are the input's. The fields up to the strides are the numbers by which the
     tutorial of VTA's tuner names ResNet-18's layers, in their order.
+
+    A transposed convolution is one, too: of a kernel turned round, on an input whose values lie its
+    stride apart (``up_h``, ``up_w``), with zeros between them. Dumoulin and Visin, A guide to
+    convolution arithmetic for deep learning (2016), chapter 4.
     """
 
     batch: int
@@ -33,20 +39,58 @@ class Convolution:
     stride_h: int = 1
     stride_w: int = 1
     groups: int = 1
+    end_h: int = 0
+    """By how much the padding below is more than that above; ``end_w`` the same to the right."""
+    end_w: int = 0
+    up_h: int = 1
+    up_w: int = 1
 
     @property
     def out_height(self) -> int:
-        return (self.height + 2 * self.pad_h - self.kernel_h) // self.stride_h + 1
+        return (self.padded[0] - self.kernel_h) // self.stride_h + 1
 
     @property
     def out_width(self) -> int:
-        return (self.width + 2 * self.pad_w - self.kernel_w) // self.stride_w + 1
+        return (self.padded[1] - self.kernel_w) // self.stride_w + 1
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Rows and columns that the kernel goes over: the input with zeros between and around it."""
+        return (
+            (self.height - 1) * self.up_h + 1 + 2 * self.pad_h + self.end_h,
+            (self.width - 1) * self.up_w + 1 + 2 * self.pad_w + self.end_w,
+        )
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """Rows and columns of the output by ``up_h`` and ``up_w``: in each of these squares the kernel
+        meets the input in the same ways. The last ones may be cut."""
+        return -(-self.out_height // self.up_h), -(-self.out_width // self.up_w)
+
+    @property
+    def taps(self) -> tuple[Taps, Taps]:
+        """By the row, or column, within a unit: the kernel's rows that meet an input there, each with
+        that input's distance from the first of the unit's number."""
+        return (
+            _taps(self.kernel_h, self.pad_h, self.up_h),
+            _taps(self.kernel_w, self.pad_w, self.up_w),
+        )
 
     @property
     def macs(self) -> int:
-        """Products that are summed."""
-        outputs = self.batch * self.out_channels * self.out_height * self.out_width
-        return outputs * (self.in_channels // self.groups) * self.kernel_h * self.kernel_w
+        """Products that are summed, those with padding included."""
+        rows, columns = (
+            sum(len(taps[place % len(taps)]) for place in range(extent))
+            for taps, extent in zip(self.taps, (self.out_height, self.out_width), strict=True)
+        )
+        channels = self.out_channels * (self.in_channels // self.groups)
+        return self.batch * channels * rows * columns
+
+    def to_json(self) -> dict[str, int]:
+        """All fields, but of those behind the groups only what is not usual."""
+        always = {f.name for f in fields(self)} - {"end_h", "end_w", "up_h", "up_w"}
+        usual = {f.name: f.default for f in fields(self)}
+        return {k: v for k, v in asdict(self).items() if k in always or v != usual[k]}
 
     def check(self, config: Config) -> None:
         """Raise :class:`TvmtuneError` if a configuration cannot compute it, whatever its schedule."""
@@ -59,6 +103,8 @@ class Convolution:
                 raise TvmtuneError(
                     f"{self}: its {name} are {value}, and VTA takes multiples of {unit}: pad them."
                 )
+        if self.up_h > 1 < self.stride_h or self.up_w > 1 < self.stride_w:
+            raise TvmtuneError(f"{self}: its input is spread, and its kernel takes steps.")
         if self.out_height < 1 or self.out_width < 1:
             raise TvmtuneError(f"{self}: the kernel is larger than its input with padding.")
 
@@ -78,7 +124,15 @@ class Convolution:
     def __str__(self) -> str:
         shape = f"{self.batch}x{self.in_channels}x{self.height}x{self.width}"
         kernel = f"{self.kernel_h}x{self.kernel_w} to {self.out_channels}"
-        return f"convolution of {shape} by {kernel}"
+        kind = "convolution" if self.up_h == self.up_w == 1 else "transposed convolution"
+        return f"{kind} of {shape} by {kernel}"
+
+
+def _taps(kernel: int, pad: int, up: int) -> Taps:
+    return tuple(
+        tuple((k, (r + k - pad) // up) for k in range(kernel) if (r + k - pad) % up == 0)
+        for r in range(up)
+    )
 
 
 @dataclass(frozen=True)
@@ -118,10 +172,12 @@ def reference(
     which NumPy hands to a library.
     """
     conv = convolution
-    padded = np.pad(
-        x.astype(np.float64),
-        [(0, 0), (0, 0), (conv.pad_h, conv.pad_h), (conv.pad_w, conv.pad_w), (0, 0), (0, 0)],
-    )
+    (rows, columns), up = conv.padded, (conv.up_h, conv.up_w)
+    # room behind, where the padding there is negative
+    room = (rows + up[0] * conv.height, columns + up[1] * conv.width)
+    padded = np.zeros((*x.shape[:2], *room, *x.shape[4:]))
+    spread = padded[:, :, conv.pad_h :: up[0], conv.pad_w :: up[1]]
+    spread[:, :, : conv.height, : conv.width] = x
     weights = w.astype(np.float64)
     ins, outs = x.shape[1] // conv.groups, w.shape[0] // conv.groups
     shape = (x.shape[0], w.shape[0], conv.out_height, conv.out_width, *x.shape[4:])
@@ -131,9 +187,9 @@ def reference(
         tiles = weights[g * outs : (g + 1) * outs]
         for ky in range(conv.kernel_h):
             for kx in range(conv.kernel_w):
-                rows = slice(ky, ky + conv.stride_h * (conv.out_height - 1) + 1, conv.stride_h)
-                columns = slice(kx, kx + conv.stride_w * (conv.out_width - 1) + 1, conv.stride_w)
-                seen: Any = inputs[:, :, rows, columns]
+                down = slice(ky, ky + conv.stride_h * (conv.out_height - 1) + 1, conv.stride_h)
+                across = slice(kx, kx + conv.stride_w * (conv.out_width - 1) + 1, conv.stride_w)
+                seen: Any = inputs[:, :, down, across]
                 products[:, g * outs : (g + 1) * outs] += np.einsum(
                     "nihwbc,oikc->nohwbk", seen, tiles[:, :, ky, kx], optimize=True
                 )
