@@ -174,7 +174,7 @@ def free_ports(count: int) -> list[int]:
 def wait_for_boards(port: int, count: int) -> None:
     from tvmtune.farm.protocol import Address, Tracker, Unreachable
 
-    end = time.monotonic() + 60
+    end = time.monotonic() + 60 + 4 * count  # each imports TVM, and they share the CPUs
     while time.monotonic() < end:
         try:
             with Tracker(Address(HOST, port)) as line:
