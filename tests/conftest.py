@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,16 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes begins first: begun last, it would run on alone while other workers idle."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    """What takes minutes begins first: begun last, it would run on alone while other workers idle.
+
+    Then whole modules, mixed: neighbours in a folder all compute, or all wait for boards and deadlines,
+    and two of the same kind side by side leave a processor idle, or have three share it.
+    """
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        return item.get_closest_marker("long") is None, zlib.crc32(item.path.name.encode())
+
+    items.sort(key=order)
 
 
 @pytest.fixture
