@@ -159,7 +159,9 @@ def test_idle_and_garbage_connections_block_nobody(farm: served.Farm) -> None:
     ]
     crowd = [socket.create_connection((board.host, board.port), 10) for _ in range(200)]
     lines = []
-    for words in sent:  # after the crowd: where there are too many, those who wait longest have to go
+    for (
+        words
+    ) in sent:  # after the crowd: where there are too many, those who wait longest have to go
         lines.append(socket.create_connection((board.host, board.port), 10))
         lines[-1].sendall(words)
     assert is_alive(board)
