@@ -17,7 +17,6 @@ from models import tiny_cnn
 from quantise import cnn
 from tvmtune.cli import group
 from tvmtune.errors import TvmtuneError
-from tvmtune_vta import driver
 from tvmtune_vta.commands import group as commands
 from tvmtune_vta.program import Program
 from vta import small
@@ -107,7 +106,6 @@ def test_a_librarys_streams_are_looked_into_as_well(tmp_path):
     (tmp_path / "cnn.onnx").write_bytes(cnn.mixed().to_onnx())
     done = tvmtune("compile", "cnn.onnx", "--target", "vta", "-o", "lib.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    driver._ready.clear()
     told = [
         json.loads(line)
         for line in shown(
@@ -119,7 +117,9 @@ def test_a_librarys_streams_are_looked_into_as_well(tmp_path):
     svg = "{http://www.w3.org/2000/svg}"
     layers = ET.parse(tmp_path / "t.svg").findall(f"{svg}text[@class='layer']")
     assert len(layers) == 2, "left and right"
-    assert shown("check", tmp_path / "lib.so").count("keeps the rules") == 3
+    assert shown("check", tmp_path / "lib.so").count("gives what it should in all orders") == 3
+    assert len(shown("dump", tmp_path / "lib.so", "-o", tmp_path / "stream.npz").splitlines()) == 3
+    assert "gives what it should in all orders" in shown("check", tmp_path / "stream-3.npz")
     assert shown("disasm", tmp_path / "lib.so").count("FINISH") == 3
     done = tvmtune("bench", "lib.so", "--repeat", 3, "--json", "-", cwd=tmp_path)
     parts = json.loads(done.stdout)["modelled"]
@@ -135,7 +135,6 @@ def test_a_librarys_streams_are_looked_into_as_well(tmp_path):
 @pytest.mark.slow
 def test_a_library_of_another_target_has_no_streams(tmp_path):
     library = make_library(tiny_cnn(), tmp_path, threads=1)
-    driver._ready.clear()
     done = tvmtune("vta", "profile", library, cwd=tmp_path)
     assert done.returncode == 1
     assert "runs nothing on VTA" in complaint(done.stderr)

@@ -13,6 +13,7 @@ from tvmtune.deploy.library import Library
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune_vta import driver, fpga
+from tvmtune_vta.accelerator import digest
 from tvmtune_vta.config import Config
 from tvmtune_vta.convolution import BIAS, W, X, Y, generate
 from tvmtune_vta.knobs import Knobs
@@ -37,6 +38,11 @@ def device(tmp_path, monkeypatch) -> Iterator[Device]:
 
 def program():
     return generate(CONV, Epilogue(True), KNOBS, Config.named("pynq"))
+
+
+def ready(one) -> None:
+    """Have it prepared as a library that is called has it."""
+    driver.shelf.get(digest(one.to_bytes()), one.to_bytes)
 
 
 def test_a_program_runs_from_memory_that_both_sides_see(device):
@@ -86,26 +92,26 @@ def test_a_library_runs_on_it(device, tmp_path, monkeypatch):
         compiled = api.compile(plan, tmp_path / "lib.so")
     inputs = random_inputs(network.inputs, 1)
     library = Library.open(compiled.path)
-    driver._ready.clear()
+    driver.shelf.clear()
     options = {"device": "fpga", "registers": str(device.registers), "base": "0"}
     options |= {"config": "pynq", "memory": str(device.memory)}
     driver.register(options)
     with pytest.raises(
         TvmtuneError, match="was not loaded since the board was started, and 1x16_i8"
     ):
-        driver._prepared(np.frombuffer(driver.blob(program()), np.uint8))
+        ready(program())
     driver.register(options | {"loaded": "yes"})
     try:
-        memory = driver._accelerator.board.memory
-        driver._ready[b"before"] = program(), fpga.Machine(program(), driver._accelerator.board)
+        memory = driver.shelf.accelerator.board.memory
+        ready(program())
         begin, end = memory.holes[0]
         memory.holes[0] = (begin, begin + 256)  # as if other programs lay behind it
-        monkeypatch.setattr(driver, "_forget_oldest", lambda: _forget(memory, begin, end))
+        monkeypatch.setattr(driver.shelf, "_forget_oldest", lambda: _forget(memory, begin, end))
         (got,) = library.run(inputs)
         assert device.runs == 1
         assert np.array_equal(got, plan.network.reference(inputs)[0])
     finally:
-        driver._ready.clear()
+        driver.shelf.clear()
         driver.register({})
 
 
@@ -113,16 +119,16 @@ def test_another_configuration_forgets_what_was_ready():
     driver.register({"config": "sim"})
     try:
         one = generate(CONV, Epilogue(True), KNOBS, Config())
-        driver._prepared(np.frombuffer(driver.blob(one), np.uint8))
-        assert driver.ready()
+        ready(one)
+        assert driver.shelf.programs()
         driver.register({"config": "sim"})
-        assert not driver.ready()
+        assert not driver.shelf.programs()
     finally:
         driver.register({})
 
 
 def _forget(memory, begin: int, end: int) -> None:
-    driver._ready.clear()
+    driver.shelf._ready.clear()
     memory.holes[0] = (begin, end)
 
 

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is calibrated with.*")
 
 
 def programs() -> list:
-    return [program for program, _ in driver._ready.values()]
+    return driver.shelf.programs()
 
 
 @pytest.fixture(autouse=True)
 def forget():
-    driver._ready.clear()
+    driver.shelf.clear()
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_a_library_too_large_to_be_loaded_whole_is_checked(tmp_path, monkeypatch
 
 def test_a_damaged_program_is_refused():
     program = addition.generate(Addition((1, 1, 2, 2, 1, 16)), Config())
-    data = bytearray(driver.blob(program))
+    data = np.frombuffer(driver.blob(program), np.uint8).copy()
     data[-1] ^= 1
     with pytest.raises(TvmtuneError, match="program is damaged: compile it again"):
-        driver._prepared(np.frombuffer(bytes(data), np.uint8))
+        driver.run(data)
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_records_become_the_librarys_knobs(tmp_path):
     library = Library.open(compiled.path)
     assert np.array_equal(library.run(inputs)[0], plan.network.reference(inputs)[0])
     (tuned,) = programs()
-    driver._ready.clear()
+    driver.shelf.clear()
     untuned = api.compile(plan, tmp_path / "untuned.so")
     Library.open(untuned.path).run(inputs)
     (default,) = programs()

@@ -155,12 +155,35 @@ def profile(file: Path, output: Path | None, as_json: bool) -> None:
         else:
             click.echo("\n".join(_profile(program.name, found)))
         if output is not None:
-            stem = output.stem if number == 0 else f"{output.stem}-{number + 1}"
-            atomic.write_text(output.with_stem(stem), picture(program, found))
+            atomic.write_text(_numbered(output, number), picture(program, found))
+
+
+@group.command()
+@click.argument("library", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The stream; of several FILE.npz, FILE-2.npz, ...",
+)
+def dump(library: Path, output: Path) -> None:
+    """Write a library's streams, each with the inputs of a run and what came of them."""
+    if not _is_library(library):
+        raise UsageError(f"{library} is no library: tvmtune compile --target vta makes one.")
+    for number, program in enumerate(_programs(library)):
+        path = _numbered(output, number)
+        program.save(path)
+        click.echo(f"{path}: {program.name}")
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path if number == 0 else path.with_stem(f"{path.stem}-{number + 1}")
 
 
 def _programs(file: Path) -> list[Program]:
-    """The stream in a file, or those of a library in the order in which it runs them."""
+    """The stream in a file, or those of a library in the order in which it runs them, with what went in
+    and came out."""
     from tvmtune.deploy.library import Library
     from tvmtune_vta import driver
     from tvmtune_vta.program import Program
@@ -168,8 +191,8 @@ def _programs(file: Path) -> list[Program]:
     if not _is_library(file):
         return [Program.load(file)]
     library = Library.open(file)
-    library.run(library.random_inputs())
-    found = driver.ready()
+    with driver.recorded() as found:
+        library.run(library.random_inputs())
     if not found:
         raise TvmtuneError(f"{file} runs nothing on VTA: it was compiled for another target.")
     return found
@@ -195,10 +218,10 @@ _CONFIG = click.option(
 def reconfig_runtime(remote: str, config: str) -> None:
     """See that a board runs streams of a configuration, and has its bitstream."""
     from tvmtune.deploy.remote import Borrowed
-    from tvmtune_vta import board_calls, target
+    from tvmtune_vta import board_calls
     from tvmtune_vta.config import Config
 
-    wanted = target.configuration(config)
+    wanted = Config.find(config)
     with Borrowed(remote) as board:
         told = board.ask(board_calls.describe, limit=_ANSWER)
     if told["config"] is None:
@@ -228,10 +251,11 @@ def reconfig_runtime(remote: str, config: str) -> None:
 def program_fpga(file: Path, remote: str, config: str) -> None:
     """Load a board's FPGA with a bitstream (.bit) of a configuration."""
     from tvmtune.deploy.remote import Borrowed
-    from tvmtune_vta import board_calls, target
+    from tvmtune_vta import board_calls
     from tvmtune_vta.bitstream import Bitstream
+    from tvmtune_vta.config import Config
 
-    wanted = target.configuration(config)
+    wanted = Config.find(config)
     bitstream = Bitstream.read(file)
     bitstream.check(wanted)
     with Borrowed(remote) as board:

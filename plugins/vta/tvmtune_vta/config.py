@@ -87,8 +87,18 @@ class Config:
         """A shipped sample: sim, pynq, ultra96, zcu104 or de10nano."""
         known = sorted(path.stem for path in FOLDER.glob("*.json"))
         if name not in known:
-            raise UsageError(f"no VTA configuration '{name}' is known.{nearest(name, known)}")
+            raise UsageError(
+                f"config={name} is no published configuration, and no file.{nearest(name, known)}"
+            )
         return cls.load(FOLDER / f"{name}.json")
+
+    @classmethod
+    def find(cls, name: str) -> Config:
+        """A sample by its name, or a file. Raises :class:`UsageError` for neither."""
+        path = Path(name)
+        if path.suffix == ".json" or path.exists():
+            return cls.load(path)
+        return cls.named(name)
 
     @classmethod
     def parse(cls, told: Any, origin: str) -> Config:

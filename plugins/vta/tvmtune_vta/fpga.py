@@ -22,7 +22,6 @@ import numpy.typing as npt
 from tvmtune.errors import TvmtuneError
 from tvmtune_vta import clock
 from tvmtune_vta.config import Config
-from tvmtune_vta.driver import Full
 from tvmtune_vta.program import ALIGNMENT, Program
 
 BASES = {"pynq": 0x43C00000, "ultra96": 0xA0000000, "zcu104": 0xA0000000, "de10nano": 0xFF220000}
@@ -42,6 +41,10 @@ SETTLE = 2e-3
 """Seconds within which compute has taken its first instruction, if it ever does."""
 SYSFS = Path("/sys/class/u-dma-buf")
 _REACH = 1 << 32
+
+
+class Full(TvmtuneError):
+    """No memory of the board is left for a program."""
 
 
 class Region(Protocol):

@@ -140,6 +140,33 @@ class Program:
             for line, operand in zip(lines, self.operands, strict=True)
         ]
 
+    def numbers(self, role: str) -> list[int]:
+        """Of the buffers with this role, in order."""
+        return [n for n, buffer in enumerate(self.buffers) if buffer.role == role]
+
+    def join(self, memory: Mapping[int, npt.NDArray[Any]], role: str) -> bytes:
+        """The buffers with this role one behind another, as they lie in memory."""
+        return b"".join(
+            np.ascontiguousarray(memory[n], self.buffers[n].dtype).tobytes()
+            for n in self.numbers(role)
+        )
+
+    def split(self, data: bytes, role: str) -> dict[int, npt.NDArray[Any]]:
+        """The inverse of :meth:`join`. Raises :class:`TvmtuneError` for too few or too many bytes."""
+        numbers = self.numbers(role)
+        needed = sum(self.buffers[n].nbytes for n in numbers)
+        if len(data) != needed:
+            raise TvmtuneError(
+                f"the {role}s of '{self.name}' have {needed} bytes, not {len(data)}."
+            )
+        found, place = {}, 0
+        for number in numbers:
+            buffer = self.buffers[number]
+            values = np.frombuffer(data, np.uint8, buffer.nbytes, place)
+            found[number] = values.view(buffer.dtype).reshape(buffer.shape)
+            place += buffer.nbytes
+        return found
+
     def operand_name(self, operand: int) -> str:
         if operand in (UOPS, NO_OPERAND):
             return "uops" if operand == UOPS else "nothing"

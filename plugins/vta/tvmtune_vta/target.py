@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import UsageError, nearest
 from tvmtune.types import Device
 from tvmtune_vta.clock import Constants
-from tvmtune_vta.config import FOLDER, Config
+from tvmtune_vta.config import Config
 
 ATTRIBUTES = ("config", "start-op", "stop-op", "threads", "mcpu")
 SIMULATOR = "sim"
@@ -37,7 +36,7 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
             raise UsageError(
                 f"target attribute '{given}' is not known.{nearest(given, [*ATTRIBUTES])}"
             )
-    config = configuration(str(attrs.get("config", SIMULATOR)))
+    config = Config.find(str(attrs.get("config", SIMULATOR)))
     threads = usable_cpus()
     if "threads" in attrs:
         try:
@@ -64,19 +63,6 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
         needs_init=True,
         model=f"VTA {config.bitstream} ({config.target}, times modelled)",
     )
-
-
-def configuration(name: str) -> Config:
-    """A published sample by its name, or a file. Raises :class:`UsageError` for neither."""
-    path = Path(name)
-    if path.suffix == ".json" or path.exists():
-        return Config.load(path)
-    known = sorted(p.stem for p in FOLDER.glob("*.json"))
-    if name not in known:
-        raise UsageError(
-            f"config={name} is no published configuration, and no file.{nearest(name, known)}"
-        )
-    return Config.named(name)
 
 
 def of(device: Device) -> Config:

@@ -1,0 +1,84 @@
+"""What tvmtune asks of the vta backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.hookspecs import hookimpl
+from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import tvm
+
+
+@hookimpl
+def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
+    from tvmtune_vta.target import describe
+
+    return describe(name, attrs, remote)
+
+
+@hookimpl
+def hardware_params(device: Device) -> dict[str, Any]:
+    return dict(device.params)
+
+
+@hookimpl
+def prepare(
+    network: Network,
+    device: Device,
+    layout: str | None,
+    calibration: Mapping[str, np.ndarray] | None,
+) -> Prepared:
+    from tvmtune_vta.pack import prepare
+
+    return prepare(network, device, layout, calibration)
+
+
+@hookimpl
+def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
+    from tvmtune_vta import target, tasks
+
+    return tasks.extract(prepared.extra["split"].packed, target.of(device))
+
+
+@hookimpl
+def make_builder(device: Device) -> BuilderSpec:
+    options = {name: device.attrs[name] for name in ("config", "constants")}
+    return BuilderSpec("tvmtune_vta.measure:build", options=options)
+
+
+@hookimpl
+def make_runner(device: Device) -> RunnerSpec:
+    return RunnerSpec(
+        run="tvmtune_vta.measure:run",
+        check="tvmtune_vta.measure:check",
+        exclusive=False,
+        kind="modelled",
+        options={"threads": device.threads, "config": device.attrs["config"]},
+    )
+
+
+@hookimpl
+def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
+    from tvmtune_vta.pack import lower
+
+    return lower(prepared, chosen, device)
+
+
+@hookimpl
+def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
+    from tvmtune.deploy.export import export_lib
+
+    return export_lib(lowered, device, path)
+
+
+@hookimpl
+def serve_init(options: dict[str, Any]) -> None:
+    from tvmtune_vta import driver
+
+    driver.register(options)
