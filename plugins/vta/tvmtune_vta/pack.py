@@ -107,22 +107,27 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
 
 
 def overview(prepared: Prepared, *, scales: bool = False) -> list[dict[str, Any]]:
-    """What there is between start and stop, a row each: ``name``, ``layer`` and where it is
+    """What the network computes, in its order, a row each: ``name``, ``layer`` and where it is
     computed, ``on``; with ``scales`` what became of it in whole numbers, the fields of
     :class:`tvmtune.quantise.scales.Row`."""
     split, network = prepared.extra["split"], prepared.network
     assert isinstance(split, Split) and isinstance(network, QuantisedNetwork)
+    told = {row.name: asdict(row) for row in network.table()} if scales else {}
+    layers_by_output = {layer.output: layer for layer in split.region.layers}
+    inside = dict(split.region.others)
+    covered = {name for layer in split.region.layers for name in layer.covers}
     rows: list[dict[str, Any]] = []
-    for layer in split.region.layers:
-        shape = "x".join(map(str, layer.out_shape))
-        conv = split.packed.get(layer.output)
-        text = tasks.name(conv) if conv is not None else f"{layer.kind} to {shape}"
-        why = split.refused.get(layer.output)
-        rows.append(
-            {"name": layer.output, "layer": text, "on": "VTA" if why is None else f"CPU: {why}"}
-        )
-    rows += [{"name": name, "layer": op, "on": "CPU: no layer"} for name, op in split.region.others]
-    if scales:
-        found = {row.name: asdict(row) for row in network.table()}
-        rows = [{**found.get(row["name"], {}), **row} for row in rows]
+    where = "before the region"
+    for name, operator in find.called(prepared.graph):
+        if name in layers_by_output:
+            where = "behind the region"
+            layer, conv = layers_by_output[name], split.packed.get(name)
+            shape = "x".join(map(str, layer.out_shape))
+            text = tasks.name(conv) if conv is not None else f"{layer.kind} to {shape}"
+            why = split.refused.get(name)
+            row = {"name": name, "layer": text, "on": "VTA" if why is None else f"CPU: {why}"}
+            rows.append({**told.get(name, {}), **row})
+        elif name not in covered:
+            why = "no layer" if name in inside else where
+            rows.append({"name": name, "layer": operator, "on": f"CPU: {why}"})
     return rows

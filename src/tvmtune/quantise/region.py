@@ -111,12 +111,15 @@ def find(
             "that could be packed: choose others with --target-attr start-op= and stop-op=."
         )
     covered = {each for layer in layers for each in layer.covers}
-    others = tuple(
-        (str(b.var.name), sorted(operators(b.value))[0])
-        for b in finder.bindings[finder.first :]
-        if str(b.var.name) not in covered and operators(b.value)
-    )
+    within = {str(b.var.name) for b in finder.bindings[finder.first :]} - covered
+    others = tuple((name, operator) for name, operator in called(graph) if name in within)
     return Region(layers, others)
+
+
+def called(graph: tvm.IRModule) -> list[tuple[str, str]]:
+    """The graph's variables that are an operator's results, and the operators, in program order."""
+    bindings = [b for block in graph["main"].body.blocks for b in block.bindings]
+    return [(str(b.var.name), sorted(names)[0]) for b in bindings if (names := operators(b.value))]
 
 
 def distinct(graph: tvm.IRModule) -> tvm.IRModule:
