@@ -237,10 +237,15 @@ def compile_untuned(
     """What :func:`ship` compares with; made before tuning, it shows what is wrong in time.
 
     Where the plan is for boards, it is checked on one, which may take ``wait`` seconds to come; ``say``
-    hears of that. Raises :class:`TvmtuneError` if ``log`` is of another network or in use, or if the
-    library's outputs are not those of the network's reference; :class:`UsageError` if the reference
-    cannot take ``inputs``.
+    hears of that. Raises :class:`TvmtuneError` if ``log`` is of another network or in use, if this
+    machine cannot run the library and no board is named, or if its outputs are not those of the
+    network's reference; :class:`UsageError` if the reference cannot take ``inputs``.
     """
+    if plan.device.remote is None and not system.runs_here(plan.device.mtriple):
+        raise TvmtuneError(
+            f"this machine cannot run libraries for {plan.device.mtriple}, to check and time them: "
+            "name their board with --remote KEY, or only tune (--no-compile) and then tvmtune compile."
+        )
     if log is not None and header.earlier(log, plan.prepared):
         with LogWriter(log):
             pass

@@ -7,7 +7,9 @@ another processor than the board has (``nvidia/jetson-orin-nano``: Carmel in the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvmtune.errors import UsageError, nearest
 
@@ -118,6 +120,23 @@ def triple_of(machine: str) -> str:
     if machine.startswith("armv7"):
         return LINUX32
     return LINUX64 if machine in ("aarch64", "arm64") else f"{machine}-linux-gnu"
+
+
+def cpu_target(
+    mcpu: str, mtriple: str = "", threads: int | None = None, mattr: Sequence[str] = ()
+) -> dict[str, Any]:
+    """TVM's target of a processor; an empty ``mtriple`` is this machine's."""
+    target: dict[str, Any] = {"kind": "llvm"}
+    if mtriple:
+        target["mtriple"] = mtriple
+    target["mcpu"] = mcpu
+    if threads is not None:
+        target["num-cores"] = threads
+    if mattr:
+        target["mattr"] = list(dict.fromkeys(mattr))
+    if mtriple.endswith("hf"):
+        target["mfloat-abi"] = "hard"
+    return target
 
 
 def named(name: str, otherwise: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import platform
+from typing import Any
 
 from tvmtune.errors import TvmtuneError, UsageError
 
@@ -56,6 +57,20 @@ def choose(threads: int | None, tuned: int) -> int:
             f"the CPUs that this process may use, not {threads}"
         )
     return threads
+
+
+def parse(given: Any, *, here: bool) -> int:
+    """``threads=`` as a user gave it. Raises :class:`UsageError` for what is no number or too few;
+    ``here``, on this machine, also for more than there are CPUs."""
+    try:
+        count = int(given)
+    except ValueError:
+        raise UsageError(f"threads={given} is not a number.") from None
+    if here:
+        return choose(count, count)
+    if count < 1:
+        raise UsageError(f"threads={given}: at least one is needed.")
+    return count
 
 
 def share(threads: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmtune import system, threads
-from tvmtune.boards import BOARDS, LINUX64, Board, find, named
+from tvmtune.boards import BOARDS, LINUX64, Board, cpu_target, find, named
 from tvmtune.deploy import cpu_features
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import describe, devices, protocol
@@ -39,18 +39,9 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         )
     here = remote is None and name is None and system.runs_here(mtriple)
     count = _threads(attrs.get("threads"), board, here)
-    target: dict[str, Any] = {
-        "kind": "llvm",
-        "mtriple": mtriple,
-        "mcpu": _cpu(attrs.get("mcpu"), board, mtriple, here),
-        "num-cores": count,
-    }
     given = [word for word in str(attrs.get("mattr") or "").split(",") if word]
-    mattr = [*board.mattr, *given]
-    if mattr:
-        target["mattr"] = list(dict.fromkeys(mattr))
-    if mtriple.endswith("hf"):
-        target["mfloat-abi"] = "hard"
+    mcpu = _cpu(attrs.get("mcpu"), board, mtriple, here)
+    target = cpu_target(mcpu, mtriple, count, [*board.mattr, *given])
     _check_features(target, given)
     return Device(
         backend="arm",
@@ -133,13 +124,7 @@ def _name(attrs: dict[str, Any], key: str | None) -> str | None:
 def _threads(given: Any, board: Board, here: bool) -> int:
     if given is None:
         return len(threads.quick_cpus()) if here else board.cores
-    try:
-        count = int(given)
-    except ValueError:
-        raise UsageError(f"threads={given} is not a number.") from None
-    if count < 1:
-        raise UsageError(f"threads={given}: at least one is needed.")
-    return threads.choose(count, count) if here else count
+    return threads.parse(given, here=here)
 
 
 def _cpu(given: Any, board: Board, mtriple: str, ask_here: bool) -> str:

@@ -10,7 +10,7 @@ from tvmtune.farm.describe import features
 from tvmtune.farm.protocol import find
 from tvmtune.graph.spaces import RuleSpace
 from tvmtune.system import check_processor, cpu_model, runs_here, usable_cpus
-from tvmtune.threads import choose
+from tvmtune.threads import parse
 from tvmtune.types import Device
 
 ATTRIBUTES = ("mcpu", "mattr", "threads")
@@ -37,15 +37,15 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
             )
     found = _ask(remote) if remote and not {"mcpu", "threads"} <= attrs.keys() else None
     if remote is None:
-        threads = _threads(attrs.get("threads"))
+        threads = parse(attrs["threads"], here=True) if "threads" in attrs else usable_cpus()
         mcpu = str(attrs.get("mcpu") or tvm.get_global_func("target.llvm_get_system_cpu")())
         params, model = caches(), cpu_model()
     else:
-        threads = _number(attrs["threads"]) if "threads" in attrs else int(_of(found)["cpus"])
+        given = attrs.get("threads") or _of(found)["cpus"]
+        threads = parse(given, here=False)
         most = int(found["cpus"]) if found else threads
-        if not 1 <= threads <= max(1, most):
-            has = f", and the board has {most}" if threads > most else ""
-            raise UsageError(f"threads={threads}: at least one is needed{has}.")
+        if threads > most:
+            raise UsageError(f"threads={threads}: the board has {most}.")
         mcpu = str(attrs.get("mcpu") or _processor(_of(found)))
         params = {"num_cores": found["cpus"]} if found else {}
         model = str(found["cpu"]) if found else f"the boards '{find(remote)[0]}'"
@@ -80,20 +80,6 @@ def caches() -> dict[str, Any]:
             found[f"l{level}_bytes"] = int(size.rstrip("K")) * 1024
             found["cache_line_bytes"] = int(line)
     return found
-
-
-def _threads(given: Any) -> int:
-    if given is None:
-        return usable_cpus()
-    count = _number(given)
-    return choose(count, count)
-
-
-def _number(given: Any) -> int:
-    try:
-        return int(given)
-    except ValueError:
-        raise UsageError(f"threads={given} is not a number.") from None
 
 
 def _ask(remote: str) -> dict[str, Any] | None:

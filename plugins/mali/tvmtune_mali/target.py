@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune import system, threads
-from tvmtune.boards import BOARDS, Board, find, named, triple_of
+from tvmtune.boards import BOARDS, Board, cpu_target, find, named, triple_of
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import devices as boards_devices
 from tvmtune.farm import protocol
@@ -196,12 +196,7 @@ def _host(mcpu: Any, mtriple: str) -> dict[str, Any]:
         mcpu = "x86-64" if triple.startswith("x86_64") else "generic"
     elif not tvm.get_global_func("target.llvm_is_valid_cpu")(str(mcpu), triple):
         raise UsageError(f"LLVM knows no processor '{mcpu}' for {triple}.")
-    host: dict[str, Any] = {"kind": "llvm", "mcpu": str(mcpu)}
-    if mtriple:
-        host["mtriple"] = mtriple
-    if mtriple.endswith("hf"):
-        host["mfloat-abi"] = "hard"
-    return host
+    return cpu_target(str(mcpu), mtriple)
 
 
 def _limits(attrs: dict[str, Any], found: Found | None) -> dict[str, int]:
@@ -219,8 +214,7 @@ def _limits(attrs: dict[str, Any], found: Found | None) -> dict[str, int]:
 def _threads(given: Any, board: Board, found: Found | None, *, here: bool) -> int:
     if given is None:
         return found.cpus if found and board is UNNAMED else board.cores
-    count = _number("threads", given)
-    return threads.choose(count, count) if here else count
+    return threads.parse(given, here=here)
 
 
 def _number(name: str, given: Any) -> int:

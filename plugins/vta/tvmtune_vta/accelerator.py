@@ -116,13 +116,13 @@ def _in_fpga(options: Mapping[str, Any], config: Config | None) -> InFpga:
 
 
 class Simulated:
-    """The simulator: the quick one where TVM is there to make its machine code, else the reference."""
+    """The simulator: the quick one where TVM can make its machine code, else the reference."""
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config
 
     def machine(self, program: Program) -> Machine:
-        if importlib.util.find_spec("tvm") is None:
+        if not _compiles():
             return _Reference(program)
         from tvmtune_vta import quick
 
@@ -135,6 +135,15 @@ class Simulated:
         raise TvmtuneError(
             "this board simulates VTA, and has nothing to load: serve it with device=fpga."
         )
+
+
+def _compiles() -> bool:
+    """Whether TVM is there with its compiler, which boards do without."""
+    if importlib.util.find_spec("tvm") is None:
+        return False
+    import tvm
+
+    return tvm.get_global_func("target.llvm_get_system_cpu", allow_missing=True) is not None
 
 
 class _Reference:

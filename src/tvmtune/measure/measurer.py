@@ -92,6 +92,8 @@ class Measurer:
         """Builds that may not have ended yet."""
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
+        self._remote = device.remote if runner.kind == "measured" else None
+        """The boards that candidates are timed on; a model needs none."""
         self._alternates = runner.exclusive and build_cluster is None
         """Whether nothing is built here while a candidate is timed."""
         with contextlib.ExitStack() as undo:
@@ -282,7 +284,7 @@ class Measurer:
         return self._runners.map(function, [call], deadline=60.0, stage="run")[0]
 
     def _make_runners(self, wait: float | None, say: Callable[[str], None]) -> Workers | Boards:
-        runner, remote = self.runner, self.device.remote
+        runner, remote = self.runner, self._remote
         if remote is None:
             return Workers(
                 runner.slots,
@@ -306,7 +308,7 @@ class Measurer:
         if cluster is not None:
             return Cluster(cluster, builder, wait=WAIT if wait is None else wait, say=say)
         # Where candidates are timed elsewhere, all of this machine may build.
-        slots = max(1, device.threads) if device.remote is None else system.usable_cpus()
+        slots = max(1, device.threads) if self._remote is None else system.usable_cpus()
         return Workers(slots, init=builder.init, options=builder.options, directory=self.directory)
 
     def _submit(
