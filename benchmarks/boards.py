@@ -99,8 +99,14 @@ class Farm:
         self.ports = free_ports(count + 1)
         self.tracker = f"{HOST}:{self.ports[0]}"
         self.start("tracker", "tracker", "--port", self.ports[0])
-        self.boards = [self._board(port) for port in self.ports[1:]]
-        wait_for_boards(self.ports[0], count)
+        self.boards: list[subprocess.Popen[bytes]] = []
+        self.add(self.ports[1:])
+
+    def add(self, ports: list[int]) -> None:
+        """Start boards, a few at a time: each imports TVM, and gives up if that takes minutes."""
+        for first in range(0, len(ports), 8):
+            self.boards += [self._board(port) for port in ports[first : first + 8]]
+            wait_for_boards(self.ports[0], len(self.boards))
 
     def start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
         env = {**os.environ, MARKER: f"{self.marker}-{name}", "TMPDIR": str(self.folder)}
@@ -174,7 +180,7 @@ def free_ports(count: int) -> list[int]:
 def wait_for_boards(port: int, count: int) -> None:
     from tvmtune.farm.protocol import Address, Tracker, Unreachable
 
-    end = time.monotonic() + 60 + 4 * count  # each imports TVM, and they share the CPUs
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
             with Tracker(Address(HOST, port)) as line:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from boards import HOST, KEY, Farm, free_ports, wait_for_boards
+from boards import HOST, KEY, Farm, free_ports
 
 HERE = Path(__file__).parent
 ROUND = 64
@@ -75,11 +75,10 @@ def measure(farm: Farm, cluster: Cluster, counts: list[int], options: Any) -> No
     started = counts[0]
     with Measurer(device, builder, runner, Timing(), build_cluster=cluster.address) as measurer:
         for count in counts:
-            for port in free_ports(count - started):
-                farm._board(port)
+            farm.add(free_ports(count - started))
             started = count
-            wait_for_boards(farm.ports[0], count)
-            rounds(measurer, max(2, count // ROUND + 1))  # lanes find their boards
+            while free_boards(farm.tracker):  # each lane is a process that imports TVM first
+                rounds(measurer, 2)
             load = psutil.cpu_times()
             began = time.monotonic()
             done = rounds(measurer, options.rounds)
@@ -91,6 +90,14 @@ def measure(farm: Farm, cluster: Cluster, counts: list[int], options: Any) -> No
                 f"| {busy(load) / (psutil.cpu_count() or 1) / seconds:.2f} |",
                 flush=True,
             )
+
+
+def free_boards(tracker: str) -> int:
+    from tvmtune.farm.devices import queues
+    from tvmtune.farm.protocol import Address, Tracker
+
+    with Tracker(Address.parse(tracker)) as line:
+        return sum(row.free for row in queues(line))
 
 
 def rounds(measurer: Any, count: int) -> int:

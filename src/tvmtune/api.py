@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import host, networks, system
 from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.networks import int8
 from tvmtune.networks.model_file import one_line
 from tvmtune.records import header
 from tvmtune.records.log import Log, LogWriter, read_log
@@ -107,6 +108,8 @@ def plan(
         if own:
             device = backend.make_target({**(attrs or {}), **own}, remote)
         device = Device.from_json({**device.to_json(), "params": {**known, **params}})
+    if int8.is_wanted(network) and not backend.calibrates:
+        raise UsageError(f"backend '{target}' does not compute in int8: leave --dtype int8 away.")
     prepared = backend.prepare(network, device, layout, calibration)
     return Plan(backend, device, prepared, backend.extract_tasks(prepared, device))
 

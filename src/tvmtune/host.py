@@ -100,6 +100,12 @@ class Backend:
         params: dict[str, Any] = self._call("hardware_params", device=device)
         return params
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether it computes in whole numbers where it is asked to."""
+        (hook,) = self._manager.hook.prepare.get_hookimpls()
+        return "calibration" in hook.argnames
+
     def prepare(
         self,
         network: Network,
@@ -108,8 +114,7 @@ class Backend:
         calibration: Mapping[str, np.ndarray] | None = None,
     ) -> Prepared:
         """Raises UsageError if ``calibration`` is given to a backend that has no use for it."""
-        (hook,) = self._manager.hook.prepare.get_hookimpls()
-        if calibration is not None and "calibration" not in hook.argnames:
+        if calibration is not None and not self.calibrates:
             raise UsageError(
                 f"backend '{self.name}' computes as the network says and takes no calibration data: "
                 "leave --calibration away."

@@ -106,10 +106,11 @@ def test_a_board_that_is_frozen_or_gone_is_told_from_those_that_answer(
     farm: served.Farm, tmp_path: Path
 ) -> None:
     _, tracker = farm.tracker()
-    farm.board("sound", tracker)
-    frozen, _ = farm.board("frozen", tracker)
+    _, sound = farm.board("sound", tracker)
+    frozen = [farm.board(key, tracker) for key in ("frozen", "sound")]
     lines = register(tracker, ["gone"])
-    os.kill(frozen.pid, signal.SIGSTOP)
+    for board, _ in frozen:
+        os.kill(board.pid, signal.SIGSTOP)
     try:
         done = tvmtune(
             *("devices", "--probe", "--json", "--tracker", tracker, "--wait", "2"),
@@ -117,14 +118,17 @@ def test_a_board_that_is_frozen_or_gone_is_told_from_those_that_answer(
             timeout=served.LIMIT,
         )
     finally:
-        os.kill(frozen.pid, signal.SIGCONT)
-    probes = {probe["key"]: probe for probe in json.loads(done.stdout)["probes"]}
+        for board, _ in frozen:
+            os.kill(board.pid, signal.SIGCONT)
+    probes = {probe["address"]: probe for probe in json.loads(done.stdout)["probes"]}
     assert done.returncode == 1
-    assert probes["sound"]["reachable"]
-    assert not probes["frozen"]["reachable"]
-    assert "does not answer" in probes["frozen"]["message"]
-    assert not probes["gone"]["reachable"]
-    assert "cannot be reached" in probes["gone"]["message"]
+    assert probes[str(sound)]["reachable"]
+    for _, address in frozen:
+        assert not probes[str(address)]["reachable"]
+        assert "does not answer" in probes[str(address)]["message"]
+    (gone,) = (probe for probe in probes.values() if probe["key"] == "gone")
+    assert not gone["reachable"]
+    assert "cannot be reached" in gone["message"]
     for each in lines:
         each.close()
 

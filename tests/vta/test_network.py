@@ -215,12 +215,6 @@ def test_another_layout_is_refused():
         api.plan(cnn.residual(), "vta", layout="NHWC")
 
 
-def test_calibration_is_for_backends_that_need_it():
-    data = {"data": np.ones((1, 3, 16, 16), np.float32)}
-    with pytest.raises(UsageError, match="'cpu' .* takes no calibration data"):
-        api.plan(cnn.residual(), "cpu", calibration=data)
-
-
 @pytest.mark.slow
 def test_the_owners_flow(tmp_path):
     """tune, distill, compile, bench, with calibration data from a file."""

@@ -9,6 +9,9 @@ from tvmtune.hookspecs import hookimpl
 from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
     import tvm
 
 
@@ -27,15 +30,20 @@ def hardware_params(device: Device) -> dict[str, Any]:
 
 
 @hookimpl
-def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
-    from tvmtune.graph.pipeline import prepare
+def prepare(
+    network: Network,
+    device: Device,
+    layout: str | None,
+    calibration: Mapping[str, np.ndarray] | None,
+) -> Prepared:
+    from tvmtune.quantise.cpu import prepare
 
-    return prepare(network, device, layout or "NHWC")
+    return prepare(network, device, layout, calibration)
 
 
 @hookimpl
 def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune.graph.tasks import extract_tasks
+    from tvmtune.quantise.cpu import extract_tasks
     from tvmtune_cpu.target import space
 
     return extract_tasks(prepared, device, lambda mod: space(device))

@@ -9,16 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.quantise.borders import Form
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.integers import Whole
 from tvmtune.types import Trial
-from tvmtune_vta import addition, borders, compute, convolution, space
+from tvmtune_vta import addition, compute, convolution, space
 from tvmtune_vta.addition import Addition
 from tvmtune_vta.chain import Link, chain
 from tvmtune_vta.config import Config
 from tvmtune_vta.knobs import Knobs
 from tvmtune_vta.program import Buffer, Program
 from tvmtune_vta.workload import Convolution, Epilogue
+
+
+def form(config: Config) -> Form:
+    """How the accelerator's tensors lie in memory."""
+    return Form(config.batch, config.block)
 
 
 def choose(
@@ -71,7 +77,7 @@ def program(
 
     def tensor(label: str, role: str, shape: tuple[int, ...]) -> None:
         numbers[label] = len(buffers)
-        buffers.append(Buffer(label, role, "int8", borders.packed_shape(shape, config)))
+        buffers.append(Buffer(label, role, "int8", form(config).shape(shape)))
 
     def constant(label: str, array: npt.NDArray[Any]) -> int:
         contents[len(buffers)] = array
@@ -93,7 +99,7 @@ def program(
         given = [numbers[each] for each in layer.inputs]
         if layer.kind == "sum":
             sum_of = Addition(
-                borders.packed_shape(layer.out_shape, config),
+                form(config).shape(layer.out_shape),
                 *whole.factors,
                 whole.shift,
                 whole.low,

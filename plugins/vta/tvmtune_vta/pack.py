@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.errors import UsageError
-from tvmtune.quantise import calibrate, groups
+from tvmtune.quantise import borders, calibrate, groups
 from tvmtune.quantise import region as find
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.network import QuantisedNetwork
 from tvmtune.types import Device, Network, Prepared, Trial
-from tvmtune_vta import borders, clock, driver, layers, region, rules, target, tasks
+from tvmtune_vta import clock, driver, layers, region, rules, target, tasks
 from tvmtune_vta.region import Split
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
     network = prepared.network
     wholes = {whole.layer.output: whole for whole in network.wholes}
     knobs, records = layers.choose(split.packed, chosen, config)
+    form = layers.form(config)
     known = clock.Constants(**device.attrs["constants"])
     modelled: list[dict[str, Any]] = []
 
@@ -70,14 +71,11 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
         from tvmtune.graph import constants
 
         packed = [
-            builder.emit(borders.pack(builder, value, network.exponents[name], config))
+            builder.emit(borders.pack(builder, value, network.exponents[name], form))
             for name, value in given.items()
         ]
         shapes = {layer.output: layer.out_shape for layer in group.layers}
-        types = [
-            relax.TensorType(borders.packed_shape(shapes[name], config), "int8")
-            for name in group.outputs
-        ]
+        types = [relax.TensorType(form.shape(shapes[name]), "int8") for name in group.outputs]
         program = layers.program(group, wholes, split.packed, knobs, config, name=network.name)
         rules.check(program)
         told = {
@@ -97,7 +95,7 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
         for place, name in enumerate(group.outputs):
             one = made if len(types) == 1 else builder.emit(relax.TupleGetItem(made, place))
             exponent = network.exponents[name]
-            found[name] = builder.emit(borders.unpack(builder, one, exponent, shapes[name], config))
+            found[name] = builder.emit(borders.unpack(builder, one, exponent, shapes[name], form))
         return found
 
     graph = groups.replace(prepared.graph, groups.cut(prepared.graph, split.layers), call)

@@ -73,8 +73,9 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--dtype",
                 default="float32",
                 show_default=True,
-                metavar="float32|float16",
-                help="float16 turns a float32 network (zoo, ONNX) into half precision.",
+                metavar="float32|float16|int8",
+                help="float16 turns a float32 network (zoo, ONNX) into half precision; int8 computes "
+                "its convolutions in whole numbers (cpu, arm; vta always does).",
             ),
             click.option(
                 "--layout", metavar="NHWC|NCHW", help="Inner layout; the backend's choice if unset."
@@ -89,7 +90,7 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--calibration",
                 metavar="FILE.npz",
                 type=PATH,
-                help="Sample inputs, for targets that compute in whole numbers (vta).",
+                help="Sample inputs, for --dtype int8 and --target vta.",
             ),
         )
     ):

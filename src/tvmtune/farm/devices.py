@@ -6,13 +6,14 @@ import contextlib
 import json
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmtune import system
 from tvmtune.errors import TvmtuneError
-from tvmtune.farm.protocol import Address, Tracker, Unreachable, find
+from tvmtune.farm.protocol import Address, Tracker, Unreachable, find, is_alive
 from tvmtune.workers import Workers
 
 TELLING = (
@@ -29,6 +30,7 @@ TRIPS = 5
 """Of which the quickest counts."""
 MOST = 16
 """Probes at once."""
+SILENT = "it does not answer"
 
 
 @dataclass(frozen=True)
@@ -176,14 +178,32 @@ def probe_all(tracker: Address, rows: Sequence[Queue], wait: float) -> list[Prob
         calls = [(key, str(tracker), wait, HOLD) for key in wanted]
         outcomes = workers.map(PROBING, calls, deadline=limit, stage="run")
     found = []
+    failed: dict[str, list[str]] = {}
     for key, outcome in zip(wanted, outcomes, strict=True):
         if outcome.ok:
             message = version_trouble(outcome.value["described"])
             found.append(Probe(key=key, reachable=True, message=message, **outcome.value))
         else:
-            why = "it does not answer" if outcome.stage == "timeout" else outcome.message
-            found.append(Probe(key, "-", False, why))
+            why = SILENT if outcome.stage == "timeout" else outcome.message
+            failed.setdefault(key, []).append(why)
+    if failed:
+        with Tracker(tracker) as line:
+            listed = servers(line.summary())
+        answered = {probe.address for probe in found}
+        for key, reasons in failed.items():
+            left = [each for each in listed.get(key, ()) if str(each) not in answered]
+            found += [Probe(key, where, False, why) for where, why in _matched(left, reasons)]
     return sorted(found, key=lambda each: (each.key, each.address))
+
+
+def _matched(boards: Sequence[Address], reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Which board failed for which reason: the tracker chose them, and told only of those that
+    answered. Those that do not even greet are the silent ones."""
+    with ThreadPoolExecutor(MOST) as pool:
+        alive = dict(zip(boards, pool.map(is_alive, boards), strict=True))
+    places = [str(board) for board in sorted(boards, key=lambda each: (alive[each], str(each)))]
+    reasons = sorted(reasons, key=lambda why: why != SILENT)
+    return zip(places + ["-"] * (len(reasons) - len(places)), reasons, strict=False)
 
 
 def probe(key: str, tracker: str, wait: float, hold: float) -> dict[str, Any]:

@@ -1,0 +1,45 @@
+"""``--dtype int8``: a float network that is to be computed in whole numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tvmtune.types import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import tvm
+
+DTYPE = "int8"
+
+
+class Int8Network:
+    """Implements :class:`tvmtune.types.Network` by the float network; the wish stands in its source.
+
+    Which layers that can be, and with which scales, is found out for a device
+    (:mod:`tvmtune.quantise`).
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._float = network
+        self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
+        self.source = network.source | {"dtype": DTYPE}
+        self.structure_hash, self.weights_hash = network.structure_hash, network.weights_hash
+
+    def to_relax(self) -> tvm.IRModule:
+        return self._float.to_relax()
+
+    def to_onnx(self) -> bytes | None:
+        """The float network: what others are given."""
+        return self._float.to_onnx()
+
+    def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Outputs of float arithmetic."""
+        return self._float.reference(inputs)
+
+
+def is_wanted(network: Network) -> bool:
+    """Whether a network is to be computed in whole numbers."""
+    return network.source.get("dtype") == DTYPE

@@ -1,0 +1,102 @@
+"""``--dtype int8`` on CPUs: kernels that compute what the whole numbers' rules say, to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cli.commands import complaint, tvmtune
+from quantise import cnn
+from tvmtune import api
+from tvmtune.deploy.library import Library
+from tvmtune.errors import UsageError
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.int8 import Int8Network
+from tvmtune.tuning.budget import Budget
+from tvmtune.types import Timing
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is calibrated with.*")
+
+
+def assert_exact(plan: api.Plan, library: Library) -> None:
+    for seed in (1, 2):
+        inputs = random_inputs(plan.network.inputs, seed)
+        (got,), (wanted,) = library.run(inputs), plan.network.reference(inputs)
+        assert np.array_equal(got, wanted)
+        assert np.ptp(wanted) > 0
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        cnn.residual(),
+        cnn.mixed(),
+        pytest.param(cnn.decoder(), marks=pytest.mark.slow),
+        pytest.param(cnn.residual(20), marks=pytest.mark.slow),
+    ],
+    ids=["residual", "depthwise, grouped, dilated", "transposed", "channels of no whole block"],
+)
+def test_a_library_computes_every_bit(network, tmp_path):
+    plan = api.plan(Int8Network(network), "cpu")
+    compiled = api.compile(plan, tmp_path / "lib.so")
+    assert_exact(plan, Library.open(compiled.path))
+
+
+def test_only_what_computes_in_whole_numbers_is_tuned():
+    plan = api.plan(Int8Network(cnn.mixed()), "cpu")
+    assert plan.tasks
+    for task in plan.tasks:
+        assert {arg.dtype for arg in task.args} <= {"uint8", "int8", "int32"}
+    assert any("depthwise" in task.name for task in plan.tasks)
+
+
+@pytest.mark.slow
+def test_tuned_it_computes_the_same_bits(tmp_path):
+    plan = api.plan(Int8Network(cnn.residual()), "cpu")
+    timing = Timing(repeat=3)
+    session = api.tune(plan, tmp_path / "log.json", budget=Budget(trials=48), timing=timing)
+    assert session.failed <= 4
+    compiled = api.compile(plan, tmp_path / "lib.so", [tmp_path / "log.json"])
+    assert compiled.counts["exact"] == len(plan.tasks)
+    assert_exact(plan, Library.open(compiled.path))
+
+
+@pytest.mark.slow
+def test_on_an_arm_board_the_kernels_compile(tmp_path):
+    plan = api.plan(Int8Network(cnn.residual()), "arm", attrs={"board": "rk3399"})
+    assert api.compile(plan, tmp_path / "lib.so").path.stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_the_whole_way_by_the_command_line(tmp_path):
+    (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
+    samples = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype("float32")
+    np.savez(tmp_path / "samples.npz", data=samples)
+    words = ["cnn.onnx", "--dtype", "int8", "--calibration", "samples.npz"]
+    done = tvmtune("tune", *words, "--trials", 16, "--repeat", 3, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the output is right" in done.stdout
+    assert (tmp_path / "cnn-int8-NCHW-B1-cpu.json").exists()
+    done = tvmtune("bench", "cnn.so", "--check", "--repeat", 3, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("network", "words", "told"),
+    [
+        (cnn.residual(), {"calibration": {}}, "--calibration is for --dtype int8"),
+        (Int8Network(cnn.residual()), {"layout": "NHWC"}, "in blocks of 16 channels of NCHW"),
+        (Int8Network(cnn.residual()), {"calibration": {}}, "has no array 'data'"),
+    ],
+)
+def test_what_does_not_fit_is_one_message(network, words, told):
+    with pytest.raises(UsageError, match=told):
+        api.plan(network, "cpu", **words)
+
+
+def test_a_backend_without_whole_numbers_says_so(tmp_path):
+    words = ["compile", "resnet-18", "--dtype", "int8", "-o", "lib.so"]
+    words += ["--target", "mali", "--target-attr", "board=rk3399"]
+    done = tvmtune(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "backend 'mali' does not compute in int8" in complaint(done.stderr)
