@@ -77,8 +77,7 @@ def measure(farm: Farm, cluster: Cluster, counts: list[int], options: Any) -> No
         for count in counts:
             farm.add(free_ports(count - started))
             started = count
-            while free_boards(farm.tracker):  # each lane is a process that imports TVM first
-                rounds(measurer, 2)
+            rounds(measurer, max(2, count // 8))  # each lane is a process that imports TVM first
             load = psutil.cpu_times()
             began = time.monotonic()
             done = rounds(measurer, options.rounds)
@@ -90,14 +89,6 @@ def measure(farm: Farm, cluster: Cluster, counts: list[int], options: Any) -> No
                 f"| {busy(load) / (psutil.cpu_count() or 1) / seconds:.2f} |",
                 flush=True,
             )
-
-
-def free_boards(tracker: str) -> int:
-    from tvmtune.farm.devices import queues
-    from tvmtune.farm.protocol import Address, Tracker
-
-    with Tracker(Address.parse(tracker)) as line:
-        return sum(row.free for row in queues(line))
 
 
 def rounds(measurer: Any, count: int) -> int:

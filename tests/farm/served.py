@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +118,21 @@ class Farm:
         return command("serve", "--key", key, "--port", port or free_port(), *where, *words)
 
     def emulated(
-        self, key: str, tracker: Address | None = None, *words: str, cpu: str = "cortex-a72"
+        self,
+        key: str,
+        tracker: Address | None = None,
+        *words: str,
+        cpu: str = "cortex-a72",
+        path: Sequence[Path] = (),
     ) -> tuple[Running, Address]:
-        """:meth:`board`, of 64-bit ARM."""
+        """:meth:`board`, of 64-bit ARM, that finds packages in ``path``, too."""
         address = Address("127.0.0.1", free_port())
         where = ["--tracker", str(tracker)] if tracker else []
         serve = [str(emulated.board()), "-m", "tvmtune.cli", "serve", "--key", key]
         serve += ["--port", str(address.port), *where, *words]
-        running = self.start(serve, emulated.environment(cpu))
+        env = emulated.environment(cpu)
+        env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], *map(str, path)])
+        running = self.start(serve, env)
         running.expect("serving ")
         if tracker:
             running.expect("registered")

@@ -30,7 +30,7 @@ def assert_exact(plan: api.Plan, library: Library) -> None:
     "network",
     [
         cnn.residual(),
-        cnn.mixed(),
+        pytest.param(cnn.mixed(), marks=pytest.mark.slow),
         pytest.param(cnn.decoder(), marks=pytest.mark.slow),
         pytest.param(cnn.residual(20), marks=pytest.mark.slow),
     ],

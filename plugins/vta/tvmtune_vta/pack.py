@@ -18,6 +18,7 @@ from tvmtune.quantise import borders, calibrate, groups
 from tvmtune.quantise import region as find
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.network import QuantisedNetwork
+from tvmtune.quantise.outside import channels_last
 from tvmtune.types import Device, Network, Prepared, Trial
 from tvmtune_vta import clock, driver, layers, region, rules, target, tasks
 from tvmtune_vta.region import Split
@@ -34,8 +35,8 @@ def prepare(
     layout: str | None,
     calibration: Mapping[str, np.ndarray] | None,
 ) -> Prepared:
-    """The float graph, the network with its layers in whole numbers, and in ``extra["split"]`` which
-    these are."""
+    """The float graph, the network with its layers in whole numbers, in ``extra["split"]`` which these
+    are, and in ``extra["operators"]`` all that the network computes."""
     from tvmtune.graph import pipeline
 
     if layout is not None and layout.upper() != LAYOUT:
@@ -44,11 +45,14 @@ def prepare(
     prepared.graph = find.distinct(prepared.graph)
     start, stop = device.attrs["start_op"], device.attrs["stop_op"]
     split = region.split(prepared.graph, target.of(device), start, stop, network.name)
+    operators = find.called(prepared.graph)
+    prepared.graph = channels_last(prepared.graph, split.layers)
     samples = None
     if calibration is not None:
         samples = calibrate.check(network, calibration, "the calibration data")
     whole = QuantisedNetwork(prepared, split.layers, samples)
-    return Prepared(whole, device, LAYOUT, prepared.graph, {"split": split})
+    extra = {"split": split, "operators": operators}
+    return Prepared(whole, device, LAYOUT, prepared.graph, extra)
 
 
 def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tvm.IRModule:
@@ -116,7 +120,7 @@ def overview(prepared: Prepared, *, scales: bool = False) -> list[dict[str, Any]
     covered = {name for layer in split.region.layers for name in layer.covers}
     rows: list[dict[str, Any]] = []
     where = "before the region"
-    for name, operator in find.called(prepared.graph):
+    for name, operator in prepared.extra["operators"]:
         if name in layers_by_output:
             where = "behind the region"
             layer, conv = layers_by_output[name], split.packed.get(name)

@@ -21,6 +21,7 @@ from tvmtune.quantise.borders import Form
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.integers import Whole
 from tvmtune.quantise.network import QuantisedNetwork
+from tvmtune.quantise.outside import channels_last
 from tvmtune.quantise.region import Layer
 from tvmtune.types import Device, Network, Prepared, Task
 
@@ -63,6 +64,7 @@ def prepare(
     layers = _layers(find.find(prepared.graph, name=network.name).layers)
     if not layers:
         raise TvmtuneError(f"no layer of {network.name} can be computed in int8.")
+    prepared.graph = channels_last(prepared.graph, layers)
     samples = None
     if calibration is not None:
         samples = calibrate.check(network, calibration, "the calibration data")
