@@ -85,7 +85,7 @@ def test_the_whole_way_by_the_command_line(tmp_path):
     ("network", "words", "told"),
     [
         (cnn.residual(), {"calibration": {}}, "--calibration is for --dtype int8"),
-        (Int8Network(cnn.residual()), {"layout": "NHWC"}, "in blocks of 16 channels of NCHW"),
+        (Int8Network(cnn.residual()), {"layout": "NHWC"}, "packed from NCHW"),
         (Int8Network(cnn.residual()), {"calibration": {}}, "has no array 'data'"),
     ],
 )

@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.errors import UsageError
-from tvmtune.quantise import borders, calibrate, groups
+from tvmtune.quantise import borders, groups
 from tvmtune.quantise import region as find
 from tvmtune.quantise.groups import Group
-from tvmtune.quantise.network import QuantisedNetwork
-from tvmtune.quantise.outside import channels_last
+from tvmtune.quantise.network import QuantisedNetwork, floats, quantised
 from tvmtune.types import Device, Network, Prepared, Trial
 from tvmtune_vta import clock, driver, layers, region, rules, target, tasks
 from tvmtune_vta.region import Split
 
 if TYPE_CHECKING:
     import tvm
-
-LAYOUT = "NCHW"
 
 
 def prepare(
@@ -37,22 +33,12 @@ def prepare(
 ) -> Prepared:
     """The float graph, the network with its layers in whole numbers, in ``extra["split"]`` which these
     are, and in ``extra["operators"]`` all that the network computes."""
-    from tvmtune.graph import pipeline
-
-    if layout is not None and layout.upper() != LAYOUT:
-        raise UsageError(f"layout '{layout}': VTA's layers are packed from {LAYOUT}.")
-    prepared = pipeline.prepare(network, device, LAYOUT)
-    prepared.graph = find.distinct(prepared.graph)
+    prepared = floats(network, device, layout)
     start, stop = device.attrs["start_op"], device.attrs["stop_op"]
     split = region.split(prepared.graph, target.of(device), start, stop, network.name)
-    operators = find.called(prepared.graph)
-    prepared.graph = channels_last(prepared.graph, split.layers)
-    samples = None
-    if calibration is not None:
-        samples = calibrate.check(network, calibration, "the calibration data")
-    whole = QuantisedNetwork(prepared, split.layers, samples)
-    extra = {"split": split, "operators": operators}
-    return Prepared(whole, device, LAYOUT, prepared.graph, extra)
+    extra = {"split": split, "operators": find.called(prepared.graph)}
+    whole = quantised(prepared, split.layers, calibration)
+    return Prepared(whole, device, prepared.layout, prepared.graph, extra)
 
 
 def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tvm.IRModule:
@@ -103,7 +89,7 @@ def lower(prepared: Prepared, chosen: Mapping[str, Trial], device: Device) -> tv
         return found
 
     graph = groups.replace(prepared.graph, groups.cut(prepared.graph, split.layers), call)
-    rest = Prepared(network.float, device, LAYOUT, graph)
+    rest = Prepared(network.float, device, prepared.layout, graph)
     module = lower_for_cpu(rest, {}, device).with_attr(RECORD, json.dumps(records))
     return module.with_attr(MODELLED, json.dumps(modelled))
 

@@ -15,14 +15,12 @@ import numpy as np
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks import int8
-from tvmtune.quantise import borders, calibrate, groups
-from tvmtune.quantise import region as find
+from tvmtune.quantise import borders, groups
 from tvmtune.quantise.borders import Form
 from tvmtune.quantise.groups import Group
 from tvmtune.quantise.integers import Whole
-from tvmtune.quantise.network import QuantisedNetwork
-from tvmtune.quantise.outside import channels_last
-from tvmtune.quantise.region import Layer
+from tvmtune.quantise.network import QuantisedNetwork, floats, quantised
+from tvmtune.quantise.region import Layer, find
 from tvmtune.types import Device, Network, Prepared, Task
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ OFFSET = 128
 FORM = Form(1, 16, OFFSET)
 QUAD = 4
 """Products that one instruction adds up."""
-LAYOUT = "NCHW"
 _DEEPEST = (2**31 - 1) // (255 * 127)
 """Products of which int32 holds the sum."""
 
@@ -55,23 +52,14 @@ def prepare(
         if calibration is not None:
             raise UsageError("--calibration is for --dtype int8: a float network needs none.")
         return pipeline.prepare(network, device, layout or "NHWC")
-    if layout is not None and layout.upper() != LAYOUT:
-        raise UsageError(
-            f"layout '{layout}': int8 is computed in blocks of 16 channels of {LAYOUT}."
-        )
-    prepared = pipeline.prepare(network, device, LAYOUT)
-    prepared.graph = find.distinct(prepared.graph)
-    layers = _layers(find.find(prepared.graph, name=network.name).layers)
+    prepared = floats(network, device, layout)
+    layers = _layers(find(prepared.graph, name=network.name).layers)
     if not layers:
         raise TvmtuneError(f"no layer of {network.name} can be computed in int8.")
-    prepared.graph = channels_last(prepared.graph, layers)
-    samples = None
-    if calibration is not None:
-        samples = calibrate.check(network, calibration, "the calibration data")
-    whole = QuantisedNetwork(prepared, layers, samples)
+    whole = quantised(prepared, layers, calibration)
     parts = groups.cut(prepared.graph, layers)
     graph = groups.replace(prepared.graph, parts, _Emitter(whole).group)
-    return Prepared(whole, device, LAYOUT, graph)
+    return Prepared(whole, device, prepared.layout, graph)
 
 
 def extract_tasks(prepared: Prepared, device: Device, space_for: SpaceFor) -> list[Task]:

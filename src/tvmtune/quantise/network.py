@@ -9,16 +9,47 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.errors import UsageError
 from tvmtune.networks.inputs import check_inputs
-from tvmtune.quantise import calibrate, execute, groups, integers, scales
+from tvmtune.quantise import calibrate, execute, groups, integers, region, scales
 from tvmtune.quantise.integers import Whole
+from tvmtune.quantise.outside import channels_last
 from tvmtune.quantise.region import Layer
-from tvmtune.types import Prepared
+from tvmtune.types import Device, Network, Prepared
 
 if TYPE_CHECKING:
     import tvm
 
 _CALL = "tvmtune.quantise.group"
+
+
+LAYOUT = "NCHW"
+
+
+def floats(network: Network, device: Device, layout: str | None) -> Prepared:
+    """A network in which layers can be found. Raises :class:`UsageError` for another layout."""
+    from tvmtune.graph import pipeline
+
+    if layout is not None and layout.upper() != LAYOUT:
+        raise UsageError(f"layout '{layout}': whole numbers are packed from {LAYOUT}.")
+    prepared = pipeline.prepare(network, device, LAYOUT)
+    prepared.graph = region.distinct(prepared.graph)
+    return prepared
+
+
+def quantised(
+    prepared: Prepared, layers: Collection[Layer], calibration: Mapping[str, np.ndarray] | None
+) -> QuantisedNetwork:
+    """The network of :func:`floats` with ``layers``, in program order, in whole numbers.
+
+    ``calibration`` maps inputs to (M x N, ...) values, for M runs; without it random ones are taken.
+    Raises :class:`UsageError` for data that do not fit.
+    """
+    samples = None
+    if calibration is not None:
+        samples = calibrate.check(prepared.network, calibration, "the calibration data")
+    prepared.graph = channels_last(prepared.graph, layers)
+    return QuantisedNetwork(prepared, layers, samples)
 
 
 class QuantisedNetwork:
