@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 
 from cli.commands import complaint, tvmtune
 from quantise import cnn
 from tvmtune import api
 from tvmtune.deploy.library import Library
 from tvmtune.errors import UsageError
+from tvmtune.graph.spaces import tune_context
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.int8 import Int8Network
 from tvmtune.tuning.budget import Budget
@@ -59,6 +61,20 @@ def test_tuned_it_computes_the_same_bits(tmp_path):
     compiled = api.compile(plan, tmp_path / "lib.so", [tmp_path / "log.json"])
     assert compiled.counts["exact"] == len(plan.tasks)
     assert_exact(plan, Library.open(compiled.path))
+
+
+@pytest.mark.slow
+def test_processors_with_dot_products_of_bytes_use_them():
+    """Seen in the code for one, which need not be this one."""
+    plan = api.plan(Int8Network(cnn.residual(32)), "cpu", attrs={"mcpu": "cascadelake"})
+    task = max(plan.tasks, key=lambda task: task.flop)
+    (direct,) = task.implementations
+    target = tvm.target.Target(plan.device.target)
+    context = tune_context(direct.mod, target, direct.space.generator(), seed=1)
+    designs = [str(design.trace) for design in context.generate_design_space()]
+    assert any("dot_16x4_vnni" in design for design in designs)
+    compiled = tvm.compile(direct.space.default(direct.mod, target).mod, target)
+    assert "vpdpbusd" in compiled.mod.inspect_source("asm")
 
 
 @pytest.mark.slow

@@ -25,11 +25,11 @@ PLUGIN = Path(__file__).parents[2] / "plugins" / "vta"
 
 def installed(folder: Path) -> list[Path]:
     """What a board needs on its path to find the backend as if pip had installed it."""
-    told = folder / "tvmtune_vta-0.1.0.dist-info"
-    told.mkdir()
+    told = folder / "packages" / "tvmtune_vta-0.1.0.dist-info"
+    told.mkdir(parents=True)
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: tvmtune-vta\nVersion: 0.1.0\n")
     (told / "entry_points.txt").write_text("[tvmtune]\nvta = tvmtune_vta.hooks\n")
-    return [PLUGIN, folder]
+    return [PLUGIN, told.parent]
 
 
 def test_a_library_is_tuned_for_the_board_and_compared_with_its_cpu(farm: Farm, tmp_path):

@@ -78,9 +78,8 @@ def parameters(device: Device) -> dict[str, Any]:
 
 
 def space(device: Device) -> RuleSpace:
-    """TVM's rules for CPUs. Those for ARM add int8 instructions whose results are wrong in TVM 0.27
-    (sdot: every kernel that ran; neon: none was built)."""
-    return RuleSpace(device.target, rules="llvm")
+    """TVM's rules for CPUs."""
+    return RuleSpace(device.target)
 
 
 def check_board(device: Device) -> None:

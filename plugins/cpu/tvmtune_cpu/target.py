@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tvmtune.deploy import cpu_features
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm.describe import features
 from tvmtune.farm.protocol import find
@@ -128,8 +129,6 @@ def _processor(found: dict[str, Any]) -> str:
 
 
 def _check_features(target: dict[str, Any], found: dict[str, Any]) -> None:
-    from tvmtune.deploy import cpu_features
-
     lacking = cpu_features.lacking(cpu_features.required(target), found)
     if lacking:
         raise UsageError(

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.graph import traces
+from tvmtune.graph import intrinsics, traces
 from tvmtune.graph.algorithms import ALGORITHMS, Choice
 from tvmtune.graph.pipeline import graph_of, legalize, pack_weights, release
 from tvmtune.graph.sites import Site, as_workload, call_sites
@@ -46,6 +46,7 @@ def lower(
 
     make = space_for or (lambda mod: RuleSpace(device.target))
     target = tvm.target.Target(device.target)
+    intrinsics.load_for(str(target.kind.name))
     graph = graph_of(prepared)
     direct = call_sites(legalize(graph, device))
     keys = {s.index: workload_key(as_workload(s.func)) for s in direct}

@@ -34,15 +34,16 @@ class RuleSpace:
 
         intrinsics.load_for(str(self.target["kind"]))
         rules.register()
-        if self.rules is None:
+        kind = self.rules or _sound_rules(self.target)
+        if kind is None:
             return SpaceGenerator.create("post-order-apply")
         from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule
         from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
 
         return PostOrderApply(
-            sch_rules=ScheduleRule.create(self.rules),
-            postprocs=Postproc.create(self.rules),
-            mutator_probs=Mutator.create(self.rules),
+            sch_rules=ScheduleRule.create(kind),
+            postprocs=Postproc.create(kind),
+            mutator_probs=Mutator.create(kind),
         )
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
@@ -70,6 +71,27 @@ class RuleSpace:
             if best is not None:
                 return best[1]
         return _as_written(mod)
+
+
+def _sound_rules(target: dict[str, Any]) -> str | None:
+    """The rules to take for a CPU in place of those that TVM 0.27 would choose; None for its own.
+
+    Those multiply bytes by instructions that give wrong results: on ARM (sdot: every kernel that ran;
+    neon: none was built), and on AVX-512 without VNNI, where pairs of products saturate.
+    """
+    if target["kind"] != "llvm":
+        return None
+    import tvm
+    from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_triple
+
+    triple = str(target.get("mtriple") or llvm_get_system_triple())
+    if triple.startswith(("aarch64", "arm", "thumb")):
+        return "llvm"
+    known = tvm.target.Target(target)
+    saturates = llvm_cpu_has_features("avx512f", known) and not llvm_cpu_has_features(
+        "avx512vnni", known
+    )
+    return "llvm" if saturates else None
 
 
 def lanes(target: dict[str, Any]) -> int:

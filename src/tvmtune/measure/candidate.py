@@ -35,9 +35,10 @@ def build(
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-    from tvmtune.graph import traces
+    from tvmtune.graph import intrinsics, traces
     from tvmtune.workers import brief, resolve
 
+    intrinsics.load_for(str(target["kind"]))
     mod = _workload(workload)
     if trace is not None:
         try:

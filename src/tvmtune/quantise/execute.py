@@ -18,14 +18,16 @@ Run = Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]
 
 def compiled(prepared: Prepared, graph: tvm.IRModule) -> Run:
     """``graph``, which takes the inputs of the network of ``prepared``, with default schedules: for the
-    device's CPU if that is this machine's, so that its values are those of a library."""
+    device's CPU if this machine runs code for that, so that its values are those of a library."""
     import tvm
 
-    from tvmtune.deploy import export
+    from tvmtune.deploy import cpu_features, export
     from tvmtune.graph.lower import lower
 
     target = dict(prepared.device.target)
-    if not system.runs_here(prepared.device.mtriple):
+    if not system.runs_here(prepared.device.mtriple) or cpu_features.missing(
+        cpu_features.required(target)
+    ):
         target = {
             "kind": "llvm",
             "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")(),
