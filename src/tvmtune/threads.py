@@ -64,7 +64,7 @@ def parse(given: Any, *, here: bool) -> int:
     ``here``, on this machine, also for more than there are CPUs."""
     try:
         count = int(given)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         raise UsageError(f"threads={given} is not a number.") from None
     if here:
         return choose(count, count)

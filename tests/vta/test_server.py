@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,14 +28,15 @@ from tvmtune.deploy.remote import Borrowed
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm.protocol import Address
 from tvmtune.networks.inputs import random_inputs
-from tvmtune_vta import accelerator, fpga, server
+from tvmtune_vta import accelerator, bitstream, fpga, quick, server
 from tvmtune_vta.accelerator import Accelerator, InFpga, Simulated
 from tvmtune_vta.config import Config
-from tvmtune_vta.program import Program
+from tvmtune_vta.program import Buffer, Program
 from tvmtune_vta.served import Served
 from vta import small
 from vta.device import Device
 from vta.small import W, X, Y
+from vta.test_bitstream import made as made_bitstream
 
 
 def bare(folder: Path) -> list[str]:
@@ -121,14 +124,41 @@ def test_an_fpga_is_served(tmp_path, monkeypatch):
     device = Device(tmp_path, Config.named("pynq"))
     monkeypatch.setattr(fpga, "SYSFS", device.sysfs)
     try:
-        with serving(InFpga(device.board(), trusted=True)) as made:
+        with serving(InFpga(device.board(), trusted=True, careful=True)) as made:
             there = Served(str(made.where), Config.named("pynq"))
             assert there.describe()["device"] == "fpga"
             program, given, wanted = whole(Config.named("pynq"))
             assert np.array_equal(there.machine(program).run(given)[Y], wanted)
             assert device.runs == 1
+            with pytest.raises(TvmtuneError, match="instruction 2"):
+                there.machine(wild(program))
+            before = device.runs
+            Path(made_bitstream(tmp_path)).rename(tmp_path / "other.bit")
+            with pytest.raises(TvmtuneError, match="the bitstream is other"):
+                there.program_fpga(str(tmp_path / "other.bit"))
+            assert made.shelf.programs(), "what is refused changes nothing"
+            monkeypatch.setitem(sys.modules, "pynq", types.ModuleType("pynq"))
+            sys.modules["pynq"].Bitstream = Loaded  # type: ignore[attr-defined]
+            monkeypatch.setattr(bitstream, "STATE", tmp_path / "state.json")
+            there.program_fpga(str(made_bitstream(tmp_path)))
+            assert Loaded.names == [Path(made_bitstream(tmp_path)).name]
+            assert not made.shelf.programs()
+            assert there.describe()["loaded"]["name"] == Config.named("pynq").bitstream
+            assert device.runs == before
     finally:
         device.close()
+
+
+class Loaded:
+    """Stands in for PYNQ's class: notes what it was to load."""
+
+    names: ClassVar[list[str]] = []
+
+    def __init__(self, path: str) -> None:
+        self.names.append(Path(path).name)
+
+    def download(self) -> None:
+        pass
 
 
 def test_a_run_is_timed_where_it_happens(simulated):
@@ -163,6 +193,8 @@ def test_a_server_that_was_started_again_gets_its_programs_anew(tmp_path):
         ("PUT", "/fpga/x.bit", b"x", {}, 400, "simulates VTA, and has nothing to load"),
         ("PUT", "/", b"", {"Content-Length": str(1 << 40)}, 413, "a body has a Content-Length"),
         ("PUT", "/", b"", {"Content-Length": "-3"}, 413, "a body has a Content-Length"),
+        ("PUT", "/", b"", {"Content-Length": "9" * 5000}, 413, "a body has a Content-Length"),
+        ("PUT", "/fpga/x.bit", b"x", {"Origin": "http://there"}, 403, "browsers are not served"),
         ("PATCH", "/", b"", {}, 501, "Unsupported method"),
     ],
 )
@@ -180,10 +212,44 @@ def test_inputs_that_do_not_fit_and_streams_that_break_rules_are_refused(simulat
     with pytest.raises(TvmtuneError, match=r"the inputs of '.*' have \d+ bytes, not \d+"):
         there.demand("POST", path_of(program), program.join(given, "input")[1:])
     assert machine.run(given)
-    words = program.instructions.copy()
-    words[2, 0] += np.uint64(1 << 40)  # its load begins far behind its buffer
     with pytest.raises(TvmtuneError, match="instruction 2"):
-        there.machine(dataclasses.replace(program, instructions=words))
+        there.machine(wild(program))
+
+
+def wild(program: Program) -> Program:
+    """Its load begins far behind its buffer."""
+    words = program.instructions.copy()
+    words[2, 0] += np.uint64(1 << 40)
+    return dataclasses.replace(program, instructions=words)
+
+
+@pytest.mark.parametrize("shape", [(4096, 3 * 5 * 53 * 157 * 1613, 2731 * 8191), (1 << 40,)])
+def test_a_buffer_that_no_memory_holds_is_refused(simulated, shape):
+    """Also one whose bytes, counted in 64 bits, are negative."""
+    program, _, _ = whole()
+    more = Buffer("more", "scratch", "int8", shape)
+    huge = dataclasses.replace(program, buffers=(*program.buffers, more))
+    status, data, _ = ask(simulated, "PUT", path_of(huge), huge.to_bytes())
+    assert status == 400
+    assert "the shape of buffer 'more'" in data.decode()
+
+
+def test_a_stream_that_unpacks_to_more_than_any_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tvmtune_vta.program._LARGEST", 1 << 20)
+    np.savez_compressed(tmp_path / "bomb.npz", contents_0=np.zeros(1 << 21, np.int8))
+    assert (tmp_path / "bomb.npz").stat().st_size < 1 << 14
+    with pytest.raises(TvmtuneError, match="its arrays are too large"):
+        Program.load(tmp_path / "bomb.npz")
+
+
+def test_what_goes_wrong_inside_is_answered_as_well(simulated, monkeypatch):
+    program, given, _ = whole()
+    there = Served(str(simulated.where))
+    machine = there.machine(program)
+    monkeypatch.setattr(quick.Machine, "run", lambda *_: 1 // 0)
+    with pytest.raises(TvmtuneError, match="ZeroDivisionError: integer division"):
+        machine.run(given)
+    assert there.describe()["device"] == "sim"
 
 
 def test_garbage_and_idle_connections_block_nobody(simulated):
@@ -230,14 +296,18 @@ def test_what_is_no_server_of_vtas():
         (["konfig=sim"], 2, "option 'konfig' is not known. Did you mean config"),
         (["config"], 2, "'config' is no OPTION=VALUE"),
         (["--port", "TAKEN"], 1, "cannot listen on port"),
-        (["--port", "70000"], 2, "invalid _port value"),
+        (["--port", "70000"], 2, "'70000' is no port"),
         (["device=fpga"], 2, "an FPGA has one configuration"),
+        (["device=fpga", "config=pynq", "loaded=true"], 2, "loaded=true: say yes or no"),
     ],
 )
 def test_a_wrong_command(words, code, told, capfd, simulated):
     words = [str(simulated.where.port) if word == "TAKEN" else word for word in words]
-    with contextlib.suppress(SystemExit):
-        assert server.main(words) == code
+    try:
+        ended: object = server.main(words)
+    except SystemExit as exit:
+        ended = exit.code
+    assert ended == code
     assert told in capfd.readouterr().err
 
 

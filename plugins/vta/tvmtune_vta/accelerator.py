@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from tvmtune.errors import TvmtuneError, UsageError, nearest
-from tvmtune_vta import bitstream, fpga
+from tvmtune_vta import bitstream, fpga, rules
 from tvmtune_vta.config import Config
 from tvmtune_vta.program import Program
 
@@ -63,8 +63,9 @@ class Accelerator(Protocol):
         ...
 
 
-def choose(options: Mapping[str, Any]) -> Accelerator:
-    """The one that ``options`` name.
+def choose(options: Mapping[str, Any], *, careful: bool = False) -> Accelerator:
+    """The one that ``options`` name; ``careful``: it runs nothing that breaks a rule, and so no stream
+    that reaches beyond its buffers.
 
     ``config``, the configuration that it has, a sample's name or a file. ``device``: ``sim``, the
     simulator, which without a ``config`` simulates whatever a program is for; ``fpga``, which needs a
@@ -80,7 +81,7 @@ def choose(options: Mapping[str, Any]) -> Accelerator:
     config = Config.find(str(options["config"])) if "config" in options else None
     device = str(options.get("device", "sim"))
     if device == "fpga":
-        return _in_fpga(options, config)
+        return _in_fpga(options, config, careful)
     if other := sorted(options.keys() - {"config", "device"}):
         raise UsageError(f"vta: {other[0]}= is for an FPGA: say device=fpga, too.")
     if device.startswith(ELSEWHERE):
@@ -93,7 +94,7 @@ def choose(options: Mapping[str, Any]) -> Accelerator:
     return Simulated(config)
 
 
-def _in_fpga(options: Mapping[str, Any], config: Config | None) -> InFpga:
+def _in_fpga(options: Mapping[str, Any], config: Config | None, careful: bool) -> InFpga:
     if config is None:
         raise UsageError("vta: an FPGA has one configuration: name it with config=.")
     base = fpga.BASES.get(config.target)
@@ -109,10 +110,13 @@ def _in_fpga(options: Mapping[str, Any], config: Config | None) -> InFpga:
             f"vta: where the registers of {config.target} are is not known: say it with "
             "base=0x43C00000."
         )
+    loaded = str(options.get("loaded", "no"))
+    if loaded not in ("yes", "no"):
+        raise UsageError(f"vta: loaded={loaded}: say yes or no.")
     registers = fpga.Registers(str(options.get("registers", fpga.REGISTERS)), base)
     memory = str(options.get("memory", "pynq"))
     given: fpga.Memory = fpga.PynqMemory() if memory == "pynq" else fpga.DmaMemory(memory)
-    return InFpga(fpga.Board(config, registers, given), str(options.get("loaded", "no")) == "yes")
+    return InFpga(fpga.Board(config, registers, given), trusted=loaded == "yes", careful=careful)
 
 
 class Simulated:
@@ -150,8 +154,6 @@ class _Reference:
     """A program on the reference simulator."""
 
     def __init__(self, program: Program) -> None:
-        from tvmtune_vta import rules
-
         rules.check(program)
         self._program = program
 
@@ -165,10 +167,11 @@ class _Reference:
 
 
 class InFpga:
-    """VTA in the FPGA of this board. ``trusted``: its bitstream is somebody else's business."""
+    """VTA in the FPGA of this board. ``trusted``: its bitstream is somebody else's business;
+    ``careful``: programs are held against the rules first, which libraries' have been."""
 
-    def __init__(self, board: fpga.Board, trusted: bool = False) -> None:
-        self.board, self._trusted = board, trusted
+    def __init__(self, board: fpga.Board, *, trusted: bool = False, careful: bool = False) -> None:
+        self.board, self._trusted, self._careful = board, trusted, careful
 
     @property
     def config(self) -> Config:
@@ -184,6 +187,8 @@ class InFpga:
                 f"and {self.config.bitstream} is needed: tvmtune vta program-fpga loads it; where "
                 "something else does, serve the board with loaded=yes."
             )
+        if self._careful:
+            rules.check(program)
         return fpga.Machine(program, self.board)
 
     def describe(self) -> dict[str, Any]:
@@ -237,6 +242,13 @@ class Shelf:
         with self._lock:
             if found := self._ready.pop(key, None):
                 found[1].close()
+
+    def program_fpga(self, path: str) -> None:
+        """Load the FPGA with the bitstream at ``path``; what was ready before is forgotten."""
+        if self.accelerator.config is not None:
+            bitstream.Bitstream.read(path).check(self.accelerator.config)
+        self.clear()
+        self.accelerator.program_fpga(path)
 
     def clear(self) -> None:
         with self._lock:

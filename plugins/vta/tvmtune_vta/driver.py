@@ -46,7 +46,7 @@ def describe() -> str:
 
 def program_fpga(path: Any) -> None:
     """Load the FPGA with the bitstream at ``path``, which has to be for its configuration."""
-    shelf.accelerator.program_fpga(str(path))
+    shelf.program_fpga(str(path))
 
 
 def blob(program: Program) -> bytes:

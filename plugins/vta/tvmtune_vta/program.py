@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,7 +47,8 @@ ALIGNMENT = 256
 NO_OPERAND, UOPS = -1, -2
 ROLES = ("input", "constant", "output", "scratch")
 DTYPES = ("int8", "int32")
-_LARGEST = 1 << 40
+_LARGEST = 1 << 32
+"""Bytes of a buffer, and of a file's arrays together: more is beyond the accelerator's addresses."""
 _DRAM = (26, (1 << 32) - 1)
 """Where ``dram_base`` is, the same in every configuration."""
 
@@ -62,7 +64,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +265,8 @@ class Program:
     def _read(cls, file: IO[bytes], origin: str | Path, config: Config | None) -> Program:
         try:
             with np.load(file, allow_pickle=False) as archive:
+                if sum(member.file_size for member in archive.zip.infolist()) > _LARGEST:
+                    raise ValueError("its arrays are too large")
                 members = {name: archive[name] for name in archive.files}
         except OSError as error:
             if error.errno is not None:
@@ -319,9 +323,10 @@ def _buffer(told: Any) -> Buffer:
     name, role, dtype, shape = (told[key] for key in ("name", "role", "dtype", "shape"))
     if role not in ROLES or dtype not in DTYPES or not isinstance(name, str):
         raise ValueError(f"a buffer is {told!r}")
-    if not all(isinstance(n, int) and 0 < n <= _LARGEST for n in shape):
+    buffer = Buffer(name, role, dtype, tuple(shape))
+    if not all(isinstance(n, int) and n > 0 for n in shape) or buffer.nbytes > _LARGEST:
         raise ValueError(f"the shape of buffer '{name}' is {shape!r}")
-    return Buffer(name, role, dtype, tuple(shape))
+    return buffer
 
 
 def _check_array(buffer: Buffer, array: npt.NDArray[Any], what: str) -> None:

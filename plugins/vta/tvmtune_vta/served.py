@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -17,7 +18,7 @@ from tvmtune_vta.config import Config
 from tvmtune_vta.program import Program
 
 PATIENCE = 10.0
-"""Seconds for the other side to be there."""
+"""Seconds for the other side to be there, and to say what it is."""
 WORK = 600.0
 """Seconds for an answer: a board's processor may need minutes to look through a large program."""
 
@@ -87,9 +88,10 @@ class Served:
                     except (http.client.HTTPException, OSError) as again:
                         self._close()
                         error = again
+                why = str(error) or type(error).__name__
                 raise TvmtuneError(
-                    f"no server of VTA's answers at {self.where}: {error or type(error).__name__}. "
-                    "There, run python3 -m tvmtune_vta.server."
+                    f"no server of VTA's answers at {self.where}: {why}. There, run python3 -m "
+                    "tvmtune_vta.server."
                 ) from None
 
     def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
@@ -97,9 +99,10 @@ class Served:
             self._line = http.client.HTTPConnection(
                 self.where.host, self.where.port, timeout=PATIENCE
             )
+        if self._line.sock is None:  # also where the other side closed behind its answer
             self._line.connect()
-            assert self._line.sock is not None
-            self._line.sock.settimeout(WORK)
+        assert self._line.sock is not None
+        self._line.sock.settimeout(WORK if method in ("PUT", "POST") else PATIENCE)
         self._line.request(method, path, body)
         answer = self._line.getresponse()
         return answer.status, answer.read()
@@ -129,7 +132,8 @@ class _Machine:
         return program.split(served.accept(status, data), "output")
 
     def close(self) -> None:
-        self._served.ask("DELETE", self._path)
+        with contextlib.suppress(TvmtuneError):  # it forgets by itself
+            self._served.ask("DELETE", self._path)
 
     def _put(self) -> None:
         self._served.demand("PUT", self._path, self._data)

@@ -21,6 +21,7 @@ Failures are answered with 400 and more, and a line of text.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import signal
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,16 +37,18 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm.protocol import Address, listen
-from tvmtune_vta import rules
-from tvmtune_vta.accelerator import Accelerator, Machine, Shelf, choose
-from tvmtune_vta.program import Program
+from tvmtune_vta.accelerator import Accelerator, Shelf, choose
 
 PORT = 9191
 PROTOCOL = 1
-LARGEST = 1 << 28
-"""Bytes of a body; more is refused."""
+LARGE, LARGEST = 1 << 20, 1 << 27
+"""Bytes of a body: from the one on only :data:`LARGE_AT_ONCE` are taken at a time, beyond the other
+none."""
+LARGE_AT_ONCE = 2
 PATIENCE = 60.0
 """Seconds after which a connection is closed on which nothing comes."""
+Answer = tuple[int, bytes, dict[str, str]]
+"""Status, body, headers."""
 _PROGRAM = re.compile(r"/programs/([0-9a-f]{64})")
 _BITSTREAM = re.compile(r"/fpga/([\w.-]+\.bit)")
 
@@ -60,9 +64,19 @@ class Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listen(where.host, range(where.port, where.port + 1))
         self.where = Address(where.host, self.socket.getsockname()[1])
-        self.shelf = Shelf(_Checked(accelerator))
+        self.shelf = Shelf(accelerator)
         self.one = threading.Lock()
         """Held while a program is prepared or runs."""
+        self.large = threading.BoundedSemaphore(LARGE_AT_ONCE)
+        """Held by requests with a large body: boards have little memory."""
+
+    def get_request(self) -> Any:
+        """Where no connection can be had (too many open files), those who are here may leave first."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.5)
+            raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is nothing to tell of; anything else is a line."""
@@ -71,18 +85,12 @@ class Server(ThreadingHTTPServer):
             _say(f"client {client_address[0]}: {type(error).__name__}: {error}")
 
 
-class _Checked:
-    """An accelerator that runs only what keeps the rules: no stream reaches beyond its buffers."""
+class _Refused(Exception):
+    """A request whose body is not taken."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-        self.config = accelerator.config
-        self.describe = accelerator.describe
-        self.program_fpga = accelerator.program_fpga
-
-    def machine(self, program: Program) -> Machine:
-        rules.check(program)
-        return self._accelerator.machine(program)
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -90,6 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = f"tvmtune-vta/{PROTOCOL}"
     timeout = PATIENCE
     disable_nagle_algorithm = True
+    error_message_format = "%(message)s\n"
+    error_content_type = "text/plain"
     server: Server
 
     def do_GET(self) -> None:
@@ -104,46 +114,46 @@ class _Handler(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self._answer(self._delete)
 
-    def _answer(self, act: Any) -> None:
-        body = self._body()
-        if body is None:
-            return
+    def _answer(self, act: Callable[[bytes], Answer]) -> None:
+        told = self.headers.get("Content-Length", "0")
+        size = int(told) if told.isdecimal() and len(told) < 20 else -1
         try:
-            status, data, headers = act(body)
+            if "Origin" in self.headers:
+                raise _Refused(HTTPStatus.FORBIDDEN, "browsers are not served")
+            if not 0 <= size <= LARGEST or "Transfer-Encoding" in self.headers:
+                text = f"a body has a Content-Length of at most {LARGEST} bytes"
+                raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+            with self.server.large if size >= LARGE else contextlib.nullcontext():
+                status, data, headers = act(self.rfile.read(size))
+        except _Refused as refused:
+            self.close_connection = True  # its body is not read
+            status, data, headers = refused.status, _line(refused), {"Connection": "close"}
+        except (ConnectionError, TimeoutError):
+            raise
         except TvmtuneError as error:
-            status, data, headers = HTTPStatus.BAD_REQUEST, f"{error}\n".encode(), {}
+            status, data, headers = HTTPStatus.BAD_REQUEST, _line(error), {}
         except OSError as error:
-            text = f"the board cannot do that: {error.strerror or error}\n"
-            status, data, headers = HTTPStatus.INSUFFICIENT_STORAGE, text.encode(), {}
-        self._send(status, data, headers)
-
-    def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+            text = f"the board cannot do that: {error.strerror or error}"
+            status, data, headers = HTTPStatus.INSUFFICIENT_STORAGE, _line(text), {}
+        except Exception as error:  # a stream may hold anything
+            text = f"{type(error).__name__}: {error}"
+            _say(f"client {self.client_address[0]}: {text}")
+            status, data, headers = HTTPStatus.INTERNAL_SERVER_ERROR, _line(text), {}
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
+        if status != HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
-    def _body(self) -> bytes | None:
-        """The request's; None where it cannot be taken, and the client knows."""
-        told = self.headers.get("Content-Length", "0")
-        size = int(told) if told.isdecimal() else -1
-        chunked = "Transfer-Encoding" in self.headers
-        if 0 <= size <= LARGEST and not chunked:
-            return self.rfile.read(size)
-        self.close_connection = True  # what follows is not understood
-        text = f"a body has a Content-Length of at most {LARGEST} bytes\n"
-        self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text.encode(), {"Connection": "close"})
-        return None
-
-    def _get(self, _: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def _get(self, _: bytes) -> Answer:
         if self.path != "/":
             return _nothing(self.path)
         told = {"protocol": PROTOCOL, **self.server.shelf.accelerator.describe()}
         return HTTPStatus.OK, json.dumps(told).encode(), {"Content-Type": "application/json"}
 
-    def _put(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def _put(self, body: bytes) -> Answer:
         if found := _PROGRAM.fullmatch(self.path):
             with self.server.one:
                 self.server.shelf.get(bytes.fromhex(found[1]), lambda: body)
@@ -152,13 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
             with tempfile.TemporaryDirectory(prefix="tvmtune-vta-") as folder, self.server.one:
                 file = Path(folder) / found[1]
                 file.write_bytes(body)
-                self.server.shelf.clear()
-                self.server.shelf.accelerator.program_fpga(str(file))
+                self.server.shelf.program_fpga(str(file))
             _say(f"the FPGA is loaded with {found[1]}")
             return HTTPStatus.NO_CONTENT, b"", {}
         return _nothing(self.path)
 
-    def _post(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def _post(self, body: bytes) -> Answer:
         wanted = _PROGRAM.fullmatch(self.path)
         with self.server.one:
             kept = self.server.shelf.get(bytes.fromhex(wanted[1])) if wanted else None
@@ -171,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             ms = 1e3 * (time.perf_counter() - began)
         return HTTPStatus.OK, program.join(after, "output"), {"Server-Timing": f"run;dur={ms:.3f}"}
 
-    def _delete(self, _: bytes) -> tuple[int, bytes, dict[str, str]]:
+    def _delete(self, _: bytes) -> Answer:
         found = _PROGRAM.fullmatch(self.path)
         if found is None:
             return _nothing(self.path)
@@ -182,12 +191,16 @@ class _Handler(BaseHTTPRequestHandler):
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Requests are not told of: a network makes thousands."""
 
-    def log_message(self, format: str, *values: Any) -> None:
-        _say(f"client {self.client_address[0]}: {format % values}")
+    def log_error(self, format: str, *values: Any) -> None:
+        """Nor are clients that send nonsense, or nothing for a while."""
 
 
-def _nothing(path: str) -> tuple[int, bytes, dict[str, str]]:
-    return HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]}\n".encode(), {}
+def _nothing(path: str) -> Answer:
+    return HTTPStatus.NOT_FOUND, _line(f"there is nothing at {path[:100]}"), {}
+
+
+def _line(text: object) -> bytes:
+    return f"{' '.join(str(text).split())}\n".encode()
 
 
 def _say(message: str) -> None:
@@ -213,7 +226,7 @@ def main(words: list[str] | None = None) -> int:
         pairs = [option.partition("=") for option in given.options]
         if wrong := [name for name, sign, _ in pairs if not sign]:
             raise UsageError(f"'{wrong[0]}' is no OPTION=VALUE, as config=pynq is.")
-        accelerator = choose({name: value for name, _, value in pairs})
+        accelerator = choose({name: value for name, _, value in pairs}, careful=True)
         server = Server(Address(given.host, given.port), accelerator)
     except TvmtuneError as error:
         _say(f"Error: {error}")
@@ -230,15 +243,15 @@ def main(words: list[str] | None = None) -> int:
     _say(f"{what} at http://{server.where}")
     server.serve_forever()
     server.server_close()
-    server.shelf.clear()
+    with server.one:  # a program that runs writes to its memory
+        server.shelf.clear()
     return 0
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 1 << 16:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port")
+    return int(text)
 
 
 if __name__ == "__main__":

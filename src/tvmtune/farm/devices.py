@@ -187,7 +187,8 @@ def probe_all(tracker: Address, rows: Sequence[Queue], wait: float) -> list[Prob
             why = SILENT if outcome.stage == "timeout" else outcome.message
             failed.setdefault(key, []).append(why)
     if failed:
-        with Tracker(tracker) as line:
+        listed: dict[str, list[Address]] = {}
+        with contextlib.suppress(Unreachable), Tracker(tracker) as line:
             listed = servers(line.summary())
         answered = {probe.address for probe in found}
         for key, reasons in failed.items():
@@ -197,8 +198,8 @@ def probe_all(tracker: Address, rows: Sequence[Queue], wait: float) -> list[Prob
 
 
 def _matched(boards: Sequence[Address], reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Which board failed for which reason: the tracker chose them, and told only of those that
-    answered. Those that do not even greet are the silent ones."""
+    """Boards that failed, each with a reason: the tracker chose them, and told only of those that
+    answered. Those that do not even greet are the silent ones; among others it is a guess."""
     with ThreadPoolExecutor(MOST) as pool:
         alive = dict(zip(boards, pool.map(is_alive, boards), strict=True))
     places = [str(board) for board in sorted(boards, key=lambda each: (alive[each], str(each)))]

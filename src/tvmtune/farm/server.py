@@ -195,7 +195,7 @@ class Server:
         try:
             session = await nursery.begin(client.connection)
         except (OSError, TvmtuneError, asyncio.TimeoutError) as error:
-            why = f"the board cannot start a session: {error or 'it took too long'}"
+            why = f"the board cannot start a session: {str(error) or 'it took too long'}"
             self.say(f"client {client.address}: {why}")
             await nursery.answer(client.connection, why)
             return

@@ -6,13 +6,15 @@ kernel with it can be built. This one takes its place under its name, which TVM'
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 NAME = "dot_16x4_vnni"
 
 
+@functools.cache
 def register() -> None:
-    """Put it in the place of TVM's, which has to be registered already."""
+    """Put it in the place of TVM's, which has to be registered already; once."""
     from tvm.s_tir import TensorIntrin
 
     TensorIntrin.register(NAME, _products(), _instruction(), override=True)

@@ -36,10 +36,8 @@ def load_for(kind: str) -> None:
         sys.modules[PACKAGE] = package
         tvm.s_tir.tensor_intrin = package  # what ``from tvm.s_tir import tensor_intrin`` looks up
     for name in VENDORS.get(kind, ()):
-        if f"{PACKAGE}.{name}" in sys.modules:
-            continue
         importlib.import_module(f"{PACKAGE}.{name}")
-        if name == "x86":
-            from tvmtune.graph import dot_products
+    if "x86" in VENDORS.get(kind, ()):
+        from tvmtune.graph import dot_products
 
-            dot_products.register()
+        dot_products.register()

@@ -76,8 +76,9 @@ class RuleSpace:
 def _sound_rules(target: dict[str, Any]) -> str | None:
     """The rules to take for a CPU in place of those that TVM 0.27 would choose; None for its own.
 
-    Those multiply bytes by instructions that give wrong results: on ARM (sdot: every kernel that ran;
-    neon: none was built), and on AVX-512 without VNNI, where pairs of products saturate.
+    Those multiply bytes by instructions that give wrong results or cannot be compiled: on ARM (sdot:
+    every kernel that ran; neon: none was built), on AVX-512 without VNNI, where pairs of products
+    saturate, and with AVX-VNNI alone, for which they take the instruction of AVX-512.
     """
     if target["kind"] != "llvm":
         return None
@@ -88,10 +89,9 @@ def _sound_rules(target: dict[str, Any]) -> str | None:
     if triple.startswith(("aarch64", "arm", "thumb")):
         return "llvm"
     known = tvm.target.Target(target)
-    saturates = llvm_cpu_has_features("avx512f", known) and not llvm_cpu_has_features(
-        "avx512vnni", known
-    )
-    return "llvm" if saturates else None
+    if llvm_cpu_has_features("avx512vnni", known):
+        return None
+    return "llvm" if any(llvm_cpu_has_features(f, known) for f in ("avx512f", "avxvnni")) else None
 
 
 def lanes(target: dict[str, Any]) -> int:

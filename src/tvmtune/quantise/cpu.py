@@ -53,7 +53,7 @@ def prepare(
             raise UsageError("--calibration is for --dtype int8: a float network needs none.")
         return pipeline.prepare(network, device, layout or "NHWC")
     prepared = floats(network, device, layout)
-    layers = _layers(find(prepared.graph, name=network.name).layers)
+    layers = _layers(find(prepared.graph, name=network.name, whole=True).layers)
     if not layers:
         raise TvmtuneError(f"no layer of {network.name} can be computed in int8.")
     whole = quantised(prepared, layers, calibration)

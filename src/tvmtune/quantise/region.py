@@ -88,23 +88,35 @@ class Region:
 
 
 def find(
-    graph: tvm.IRModule, start: str | None = None, stop: str | None = None, *, name: str = ""
+    graph: tvm.IRModule,
+    start: str | None = None,
+    stop: str | None = None,
+    *,
+    name: str = "",
+    whole: bool = False,
 ) -> Region:
     """The layers behind the first operator called ``start`` and before the first called ``stop`` that
     follows.
 
     Operators go by TVM's names without ``nn.``; ``global_avg_pool2d`` stands for all of its forms.
     Without ``start`` or ``stop`` the usual ones; else the first convolution, and the first flattening
-    or the network's end.
+    or the network's end. ``whole``: all behind the first convolution and before the last pooling over
+    the whole picture, if there is one.
     Raises :class:`UsageError` for one that the network does not have, :class:`TvmtuneError` if no
     layer lies between them.
     """
     bindings = [b for block in graph["main"].body.blocks for b in block.bindings]
     names = [operators(b.value) for b in bindings]
-    begin = _place(names, start, (START, _FIRST), 0, "start-op")
-    end = _place(names, stop, (STOP, "reshape", "flatten"), begin + 1, "stop-op")
+    if whole:
+        begin = next((n for n, each in enumerate(names) if _FIRST in each), len(names))
+        end = next((n for n in reversed(range(len(names))) if STOP in names[n]), None)
+    else:
+        begin = _place(names, start, (START, _FIRST), 0, "start-op")
+        end = _place(names, stop, (STOP, "reshape", "flatten"), begin + 1, "stop-op")
     finder = _Finder(bindings[: len(bindings) if end is None else end], begin + 1, graph)
     layers = tuple(finder.layers())
+    if not layers and whole:
+        raise TvmtuneError(f"{name} has no convolution behind its first that int8 could compute.")
     if not layers:
         raise TvmtuneError(
             f"{name or 'the network'} has no convolution between {start or START} and {stop or STOP} "

@@ -127,7 +127,7 @@ def _convolution(
         raise TvmtuneError(
             f"layer {layer.output} cannot be computed in 32 bits: its sums reach "
             f"{float(reach.max()):.3g}, shifted by {shift}. Its bias is too large for its weights; "
-            "leave it out with --target-attr start-op= or stop-op=."
+            "leave it out with start-op= or stop-op= where the target has these, or stay in float."
         )
     low, high = _bounds(layer, out)
     return Whole(
