@@ -14,6 +14,7 @@ import onnx
 import pytest
 import tvm
 from tvm import te, topi
+from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
 from cli.commands import complaint, tvmtune
 from farm import emulated
@@ -229,7 +230,7 @@ def test_no_int8_instruction_of_arm_is_in_the_space(mcpu):
     for design in designs:
         assert "Tensorize" not in {inst.kind.name for inst in design.trace.insts}
         assert "tensor_intrin" not in design.mod.script().lower()
-    theirs = spaces.RuleSpace(device.target).generator()
+    theirs = SpaceGenerator.create("post-order-apply")
     intrinsics.load_for("aarch64")
     their_context = spaces.tune_context(mod, made, theirs, seed=1)
     list(their_context.generate_design_space())

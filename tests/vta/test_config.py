@@ -147,7 +147,9 @@ def test_what_is_no_configuration_is_named(tmp_path, text, named):
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(UsageError, match="config=ultra69 is no published configuration.* mean ultra96"):
+    with pytest.raises(
+        UsageError, match="config=ultra69 is no published configuration.* mean ultra96"
+    ):
         Config.named("ultra69")
 
 
