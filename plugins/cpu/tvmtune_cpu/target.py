@@ -46,7 +46,7 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
         threads = parse(given, here=False)
         most = int(found["cpus"]) if found else threads
         if threads > most:
-            raise UsageError(f"threads={threads}: the board has {most}.")
+            raise UsageError(f"threads={threads}: too many, the board has {most}.")
         mcpu = str(attrs.get("mcpu") or _processor(_of(found)))
         params = {"num_cores": found["cpus"]} if found else {}
         model = str(found["cpu"]) if found else f"the boards '{find(remote)[0]}'"
