@@ -16,25 +16,21 @@ class RuleSpace:
     """What TVM's schedule rules for the target generate, e.g. multi-level tiling on CPUs.
 
     Its size is not known. ``vector`` is the width in elements that the default schedule aims at; None
-    for that of the target's registers. ``rules`` names the rules of another kind of target than TVM
-    would choose.
+    for that of the target's registers.
     """
 
     size: int | None = None
 
-    def __init__(
-        self, target: dict[str, Any], *, vector: int | None = None, rules: str | None = None
-    ) -> None:
+    def __init__(self, target: dict[str, Any], *, vector: int | None = None) -> None:
         self.target = target
         self.vector = vector
-        self.rules = rules
 
     def generator(self) -> SpaceGenerator:
         from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
         intrinsics.load_for(str(self.target["kind"]))
         rules.register()
-        kind = self.rules or _sound_rules(self.target)
+        kind = _sound_rules(self.target)
         if kind is None:
             return SpaceGenerator.create("post-order-apply")
         from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule

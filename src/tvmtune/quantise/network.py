@@ -23,16 +23,13 @@ if TYPE_CHECKING:
 _CALL = "tvmtune.quantise.group"
 
 
-LAYOUT = "NCHW"
-
-
 def floats(network: Network, device: Device, layout: str | None) -> Prepared:
     """A network in which layers can be found. Raises :class:`UsageError` for another layout."""
     from tvmtune.graph import pipeline
 
-    if layout is not None and layout.upper() != LAYOUT:
-        raise UsageError(f"layout '{layout}': whole numbers are packed from {LAYOUT}.")
-    prepared = pipeline.prepare(network, device, LAYOUT)
+    if layout is not None and layout.upper() != region.LAYOUT:
+        raise UsageError(f"layout '{layout}': whole numbers are packed from {region.LAYOUT}.")
+    prepared = pipeline.prepare(network, device, region.LAYOUT)
     prepared.graph = region.distinct(prepared.graph)
     return prepared
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.quantise.region import Layer
+from tvmtune.quantise.region import LAYOUT, Layer, is_constant
 
 if TYPE_CHECKING:
     import tvm
@@ -59,13 +59,11 @@ def channels_last(graph: tvm.IRModule, layers: Collection[Layer]) -> tvm.IRModul
 
 def _is_plain(call: Any) -> bool:
     """Whether it is a convolution of constant weights that are not grouped."""
-    import tvm
-
     if getattr(getattr(call, "op", None), "name", "") != "relax.nn.conv2d":
         return False
     attrs = call.attrs
     return (
-        isinstance(call.args[1], tvm.ir.GenericConst)
+        is_constant(call.args[1])
         and int(attrs.groups) == 1
-        and (attrs.data_layout, attrs.kernel_layout) == ("NCHW", "OIHW")
+        and (attrs.data_layout, attrs.kernel_layout) == (LAYOUT, "OIHW")
     )

@@ -24,7 +24,7 @@ START, STOP = "max_pool2d", "global_avg_pool2d"
 _FIRST = "conv2d"
 """Behind which it begins in a network without the usual start."""
 _CHANNELWISE = {"relax.add", "relax.subtract", "relax.multiply", "relax.divide"}
-_LAYOUT = "NCHW"
+LAYOUT = "NCHW"
 _TRANSPOSED = "relax.nn.conv2d_transpose"
 _KERNELS = {"relax.nn.conv2d": "OIHW", _TRANSPOSED: "IOHW"}
 """Convolutions, and the layouts of their kernels."""
@@ -236,10 +236,10 @@ class _Finder:
             op, args = follower.value.op.name, follower.value.args
             if op not in _CHANNELWISE or len(args) != 2:
                 break
-            constant = next((a for a in args if _is_constant(a)), None)
+            constant = next((a for a in args if is_constant(a)), None)
             if constant is None or not _by_channel(constant, channels):
                 break
-            if op in ("relax.subtract", "relax.divide") and _is_constant(args[0]):
+            if op in ("relax.subtract", "relax.divide") and is_constant(args[0]):
                 break
             constants.append((op, constant))
             name = str(follower.var.name)
@@ -313,7 +313,7 @@ def _bounds(call: Any) -> tuple[float | None, float | None] | None:
         return float(args[1].value), float(args[2].value)
     if op in ("relax.maximum", "relax.minimum"):
         for each in args:
-            if _is_constant(each) and int(np.prod(_shape(each))) == 1:
+            if is_constant(each) and int(np.prod(_shape(each))) == 1:
                 bound = float(_values(each).reshape(-1)[0])
                 return (bound, None) if op == "relax.maximum" else (None, bound)
     return None
@@ -350,7 +350,7 @@ def _users(graph: tvm.IRModule) -> Mapping[str, list[str]]:
     return found
 
 
-def _is_constant(value: Any) -> bool:
+def is_constant(value: Any) -> bool:
     import tvm
 
     return isinstance(value, tvm.ir.GenericConst)
@@ -365,8 +365,8 @@ def _is_plain(call: Any) -> bool:
     """Whether a convolution is one that layers can stand for."""
     attrs = call.attrs
     return (
-        _is_constant(call.args[1])
-        and attrs.data_layout == _LAYOUT
+        is_constant(call.args[1])
+        and attrs.data_layout == LAYOUT
         and attrs.kernel_layout == _KERNELS[call.op.name]
         and call.args[1].ty.dtype == "float32"
         and (call.op.name != _TRANSPOSED or min(_around(call)) >= 0)
@@ -401,7 +401,7 @@ def _pair(values: Any) -> tuple[int, int]:
 
 def _is_sum(call: Any) -> bool:
     one, other = call.args
-    if _is_constant(one) or _is_constant(other):
+    if is_constant(one) or is_constant(other):
         return False
     floats = {str(one.ty.dtype), str(other.ty.dtype)} == {"float32"}
     return floats and len(_shape(one)) == 4 and _shape(one) == _shape(other)
