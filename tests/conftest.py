@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tvmtune import torchless
+
 if TYPE_CHECKING:
     from farm.served import Farm
 
 # Some tests limit the size of files in a process of their own. Python would leave bytecode there that
 # is cut short, and every later import of that module would fail ("marshal data too short").
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+torchless.install()  # as in tvmtune's own processes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

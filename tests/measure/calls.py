@@ -67,3 +67,7 @@ def start_child_and_wait(note: str) -> None:
     """Note the processes of this worker, then keep busy."""
     Path(note).write_text(str(os.getpid()))
     time.sleep(600)
+
+
+def imported(module: str) -> bool:
+    return module in sys.modules

@@ -199,7 +199,8 @@ def test_without_a_scheduler_or_machines_the_session_says_so_and_ends(
     monkeypatch.setattr(cluster, "LOOK", 0.2)
     said: list[str] = []
     worker = dask.worker()
-    building = Cluster(dask.address, builder("measure.faulty:sleep"), wait=1.5, say=said.append)
+    building = Cluster(dask.address, builder("measure.faulty:sleep"), wait=60.0, say=said.append)
+    building.wait = 1.5
     try:
         handles = [submit(building, number) for number in range(3)]
         kill_tree(worker)

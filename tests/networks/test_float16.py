@@ -38,7 +38,7 @@ def test_the_reference_is_the_float32_network_but_for_rounding():
 
 
 def test_it_has_an_identity_of_its_own_and_can_be_loaded_again():
-    full, half = (networks.load("mobilenet", shapes=SMALL, dtype=t) for t in networks.DTYPES)
+    full, half = (networks.load("mobilenet", shapes=SMALL, dtype=t) for t in ("float32", "float16"))
     assert full.structure_hash != half.structure_hash
     again = networks.reload(half.source)
     assert (again.structure_hash, again.weights_hash) == (half.structure_hash, half.weights_hash)
@@ -62,7 +62,7 @@ def test_integers_stay_what_they_are():
     assert all(b == ("float16" if a == "float32" else a) for a, b in kinds)
 
 
-@pytest.mark.parametrize("dtype", ["float8", "half", "int8"])
+@pytest.mark.parametrize("dtype", ["float8", "half", "int4"])
 def test_other_dtypes_are_refused(dtype):
     with pytest.raises(UsageError, match=f"dtype '{dtype}' is not known"):
         networks.load("mobilenet", dtype=dtype)

@@ -50,10 +50,16 @@ def forked(batch: int = 1) -> OnnxNetwork:
 
 
 def decoder() -> OnnxNetwork:
-    """A stride of 2 with padding on two sides alone, as TensorFlow has it, and two transposed
-    convolutions that make the picture larger again, one of them in groups."""
+    """Behind the first convolution and a pooling: a stride of 2 with padding on two sides alone, as
+    TensorFlow has it, and two transposed convolutions that make the picture larger again, one of them
+    in groups."""
     rng = np.random.default_rng(0)
-    shapes = {"first": (32, 16, 3, 3), "up": (32, 16, 4, 4), "grouped": (32, 16, 3, 3)}
+    shapes = {
+        "first": (16, 16, 1, 1),
+        "second": (32, 16, 3, 3),
+        "up": (32, 16, 4, 4),
+        "grouped": (32, 16, 3, 3),
+    }
     constants = {
         name: rng.standard_normal(shape) / np.sqrt(shape[0] * shape[2] * shape[3] / 2)
         for name, shape in shapes.items()
@@ -64,8 +70,9 @@ def decoder() -> OnnxNetwork:
         return helper.make_node(op, inputs.split(), [output], **attributes)
 
     nodes = [
-        node("MaxPool", "data", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
-        node("Conv", "pooled first bias", "small", strides=[2, 2], pads=[0, 0, 1, 1]),
+        node("Conv", "data first", "all"),
+        node("MaxPool", "all", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", "pooled second bias", "small", strides=[2, 2], pads=[0, 0, 1, 1]),
         node("Relu", "small", "cut"),
         node("ConvTranspose", "cut up", "larger", strides=[2, 2], pads=[1, 1, 1, 1]),
         node("Concat", "larger larger", "both", axis=1),

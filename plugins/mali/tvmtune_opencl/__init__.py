@@ -159,7 +159,10 @@ def check() -> str:
     """
     from tvmtune.errors import TvmtuneError
 
-    code = "import json, tvmtune_opencl; print(json.dumps(tvmtune_opencl.describe()))"
+    code = (
+        "from tvmtune import torchless; torchless.install(); "
+        "import json, tvmtune_opencl; print(json.dumps(tvmtune_opencl.describe()))"
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],

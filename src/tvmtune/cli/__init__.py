@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tvmtune import __version__, interrupt
+from tvmtune import __version__, interrupt, torchless
 from tvmtune.errors import TvmtuneError, nearest
 
 COMMANDS = {
@@ -111,6 +111,7 @@ def main(args: list[str] | None = None) -> None:
     verbose = any(w in ("-v", "--verbose") for w in words)
     code: Any = 0
     interrupt.install()
+    torchless.install()
     warnings.showwarning = _warn
     try:
         code = group.main(args=words, prog_name="tvmtune", standalone_mode=False)

@@ -215,7 +215,10 @@ def _optional(name: str) -> Row:
 
 def _run_child(linker: list[str] | None) -> dict[str, Any]:
     """Build one kernel in a fresh process; what it found, or ``error`` and the ``stage``."""
-    code = "from tvmtune.cli import doctor; doctor.try_kernel()"
+    code = (
+        "from tvmtune import torchless; torchless.install(); "
+        "from tvmtune.cli import doctor; doctor.try_kernel()"
+    )
     # A file called numpy.py in the working directory must not be imported.
     env = os.environ | {"PYTHONSAFEPATH": "1"}
     env.pop("TVM_NUM_THREADS", None)  # what would TVM do by itself?

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tvmtune import torchless
 from tvmtune.errors import TvmtuneError
 
 DIED = "the board's process died: "
@@ -188,4 +189,5 @@ def _first_to_go() -> None:
 
 
 if __name__ == "__main__":
+    torchless.install()
     main(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 
+from tvmtune import torchless
 from tvmtune.errors import TvmtuneError
 from tvmtune.farm.ending import LATER, end
 from tvmtune.farm.protocol import Address, Tracker, listen
@@ -142,4 +143,5 @@ def main(descriptor: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
+    torchless.install()
     main(int(sys.argv[1]), int(sys.argv[2]))

@@ -6,6 +6,10 @@ import signal
 # Ctrl-C is the session's to answer; a server that dies of it while it starts prints a traceback.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+from tvmtune import torchless  # noqa: E402
+
+torchless.install()
+
 import tvm  # noqa: E402
 import tvm.relax  # noqa: E402
 import tvm.s_tir  # noqa: E402, F401

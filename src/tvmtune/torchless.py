@@ -1,0 +1,67 @@
+"""TVM without PyTorch beside it.
+
+Where PyTorch is installed, ``import tvm`` imports it too: to guard against a conflict of symbols on
+Windows, and for modules that mix both. That takes 2 to 4 s in each of our processes, and memory; almost
+none has a use for it. So the processes that are ours (the command line, workers, boards) import TVM
+alone; a program that uses tvmtune as a library decides for itself. Whoever needs PyTorch imports it as
+always.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+_TVM = ("tvm", "tvm_ffi")
+_TORCH = "torch"
+
+
+def install() -> None:
+    """From now on ``import tvm`` does not import PyTorch. Without effect where that, or TVM, has been
+    imported already."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds TVM's packages as usual; while one is imported, there is no PyTorch for its thread."""
+
+    def __init__(self) -> None:
+        self.thread = threading.local()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == _TORCH and getattr(self.thread, "alone", False):
+            raise ModuleNotFoundError(f"{_TORCH} is left out while TVM is imported", name=name)
+        if name not in _TVM or _TORCH in sys.modules:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Alone(spec.loader, self.thread)
+        return spec
+
+
+class _Alone(Loader):
+    """Another loader's work, with PyTorch out of sight."""
+
+    def __init__(self, loader: Loader, thread: threading.local) -> None:
+        self._loader, self._thread = loader, thread
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        outer = getattr(self._thread, "alone", False)
+        self._thread.alone = True
+        try:
+            self._loader.exec_module(module)
+        finally:
+            self._thread.alone = outer
