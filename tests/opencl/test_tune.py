@@ -47,20 +47,23 @@ def farm(tmp_path: Path) -> Iterator[served.Farm]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("network", "layout", "only", "trials"),
+    ("network", "side", "layout", "only", "trials"),
     [
-        ("mobilenet", "NHWC", "top8", 32),
-        ("squeezenet_v1.1", "NCHW", "top4", 16),
-        ("resnet-18", "NHWC", "top4", 16),
+        ("mobilenet", 224, "NHWC", "top8", 32),
+        ("squeezenet_v1.1", 96, "NCHW", "top4", 16),
+        ("resnet-18", 96, "NHWC", "top4", 16),
     ],
 )
-def test_a_network_is_tuned_compiled_and_right(network, layout, only, trials, tmp_path, temporary):
+def test_a_network_is_tuned_compiled_and_right(
+    network, side, layout, only, trials, tmp_path, temporary
+):
     words = ["tune", "--target", "mali", "--network", network, "--layout", layout]
+    words += ["--shape", f"data:1x3x{side}x{side}"]
     words += ["--trials", trials, "--tasks", only, "--repeat", 3, "-o", "lib.so"]
     done = tvmtune(*words, cwd=tmp_path, timeout=900)
     assert done.returncode == 0, done.stderr
     assert re.search(RIGHT, done.stdout, re.MULTILINE)
-    (log,) = tmp_path.glob(f"{network}-{layout}-*-mali.json")
+    (log,) = tmp_path.glob(f"{network}-*-mali.json")
     trials_of = read_log(log).trials
     assert len(trials_of) == trials
     assert sum(not t.ok for t in trials_of) <= 1
