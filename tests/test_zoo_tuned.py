@@ -1,5 +1,5 @@
-"""One network of each family of the zoo: tuned, compiled, checked. The soak script takes all of them, in
-their usual size."""
+"""One network of each family of the zoo: tuned, compiled, checked. The soak script takes them all, in their
+usual size."""
 
 from __future__ import annotations
 
