@@ -1,5 +1,4 @@
-"""One network of each family of the zoo: tuned, compiled, checked. The soak script takes them all, in their
-usual size."""
+"""A network of each family: tuned, compiled, checked. The soak script takes all of them, full-size."""
 
 from __future__ import annotations
 

@@ -83,6 +83,7 @@ def plan(
     layout: str | None = None,
     remote: str | None = None,
     calibration: Mapping[str, np.ndarray] | None = None,
+    measured: bool = False,
 ) -> Plan:
     """Prepare a network for a target and cut it into tasks.
 
@@ -90,11 +91,18 @@ def plan(
     the backend's. ``remote``: the
     key of boards that a tracker knows, as ``KEY`` or ``KEY@HOST:PORT``; the target is theirs then.
     ``calibration``: sample inputs by their names, (M x N, ...) for M runs, for targets that compute in
-    whole numbers. Raises :class:`UsageError` for unknown names, and for samples that do not fit.
+    whole numbers. ``measured``: the plan is of use only where kernels can be run. Raises
+    :class:`UsageError` for unknown names, and for samples that do not fit; :class:`TvmtuneError` for an
+    accelerator that is not there and has to be.
     """
     system.check_pins()
     backend = host.backend(target)
     device = backend.make_target(dict(attrs or {}), remote)
+    if measured and device.absent:
+        raise TvmtuneError(
+            f"there is no {device.model} in this machine to measure on: name boards that have one with "
+            "--remote KEY, or tune on a machine that has one; compile needs none."
+        )
     here = remote is None and system.runs_here(device.mtriple)
     system.set_threads(device.threads if here else system.usable_cpus())
     if params:
@@ -244,9 +252,10 @@ def compile_untuned(
     machine cannot run the library and no board is named, or if its outputs are not those of the
     network's reference; :class:`UsageError` if the reference cannot take ``inputs``.
     """
-    if plan.device.remote is None and not system.runs_here(plan.device.mtriple):
+    if plan.device.remote is None and not system.can_run(plan.device):
+        what = plan.device.mtriple or plan.device.model
         raise TvmtuneError(
-            f"this machine cannot run libraries for {plan.device.mtriple}, to check and time them: "
+            f"this machine cannot run libraries for {what}, to check and time them: "
             "name their board with --remote KEY, or only tune (--no-compile) and then tvmtune compile."
         )
     if log is not None and header.earlier(log, plan.prepared):

@@ -122,6 +122,20 @@ def triple_of(machine: str) -> str:
     return LINUX64 if machine in ("aarch64", "arm64") else f"{machine}-linux-gnu"
 
 
+def host_target(mcpu: Any = None, mtriple: str = "") -> dict[str, Any]:
+    """TVM's target of the processor beside an accelerator, which only launches kernels: any of its
+    family will do, unless ``mcpu`` names one. Raises :class:`UsageError` for one that LLVM does not
+    know."""
+    import tvm
+
+    triple = mtriple or str(tvm.get_global_func("target.llvm_get_system_triple")())
+    if mcpu is None:
+        mcpu = "x86-64" if triple.startswith("x86_64") else "generic"
+    elif not tvm.get_global_func("target.llvm_is_valid_cpu")(str(mcpu), triple):
+        raise UsageError(f"LLVM knows no processor '{mcpu}' for {triple}.")
+    return cpu_target(str(mcpu), mtriple)
+
+
 def cpu_target(
     mcpu: str, mtriple: str = "", threads: int | None = None, mattr: Sequence[str] = ()
 ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError, UsageError, nearest
-from tvmtune.types import digest
+from tvmtune.types import Device, digest
 
 PINS = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """The versions that work together, as ``pyproject.toml`` asks for them."""
@@ -234,6 +234,11 @@ def set_threads(threads: int) -> None:
 def runs_here(mtriple: str) -> bool:
     """Whether this machine runs code for an LLVM triple; an empty one means this machine's."""
     return not mtriple or runs_on(mtriple, platform.machine())
+
+
+def can_run(device: Device) -> bool:
+    """Whether this machine runs a device's kernels."""
+    return not device.absent and runs_here(device.mtriple)
 
 
 def runs_on(mtriple: str, machine: str) -> bool:

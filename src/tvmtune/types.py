@@ -92,6 +92,10 @@ class Device:
     """Whether the backend's ``serve_init`` comes before a library is loaded, for packed functions that
     it calls; with what does not run on the CPU it does in any case."""
 
+    absent: bool = False
+    """Whether this machine lacks the accelerator: kernels for it are compiled here, and not run. Of a
+    CPU, the triple tells."""
+
     def identity(self) -> str:
         """Hex digest of everything that makes measured times comparable."""
         return digest(
@@ -110,7 +114,9 @@ class Device:
         return self.remote.partition("@")[0] if self.remote else None
 
     def to_json(self) -> JSON:
-        return asdict(self) | {"identity": self.identity()}
+        data = asdict(self) | {"identity": self.identity()}
+        del data["absent"]  # true of the machine that compiles, not of the device
+        return data
 
     @staticmethod
     def from_json(data: JSON) -> Device:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune import system, threads
-from tvmtune.boards import BOARDS, Board, cpu_target, find, named, triple_of
+from tvmtune.boards import BOARDS, Board, find, host_target, named, triple_of
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import devices as boards_devices
 from tvmtune.farm import protocol
@@ -98,7 +98,7 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
         **({"device": "mali"} if name == "mali" else {}),
         **_limits(attrs, found),
         "thread_warp_size": 1,
-        "host": _host(attrs.get("mcpu"), mtriple),
+        "host": host_target(attrs.get("mcpu"), mtriple),
     }
     # What TVM's own kernels for GPUs, such as its sorts, take for the limit.
     target["max_num_threads"] = target["max_threads_per_block"]
@@ -185,18 +185,6 @@ def _triple(given: Any, board: Board, found: Found | None, remote: str | None) -
             raise UsageError(f"mtriple={given}: the machine of {found.name} is {found.machine}.")
         return str(given)
     return triple_of(found.machine) if remote is not None else ""
-
-
-def _host(mcpu: Any, mtriple: str) -> dict[str, Any]:
-    """The host's part only launches kernels: any processor of the family will do."""
-    import tvm
-
-    triple = mtriple or str(tvm.get_global_func("target.llvm_get_system_triple")())
-    if mcpu is None:
-        mcpu = "x86-64" if triple.startswith("x86_64") else "generic"
-    elif not tvm.get_global_func("target.llvm_is_valid_cpu")(str(mcpu), triple):
-        raise UsageError(f"LLVM knows no processor '{mcpu}' for {triple}.")
-    return cpu_target(str(mcpu), mtriple)
 
 
 def _limits(attrs: dict[str, Any], found: Found | None) -> dict[str, int]:

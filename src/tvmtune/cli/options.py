@@ -217,8 +217,11 @@ def make_plan(
     remote: str | None = None,
     tracker: str | None = None,
     calibration: Path | None = None,
+    *,
+    measured: bool = False,
 ) -> Plan:
-    """Load, prepare and cut into tasks what :func:`network_options` describe."""
+    """Load, prepare and cut into tasks what :func:`network_options` describe; ``measured``: to be run,
+    too."""
     from tvmtune import host, system
 
     system.check_pins()
@@ -245,6 +248,7 @@ def make_plan(
         layout=layout,
         remote=boards,
         calibration=None if calibration is None else read_arrays(calibration, loaded.inputs),
+        measured=measured,
     )
 
 

@@ -205,7 +205,7 @@ def command(
     options = tuners.check_options(tuner, parse_pairs("--tuner-option", tuner_option))
     schedulers.check(scheduler)
     peers = parse(vs) if vs else []
-    plan = make_plan(**network)
+    plan = make_plan(**network, measured=True)
     inputs = read_inputs(input_file, plan.network.inputs) if input_file else None
     path = log or plan.default_log()
     library = output or Path(f"{plan.network.name}.so")

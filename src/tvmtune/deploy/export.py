@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from tvmtune.types import Device
 
 
-def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
+def export_lib(
+    lowered: tvm.IRModule, device: Device, path: Path, change: image.Change | None = None
+) -> Path:
     """Compile the lowered network and link it into the library at ``path``.
 
     ``lowered`` holds scheduled PrimFuncs and the Relax function ``main`` that calls them; where
     there are more than 256 MB of weights, it loses them to the library. A library that is there
-    already is replaced when the new one is complete. Raises TvmtuneError if there is no linker, the
+    already is replaced when the new one is complete. ``change`` is for
+    :func:`tvmtune.deploy.image.write_object`. Raises TvmtuneError if there is no linker, the
     module cannot be compiled, or the file cannot be written.
     """
     from tvmtune import system
@@ -37,6 +40,10 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
     linker = system.find_linker(device.mtriple)
     with replacing(path) as temporary:
         splits = image.can_imitate(device.mtriple)
+        if change is not None and not splits:
+            raise TvmtuneError(
+                f"libraries for {device.model} are made for Linux on x86-64 and ARM of 64 bits alone."
+            )
         module, weights = image.take_weights(lowered) if splits else (lowered, [])
         executable = build(module, device)
         written: list[int] = []
@@ -44,7 +51,7 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
         def pack(library: Any, system_library: bool, prefix: str, workspace: str) -> str:
             packed = Path(workspace) / "devc.o"
             like = Path(workspace) / "lib0.o"
-            written.append(image.write_object(library, weights, like, packed))
+            written.append(image.write_object(library, weights, like, packed, change))
             return str(packed)
 
         with _objects_in_memory() as (folder, inherited):

@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import tvm
+
+Change = Callable[[Any, bytes], bytes]
 
 LARGE = 1 << 14
 """Bytes from which on a constant is taken out."""
@@ -72,15 +75,20 @@ def can_imitate(mtriple: str) -> bool:
     return "linux" in system and system.split("-")[0] in ("x86_64", "aarch64", "arm64")
 
 
-def write_object(library: Any, weights: list[Any], like: Path, path: Path) -> int:
+def write_object(
+    library: Any, weights: list[Any], like: Path, path: Path, change: Change | None = None
+) -> int:
     """Write the ELF object file with the program of ``library`` and its ``weights`` in their places.
 
-    ``like`` is another object file for the same machine. ``weights`` is empty afterwards. Returns the
+    ``like`` is another object file for the same machine. ``change(library, program)`` makes another
+    program of the library's, before its weights come in. ``weights`` is empty afterwards. Returns the
     CRC-32 of the program with its weights.
     """
     from tvm.runtime import _ffi_api
 
     blob = _ffi_api.ModulePackImportsToTensor(library).numpy().tobytes()
+    if change is not None:
+        blob = change(library, blob)
     parts = _parts(blob, weights)
     size = sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
     with like.open("rb") as file:
@@ -123,6 +131,8 @@ def _parts(blob: bytes, weights: Sequence[Any]) -> list[bytes | np.ndarray]:
         if blob.count(old) != 1:
             raise program.unexpected("serialises tensors")
         places.append((blob.index(old), len(old), np.from_dlpack(weights[index])))
+    if not places:
+        return [blob]
     pieces: list[bytes | np.ndarray] = []
     grown, last = 0, 0
     for start, length, array in sorted(places, key=lambda place: place[0]):

@@ -100,6 +100,39 @@ def lengthened(head: bytes, size: int, grown: int) -> bytes:
     return bytes(changed)
 
 
+def recoded(blob: bytes, kind: str, form: str, code: bytes, other_form: str, other: bytes) -> bytes:
+    """A whole program with ``other`` in the place of the ``code`` of an accelerator, which stands there
+    in a module of this ``kind`` as ``form``, e.g. as CUDA's source.
+
+    Such a module is its kind, its length, and then the form, what is known of its functions, and the
+    code: texts with their lengths before them.
+    """
+    told, name = _text(code), _text(kind.encode())
+    end = blob.find(told) + len(told)
+    if end < len(told) or blob.find(told, end) >= 0:
+        raise unexpected("packs an accelerator's code")
+    at = blob.rfind(name, 0, end)
+    while at >= 0:
+        inner = at + len(name) + 8
+        (own,) = struct.unpack_from("<Q", blob, inner - 8)
+        if inner + own == end and blob.startswith(_text(form.encode()), inner):
+            break
+        at = blob.rfind(name, 0, at + len(name) - 1)
+    else:
+        raise unexpected("packs an accelerator's code")
+    (total,) = struct.unpack_from("<Q", blob)
+    if total != len(blob) - 8:
+        raise unexpected("packs its program")
+    between = blob[inner + len(_text(form.encode())) : end - len(told)]
+    module = _text(other_form.encode()) + between + _text(other)
+    changed = blob[8:at] + name + _text(module) + blob[end:]
+    return struct.pack("<Q", len(changed)) + changed
+
+
+def _text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
 def find(path: Path) -> tuple[int, int]:
     """Where the program is in the library at ``path``: its first byte, and its size in bytes.
 

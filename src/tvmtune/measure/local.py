@@ -44,12 +44,19 @@ _kept: Arguments | None = None
 """In a run worker: what candidates are called with."""
 
 
-def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
+def build(
+    mod: Any,
+    target: dict[str, Any],
+    options: dict[str, Any],
+    directory: str,
+    pack: Callable[..., str] | None = None,
+) -> str:
     """Compile ``mod`` and link it into ``directory``; returns the library's path.
 
     It is built by :data:`PASSES` and :data:`LLVM`, unless ``options["shipped"]`` asks for what TVM
     does by default. ``options["linker"]`` is the command prefix of an ELF linker: TVM's objects need
-    no C library, so the bare linker does (5 ms, where the compiler's driver takes 50).
+    no C library, so the bare linker does (5 ms, where the compiler's driver takes 50). ``pack`` writes
+    what is no machine code of the CPU's, as ``fpack_imports`` of TVM's ``export_library``.
     """
     import uuid
 
@@ -68,7 +75,7 @@ def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: 
         command = [*options["linker"], "-shared", "-o", output, *objects]
         subprocess.run(command, check=True, capture_output=True)
 
-    library.export_library(path, fcompile=link)
+    library.export_library(path, fcompile=link, fpack_imports=pack)
     return path
 
 

@@ -43,7 +43,7 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
             exclusive=False,
             options=options,
         )
-    if not system.runs_here(device.mtriple) or (device.mtriple and not on_cpu):
+    if not system.can_run(device) or (device.mtriple and not on_cpu):
         raise TvmtuneError(
             f"this machine cannot run kernels for {device.model}: name its board with --remote KEY."
         )

@@ -1,0 +1,93 @@
+"""The cuda backend: NVIDIA's GPUs. Kernels are compiled by nvcc or NVRTC, with or without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.hookspecs import hookimpl
+from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+
+if TYPE_CHECKING:
+    import tvm
+
+
+@hookimpl
+def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
+    from tvmtune_cuda.target import describe_device
+
+    return describe_device(attrs, remote)
+
+
+@hookimpl
+def hardware_params(device: Device) -> dict[str, Any]:
+    return dict(device.params)
+
+
+@hookimpl
+def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
+    from tvmtune.graph.pipeline import prepare
+
+    return prepare(network, device, layout or "NHWC")
+
+
+@hookimpl
+def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
+    from tvmtune.graph.gpu_spaces import GpuSpace
+    from tvmtune.graph.tasks import extract_tasks
+
+    return extract_tasks(prepared, device, lambda mod: GpuSpace(device.target))
+
+
+@hookimpl
+def make_builder(device: Device) -> BuilderSpec:
+    from dataclasses import replace
+
+    from tvmtune.measure import specs
+    from tvmtune_cuda import toolkit
+
+    spec = specs.builder(device)
+    return replace(
+        spec,
+        build="tvmtune_cuda.build:build",
+        init="tvmtune_cuda.build:init",
+        options={**spec.options, "compiler": toolkit.find().command},
+    )
+
+
+@hookimpl
+def make_runner(device: Device) -> RunnerSpec:
+    from tvmtune.measure import specs
+
+    return specs.runner(
+        device,
+        run="tvmtune_cuda.worker:run",
+        check="tvmtune_cuda.worker:check",
+        init="tvmtune_cuda.worker:init",
+        exclusive=False,  # builders leave the GPU alone
+    )
+
+
+@hookimpl
+def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
+    from tvmtune.graph.gpu_spaces import GpuSpace
+    from tvmtune.graph.lower import lower
+
+    return lower(prepared, chosen, device, lambda mod: GpuSpace(device.target))
+
+
+@hookimpl
+def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
+    from tvmtune.deploy.export import export_lib
+    from tvmtune_cuda import build, toolkit
+
+    change = build.translate(toolkit.find(), str(device.target["arch"]))
+    with build.sources():
+        return export_lib(lowered, device, path, change)
+
+
+@hookimpl
+def serve_init(options: dict[str, Any]) -> None:
+    from tvmtune_cuda import worker
+
+    worker.load()

@@ -1,0 +1,247 @@
+"""What an NVIDIA GPU is, in TVM's words: the one of this machine, of a board, or one that is known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tvmtune import system, threads
+from tvmtune.boards import host_target, triple_of
+from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.farm import devices as boards_devices
+from tvmtune.farm import protocol
+from tvmtune.types import Device
+from tvmtune.workers import Workers
+from tvmtune_cuda import gpus, toolkit
+
+LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
+ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", *LIMITS)
+EARLIEST = 75
+"""The architecture from which on CUDA 13, which TVM's runtime is built with, runs kernels."""
+LOOK = 60.0
+"""Seconds that this machine's driver may take to list its GPUs."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, and what it takes to compile for it. The defaults hold for all since sm_75."""
+
+    name: str
+    arch: str
+    threads: int = 1024
+    """The most in a block."""
+    shared: int = 48 << 10
+    """Bytes of shared memory that a block may have without asking for more."""
+    registers: int = 1 << 16
+    """Of 32 bits, for a block."""
+    processors: int = 0
+    """Streaming multiprocessors; 0 where it is not known."""
+    l2: int = 0
+    memory: int = 0
+    host: dict[str, Any] | None = None
+    """Of the machine that it is in, where that is not this one: ``mtriple`` and ``mcpu``."""
+    cpus: int = 0
+    """Of that machine, where it is known."""
+
+    @staticmethod
+    def of(found: dict[str, Any]) -> Gpu:
+        """As :func:`tvmtune_cuda.gpus.describe` describes it."""
+        return Gpu(
+            name=found["name"],
+            arch=found["arch"],
+            threads=found["max_threads_per_block"],
+            shared=found["max_shared_memory_per_block"],
+            registers=found["registers_per_block"],
+            processors=found["multi_processors"],
+            l2=found["l2_cache_bytes"],
+            memory=found["memory_bytes"],
+        )
+
+
+def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
+    """The device for ``--target cuda``.
+
+    It is the first GPU of this machine, or with ``remote`` that of a board, which is asked. ``tag``
+    (one of TVM's, ``nvidia/nvidia-h100``) or ``arch`` (``sm_90``) name one that need not be there: it
+    is compiled for. ``mtriple`` and ``mcpu`` (of the CPU beside it), ``threads`` (of that CPU) and the
+    limits of a block win over what is known. Raises :class:`UsageError` for unknown names,
+    :class:`TvmtuneError` where there is no GPU, no driver for it, or no compiler.
+    """
+    for word in attrs:
+        if word not in ATTRIBUTES:
+            raise UsageError(
+                f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
+            )
+    if "tag" in attrs and "arch" in attrs:
+        raise UsageError("tag= and arch= both name a GPU: give one of them.")
+    compiler = toolkit.find()
+    absent = False
+    if "tag" in attrs:
+        gpu = _tagged(str(attrs["tag"]))
+    elif "arch" in attrs:
+        gpu = _of_arch(str(attrs["arch"]))
+    elif remote is not None:
+        gpu = _of_the_board(remote)
+    else:
+        gpu = _of_this_machine()
+    toolkit.check_arch(compiler, gpu.arch)
+    if remote is None and ("tag" in attrs or "arch" in attrs):
+        found = _look()
+        absent = bool(found["problem"]) or _number_of(found["devices"][0]["arch"]) != _number_of(
+            gpu.arch
+        )
+        if not absent:
+            gpus.check(found)
+    beside = gpu.host or {}
+    mtriple = str(attrs.get("mtriple") or beside.get("mtriple", ""))
+    limits = {
+        name: _limit(name, attrs[name], most) if name in attrs else most
+        for name, most in zip(LIMITS, (gpu.threads, gpu.shared), strict=True)
+    }
+    target = {
+        "kind": "cuda",
+        "arch": gpu.arch,
+        **limits,
+        "max_num_threads": limits["max_threads_per_block"],
+        "thread_warp_size": 32,
+        "registers_per_block": gpu.registers,
+        **({"l2_cache_size_bytes": gpu.l2} if gpu.l2 else {}),
+        "host": host_target(attrs.get("mcpu") or beside.get("mcpu"), mtriple),
+    }
+    return Device(
+        backend="cuda",
+        target=target,
+        threads=_threads(attrs.get("threads"), gpu, here=remote is None and not mtriple),
+        params=_parameters(gpu, target),
+        remote=remote,
+        runtime="cuda",
+        model=gpu.name,
+        absent=absent,
+    )
+
+
+def _of_this_machine() -> Gpu:
+    found = _look()
+    try:
+        return Gpu.of(gpus.check(found))
+    except TvmtuneError as error:
+        raise TvmtuneError(
+            f"{str(error).removesuffix('.')}. Measure on a board that has a GPU: --remote KEY (tvmtune "
+            "devices lists them); or only compile for one: --target-attr arch=sm_90, or "
+            "tag=nvidia/nvidia-h100."
+        ) from None
+
+
+def _look() -> dict[str, Any]:
+    """What :func:`tvmtune_cuda.gpus.describe` says, in a process of its own."""
+    with Workers(1) as workers:
+        (outcome,) = workers.map("tvmtune_cuda.gpus:describe", [()], deadline=LOOK, stage="run")
+    if not outcome.ok:
+        raise TvmtuneError(f"the GPUs cannot be listed: {outcome.message}")
+    found: dict[str, Any] = outcome.value
+    return found
+
+
+def _of_the_board(remote: str) -> Gpu:
+    key = protocol.find(remote)[0]
+    told = boards_devices.ask(remote)
+    if told is None:
+        raise UsageError(
+            f"TVM's own server serves the board '{key}', which says nothing of itself: give "
+            "--target-attr arch=sm_90 or the like, or serve it with tvmtune serve --target cuda."
+        )
+    if trouble := boards_devices.version_trouble(told):
+        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
+    rows = [row for row in told.get("gpus", ()) if row["kind"] == "cuda"]
+    if not rows:
+        raise TvmtuneError(f"the board '{key}' has {boards_devices.no_device('cuda', 'cuda')}.")
+    row = rows[0]
+    return Gpu(
+        name=row["device_name"],
+        arch="sm_" + str(row["compute_version"]).replace(".", ""),
+        threads=int(row["max_threads_per_block"]),
+        shared=int(row["max_shared_memory_per_block"]),
+        processors=int(row["multi_processor_count"] or 0),
+        memory=int(row["total_global_memory"] or 0),
+        host={"mtriple": triple_of(str(told["machine"]))},
+        cpus=int(told["cpus"]),
+    )
+
+
+def _of_arch(arch: str) -> Gpu:
+    number = _number_of(arch)
+    if number is None:
+        raise UsageError(f"arch={arch} is no architecture of NVIDIA's: give e.g. sm_90.")
+    if number < EARLIEST:
+        raise UsageError(
+            f"arch={arch}: TVM's runtime needs CUDA {gpus.NEEDED}, for sm_{EARLIEST} and later."
+        )
+    return Gpu(f"NVIDIA GPU of {arch}", arch)
+
+
+def _tagged(tag: str) -> Gpu:
+    import tvm
+
+    known = [str(name) for name in tvm.target.list_tags()]
+    if tag not in known:
+        ours = [name for name in known if name.startswith("nvidia/")]
+        raise UsageError(f"TVM has no tag '{tag}'.{nearest(tag, ours)}")
+    target = tvm.target.Target(tag)
+    if str(target.kind.name) != "cuda":
+        raise UsageError(f"tag={tag} is no GPU of NVIDIA's: it is of the kind {target.kind.name}.")
+    attrs = target.attrs
+    base = _of_arch(str(attrs["arch"]))
+    host = target.host
+    beside = None
+    if host is not None and "mtriple" in host.attrs:
+        beside = {name: str(host.attrs[name]) for name in ("mtriple", "mcpu") if name in host.attrs}
+    return Gpu(
+        name=tag,
+        arch=base.arch,
+        threads=int(attrs.get("max_threads_per_block", base.threads)),
+        shared=int(attrs.get("max_shared_memory_per_block", base.shared)),
+        registers=int(attrs.get("registers_per_block", base.registers)),
+        l2=int(attrs.get("l2_cache_size_bytes", 0)),
+        host=beside,
+    )
+
+
+def _number_of(arch: str) -> int | None:
+    found = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
+    return int(found[1]) if found else None
+
+
+def _threads(given: Any, gpu: Gpu, *, here: bool) -> int:
+    if given is not None:
+        return threads.parse(given, here=here)
+    return gpu.cpus or (system.usable_cpus() if here else 1)
+
+
+def _limit(name: str, given: Any, most: int) -> int:
+    try:
+        count = int(given)
+    except ValueError:
+        raise UsageError(f"{name}={given} is not a number.") from None
+    if not 1 <= count <= most:
+        raise UsageError(f"{name}={given}: it has to be from 1 to {most}.")
+    return count
+
+
+def _parameters(gpu: Gpu, target: dict[str, Any]) -> dict[str, Any]:
+    """Under the names that TVM's auto_scheduler had for them; memory in bytes, 0 for what is not
+    known."""
+    return {
+        "num_cores": gpu.processors,
+        "vector_unit_bytes": 16,
+        "cache_line_bytes": 128,
+        "max_shared_memory_per_block": target["max_shared_memory_per_block"],
+        "max_local_memory_per_block": 2**31 - 1,
+        "max_threads_per_block": target["max_threads_per_block"],
+        "max_vthread_extent": 8,
+        "warp_size": target["thread_warp_size"],
+        "registers_per_block": gpu.registers,
+        "l2_cache_bytes": gpu.l2,
+        "memory_bytes": gpu.memory,
+        "arch": gpu.arch,
+    }

@@ -1,0 +1,112 @@
+"""What a process does that measures on this machine's GPU.
+
+After a kernel that reads where it may not, or that traps, CUDA refuses everything else in that process,
+forever. Such a process ends with its message; the next candidate gets a fresh one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tvmtune.errors import TvmtuneError, last_line
+from tvmtune.measure import local
+from tvmtune.types import TensorSpec, Timing
+from tvmtune_cuda import toolkit
+
+RUNTIME = "libcudart.so.13"
+LASTING = (
+    *(
+        "illegal memory access",
+        "illegal instruction",
+        "misaligned address",
+        "unspecified launch failure",
+    ),
+    *(
+        "invalid program counter",
+        "hardware stack error",
+        "device-side assert",
+        "invalid address space",
+    ),
+    *("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT"),
+    *("CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_ASSERT"),
+    *("CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_INVALID_PC", "uncorrectable ECC error"),
+    *("CUDA_ERROR_INVALID_ADDRESS_SPACE", "launch timed out and was terminated"),
+)
+"""What errors say after which a process cannot use the GPU any more: those of which NVIDIA's
+documentation says that the process must be terminated and relaunched."""
+_T = TypeVar("_T")
+
+
+def init(options: dict[str, Any]) -> None:
+    """Called once in each run worker."""
+    from tvmtune import threads
+
+    load()
+    threads.share(int(options["threads"]))
+
+
+def load() -> None:
+    """Have TVM run CUDA in this process. Raises :class:`TvmtuneError` saying what is missing."""
+    import tvm
+
+    if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
+        _load_runtime(Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so")
+    if not tvm.cuda(0).exist:
+        from tvmtune_cuda import gpus
+
+        gpus.check(gpus.describe())
+        raise TvmtuneError("CUDA's runtime finds no GPU, and the driver does: see nvidia-smi.")
+
+
+def _load_runtime(library: Path) -> None:
+    """TVM leaves its part for CUDA out where one of the libraries that it needs is not found."""
+    from tvmtune_cuda import gpus
+
+    gpus.check(gpus.describe())
+    folders = [home / "lib" for home in (*toolkit.homes_of_pip(), Path("/usr/local/cuda"))]
+    for name in (RUNTIME, *(str(folder / RUNTIME) for folder in folders)):
+        try:
+            ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
+            break
+        except OSError:
+            continue
+    else:
+        raise TvmtuneError(
+            f"{RUNTIME} is not installed: run pip install 'tvmtune[cuda]', or install CUDA's toolkit."
+        )
+    try:
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    except OSError as exc:
+        raise TvmtuneError(f"TVM's part for CUDA cannot be loaded: {last_line(exc)}") from exc
+
+
+def run(
+    artifact: str, args: Sequence[TensorSpec], timing: Timing, options: dict[str, Any]
+) -> list[float]:
+    """As :func:`tvmtune.measure.local.run`."""
+    return _or_end(lambda: local.run(artifact, args, timing, options))
+
+
+def check(
+    artifact: str, reference: str, args: Sequence[TensorSpec], options: dict[str, Any]
+) -> float:
+    """As :func:`tvmtune.measure.local.check`."""
+    return _or_end(lambda: local.check(artifact, reference, args, options))
+
+
+def _or_end(work: Callable[[], _T]) -> _T:
+    """The result of ``work``, or the end of this process where its error lasts."""
+    try:
+        return work()
+    except Exception as error:
+        said = str(error)
+        found = next((text for text in LASTING if text in said), None)
+        if found is None:
+            raise
+        print(f"CUDA: {found}", file=sys.stderr, flush=True)
+        os._exit(1)
