@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +16,6 @@ from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import devices as boards_devices
 from tvmtune.farm import protocol
 from tvmtune.types import Device
-from tvmtune.workers import Workers
 from tvmtune_cuda import gpus, toolkit
 
 LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
@@ -135,11 +138,22 @@ def _of_this_machine() -> Gpu:
 
 def _look() -> dict[str, Any]:
     """What :func:`tvmtune_cuda.gpus.describe` says, in a process of its own."""
-    with Workers(1) as workers:
-        (outcome,) = workers.map("tvmtune_cuda.gpus:describe", [()], deadline=LOOK, stage="run")
-    if not outcome.ok:
-        raise TvmtuneError(f"the GPUs cannot be listed: {outcome.message}")
-    found: dict[str, Any] = outcome.value
+    code = "import json; from tvmtune_cuda import gpus; print(json.dumps(gpus.describe()))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LOOK,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise TvmtuneError(f"NVIDIA's driver gives no answer within {LOOK:g} s") from exc
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise TvmtuneError(f"the GPUs cannot be listed: {said}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -67,23 +67,32 @@ class Compiler:
 
 
 def find() -> Compiler:
-    """nvcc from ``TVMTUNE_NVCC``, the path, ``CUDA_HOME``, ``CUDA_PATH``, the usual place or pip's
-    packages; else NVRTC. Raises :class:`TvmtuneError` if there is none."""
-    if named := os.environ.get(VARIABLE):
-        if shutil.which(named) is None:
-            raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run.")
-        return Compiler(str(shutil.which(named)))
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    folders = [Path(home) / "bin" for home in homes if home]
-    folders += [Path("/usr/local/cuda/bin"), *(home / "bin" for home in homes_of_pip())]
-    for place in (None, *map(str, folders)):
-        if (path := shutil.which("nvcc", path=place)) and _has_host_compiler():
-            return Compiler(path)
+    """nvcc, else NVRTC. Raises :class:`TvmtuneError` if there is none."""
+    if (found := nvcc()) is not None:
+        return found
     if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
         if _include_folders():
             return Compiler(NVRTC)
         raise TvmtuneError(f"NVRTC is there, and CUDA's headers are not: {_HINT}.")
     raise TvmtuneError(f"there is no compiler for CUDA: {_HINT}.")
+
+
+def nvcc() -> Compiler | None:
+    """nvcc from ``TVMTUNE_NVCC``, the path, ``CUDA_HOME``, ``CUDA_PATH``, the usual place or pip's
+    packages; None where there is none, or no C++ compiler for its preprocessing."""
+    if named := os.environ.get(VARIABLE):
+        if shutil.which(named) is None:
+            raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run.")
+        return Compiler(str(shutil.which(named)))
+    if not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+        return None
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    folders = [Path(home) / "bin" for home in homes if home]
+    folders += [Path("/usr/local/cuda/bin"), *(home / "bin" for home in homes_of_pip())]
+    for place in (None, *map(str, folders)):
+        if path := shutil.which("nvcc", path=place):
+            return Compiler(path)
+    return None
 
 
 def check_arch(compiler: Compiler, arch: str) -> str:
@@ -149,11 +158,6 @@ def _complaint(text: str) -> str:
     """The first error of a compiler's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip("\0 \t")]
     return next((line for line in lines if "error" in line or "fatal" in line), "".join(lines[-1:]))
-
-
-def _has_host_compiler() -> bool:
-    """nvcc has one do the preprocessing."""
-    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))
 
 
 @functools.cache

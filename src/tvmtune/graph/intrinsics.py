@@ -17,7 +17,7 @@ VENDORS = {
     "llvm": ("x86",),
     "aarch64": ("arm_cpu",),
     "cuda": (),  # those for tensor cores: half a minute, and its plain rules use none
-    "rocm": ("rocm",),
+    "rocm": (),
     "opencl": (),
 }
 

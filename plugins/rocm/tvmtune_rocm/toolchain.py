@@ -1,0 +1,141 @@
+"""What makes GPU programs of LLVM's objects: a linker, and ROCm's library of functions.
+
+TVM 0.27 brings LLVM 22, whose objects are of the 6th version of AMD's form; lld knows that from version
+19 on. The library (``rocm-device-libs``) is needed by kernels with functions that the GPU has no
+instruction for, such as ``erf``; those of convolutional networks do without.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tvmtune.errors import TvmtuneError
+
+LEAST = 19
+"""The first lld that knows the form of TVM's objects."""
+VARIABLE = "TVMTUNE_ROCM_LLD"
+_CONTROLS = (
+    *("oclc_daz_opt_off", "oclc_finite_only_off", "oclc_unsafe_math_off", "oclc_abi_version_500"),
+    "oclc_correctly_rounded_sqrt_on",
+)
+"""Switches of the library, each a file of its own."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The linker's command, and the files of the library for one architecture, or none."""
+
+    linker: tuple[str, ...]
+    bitcode: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def register(self) -> None:
+        """Have TVM use these in this process."""
+        import tvm.support.rocm  # noqa: F401 - registers TVM's own search, which is replaced here
+        import tvm_ffi
+
+        register = tvm_ffi.register_global_func
+        register("tvm_callback_rocm_bitcode_path", lambda *_: [*self.bitcode], override=True)
+        register("tvm_callback_rocm_link", self.link, override=True)
+
+    def link(self, code: Any) -> bytearray:
+        """The program for the GPU of a relocatable object.
+
+        Raises :class:`TvmtuneError` with the linker's complaint; functions that it does not find are
+        those of the library.
+        """
+        with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-") as folder:
+            given, made = Path(folder) / "kernels.o", Path(folder) / "kernels.co"
+            given.write_bytes(bytes(code))
+            command = [*self.linker, "--no-undefined", "-shared", str(given), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+            if done.returncode == 0:
+                return bytearray(made.read_bytes())
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        if missing := sorted(set(re.findall(r"undefined (?:hidden )?symbol: (\w+)", done.stderr))):
+            raise TvmtuneError(
+                f"kernels call {', '.join(missing)} of ROCm's library of functions, which is not "
+                "there: on Debian or Ubuntu, sudo apt-get install rocm-device-libs; or name "
+                "ROCm's folder in ROCM_PATH"
+            )
+        raise TvmtuneError(f"{self.linker[0]}: {said[0] if said else f'exit {done.returncode}'}")
+
+
+def init(options: dict[str, Any]) -> None:
+    """Called once in each process that builds kernels."""
+    tools = options["tools"]
+    Tools(tuple(tools["linker"]), tuple(tools["bitcode"])).register()
+
+
+def find(arch: str) -> Tools:
+    """The tools for an architecture such as ``gfx90a``.
+
+    lld comes from ``TVMTUNE_ROCM_LLD``, ROCm, the path, or pip's ``ziglang``. Raises
+    :class:`TvmtuneError` if there is none that is new enough.
+    """
+    return Tools(_linker(), _bitcode(arch))
+
+
+def _linker() -> tuple[str, ...]:
+    candidates: list[tuple[str, ...]] = []
+    if named := os.environ.get(VARIABLE):
+        if shutil.which(named) is None:
+            raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run.")
+        candidates = [(named,)]
+    else:
+        names = [str(root / "llvm/bin/ld.lld") for root in _roots()]
+        names += [f"ld.lld-{major}" for major in range(LEAST + 9, LEAST - 1, -1)] + ["ld.lld"]
+        candidates = [(found,) for name in names if (found := shutil.which(name))]
+        if find_spec("ziglang"):
+            candidates.append((sys.executable, "-m", "ziglang", "ld.lld"))
+    old = ""
+    for command in candidates:
+        version = _version(command)
+        if version >= LEAST:
+            return command
+        old = old or f" ({command[0]} is of version {version})"
+    raise TvmtuneError(
+        f"programs for AMD's GPUs are linked by lld, version {LEAST} or later{old}: run pip install "
+        f"'tvmtune[rocm]', or name one in {VARIABLE}."
+    )
+
+
+def _version(command: tuple[str, ...]) -> int:
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r"LLD (\d+)", done.stdout)
+    return int(found[1]) if found else 0
+
+
+def _roots() -> list[Path]:
+    named = os.environ.get("ROCM_PATH")
+    return [Path(named)] if named else [Path("/opt/rocm"), Path("/usr/lib/x86_64-linux-gnu")]
+
+
+def _bitcode(arch: str) -> tuple[str, ...]:
+    """The library's files; none where it is not installed, or is older than the architecture."""
+    for root in _roots():
+        folder = root / "amdgcn" / "bitcode"
+        wave = "off" if arch.startswith(("gfx10", "gfx11", "gfx12")) else "on"
+        names = ["ocml", "ockl", *_CONTROLS, f"oclc_wavefrontsize64_{wave}"]
+        names.append(f"oclc_isa_version_{arch.removeprefix('gfx')}")
+        files = [folder / f"{name}.bc" for name in names if name != "oclc_abi_version_500"]
+        optional = folder / "oclc_abi_version_500.bc"
+        if all(file.exists() for file in files):
+            return tuple(map(str, [*files, *([optional] if optional.exists() else [])]))
+    return ()

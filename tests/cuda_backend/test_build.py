@@ -1,0 +1,153 @@
+"""From schedules to libraries with machine code for a GPU that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+from cli.commands import tvmtune
+from models import tiny_cnn
+from tvmtune import api, host
+from tvmtune.deploy import program
+from tvmtune.errors import TvmtuneError
+from tvmtune.graph import spaces, traces
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune_cuda import build
+from tvmtune_cuda.target import describe_device
+
+EM_CUDA = 190
+SAMPLED = 2
+
+
+def code_for_gpus(path: Path) -> list[bytes]:
+    """The programs for GPUs in a library; none of their sources is left there."""
+    data = path.read_bytes()
+    assert b"__global__" not in data
+    starts = []
+    at = data.find(b"\x7fELF", 1)
+    while at >= 0:
+        if int.from_bytes(data[at + 18 : at + 20], "little") == EM_CUDA:
+            starts.append(at)
+        at = data.find(b"\x7fELF", at + 1)
+    return [data[start:] for start in starts]
+
+
+@pytest.fixture(scope="module")
+def plan(nvcc) -> api.Plan:
+    network = OnnxNetwork(tiny_cnn(), name="tiny")
+    return api.plan(network, "cuda", attrs={"arch": "sm_90"})
+
+
+def test_a_kernel_is_built_without_a_gpu(plan, tmp_path):
+    spec = plan.backend.make_builder(plan.device)
+    implementation = plan.tasks[0].implementations[0]
+    target = tvm.target.Target(plan.device.target)
+    schedule = implementation.space.default(implementation.mod, target)
+    with build.sources():
+        path = build.build(schedule.mod, plan.device.target, spec.options, str(tmp_path))
+    (code,) = code_for_gpus(Path(path))
+    assert b"main_kernel" in code
+
+
+def test_a_reference_is_for_the_cpu(plan, tmp_path):
+    spec = plan.backend.make_builder(plan.device)
+    assert spec.reference is not None
+    mod = plan.tasks[0].implementations[0].mod
+    options = {**spec.options, **spec.reference.options}
+    path = build.build(mod, spec.reference.target, options, str(tmp_path))
+    assert not code_for_gpus(Path(path))
+    assert tvm.runtime.load_module(path)
+
+
+def test_an_error_of_the_compiler_costs_the_candidate_alone(plan):
+    """In the builder's processes, where it is told in a line."""
+    backend = host.backend("cuda")
+    spec = backend.make_builder(plan.device)
+    implementation = plan.tasks[0].implementations[0]
+    target = tvm.target.Target(plan.device.target)
+    trace = traces.to_json(implementation.space.default(implementation.mod, target))
+    device = describe_device({"arch": "sm_90"}, None)
+    wrong = {**device.target, "arch": "sm_999"}
+    with build.sources(), pytest.raises(TvmtuneError, match="^nvcc: .*sm_999"):
+        build.build(
+            traces.apply(implementation.mod, trace).mod, wrong, spec.options, "/nonexistent"
+        )
+
+
+def test_the_machine_code_takes_the_place_of_the_source_alone(nvcc):
+    """A program of three modules, of which the second is CUDA's."""
+
+    def text(value: bytes) -> bytes:
+        return len(value).to_bytes(8, "little") + value
+
+    def whole(form: bytes, code: bytes) -> bytes:
+        module = text(form) + b"functions of cuda" + text(code)
+        body = b"tree" + text(b"first") + text(b"cuda") + text(b"cuda") + text(module) + b"last"
+        return len(body).to_bytes(8, "little") + body
+
+    before, after = whole(b"cuda", b"source" * 9), whole(b"cubin", b"\x7fELF" * 5)
+    code, other = b"source" * 9, b"\x7fELF" * 5
+    assert program.recoded(before, "cuda", "cuda", code, "cubin", other) == after
+    for damaged in (before + b"more", before.replace(b"source", b"sauces"), before + text(code)):
+        with pytest.raises(TvmtuneError, match="packs"):
+            program.recoded(damaged, "cuda", "cuda", code, "cubin", other)
+
+
+def sampled(implementation, target, count: int) -> list[tvm.IRModule]:
+    """Modules by schedules that the space's rules draw: of conv2d's, one in ten fits a GPU."""
+    found: list[tvm.IRModule] = []
+    for seed in range(1, 100):
+        context = spaces.tune_context(
+            implementation.mod, target, implementation.space.generator(), seed=seed
+        )
+        postprocs = list(context.space_generator.postprocs)
+        for design in context.generate_design_space():
+            drawn = spaces.replay(implementation.mod, design.trace, postprocs, seed)
+            if drawn is not None:
+                found.append(drawn.mod)
+            if len(found) == count:
+                return found
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("network", ["resnet-18", "mobilenet"])
+def test_schedules_that_are_drawn_compile(network, arch, nvcc, tmp_path):
+    plan = api.plan(api.load(network), "cuda", attrs={"arch": arch})
+    target = tvm.target.Target(plan.device.target)
+    options = plan.backend.make_builder(plan.device).options
+    built = 0
+    with build.sources():
+        for task in plan.tasks[::4]:
+            for implementation in task.implementations:
+                for mod in sampled(implementation, target, SAMPLED):
+                    path = build.build(mod, plan.device.target, options, str(tmp_path))
+                    assert code_for_gpus(Path(path)), task.name
+                    Path(path).unlink()
+                    built += 1
+    assert built >= len(plan.tasks[::4])
+
+
+@pytest.mark.slow
+def test_a_network_is_compiled_and_inspected(nvcc, tmp_path):
+    words = ["resnet-18", "--target", "cuda", "--target-attr", "arch=sm_80", "-o", "lib.so"]
+    done = tvmtune("compile", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(code_for_gpus(tmp_path / "lib.so")) == 1
+    done = tvmtune("inspect", "lib.so", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA GPU of sm_80" in done.stdout
+    done = tvmtune("bench", "lib.so", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "driver is not installed" in done.stderr
+
+
+def test_a_compiled_operator_keeps_its_arguments(plan, tmp_path):
+    compiled = api.compile(plan, tmp_path / "lib.so")
+    assert len(code_for_gpus(compiled.path)) == 1
+    assert compiled.metadata["device"]["target"]["arch"] == "sm_90"
+    assert np.prod(compiled.metadata["outputs"][0]["shape"]) > 1
