@@ -71,6 +71,11 @@ fi
 if [ "$tests" = yes ] && ! found ld.lld; then
     apt_install lld || say "going on without: the tests that link for other machines will be skipped"
 fi
+if [ "$tests" = yes ] && [ ! -e /usr/lib/x86_64-linux-gnu/amdgcn/bitcode/ocml.bc ] &&
+    [ "$(uname -m)" = x86_64 ]; then
+    apt_install rocm-device-libs ||
+        say "going on without: the test that links ROCm's functions will be skipped"
+fi
 if [ "$tests" = yes ] && [ ! -e /etc/OpenCL/vendors/pocl.icd ]; then
     apt_install pocl-opencl-icd ocl-icd-libopencl1 ||
         say "going on without: the tests that run OpenCL will be skipped"

@@ -19,7 +19,7 @@ from tvmtune_cuda import build
 from tvmtune_cuda.target import describe_device
 
 EM_CUDA = 190
-SAMPLED = 2
+SAMPLED = 1
 
 
 def code_for_gpus(path: Path) -> list[bytes]:
@@ -97,7 +97,7 @@ def test_the_machine_code_takes_the_place_of_the_source_alone(nvcc):
 
 
 def sampled(implementation, target, count: int) -> list[tvm.IRModule]:
-    """Modules by schedules that the space's rules draw: of conv2d's, one in ten fits a GPU."""
+    """Modules by schedules that the space's rules draw; many draws do not fit a GPU."""
     found: list[tvm.IRModule] = []
     for seed in range(1, 100):
         context = spaces.tune_context(
@@ -114,22 +114,23 @@ def sampled(implementation, target, count: int) -> list[tvm.IRModule]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("network", ["resnet-18", "mobilenet"])
-def test_schedules_that_are_drawn_compile(network, arch, nvcc, tmp_path):
+@pytest.mark.parametrize(
+    ("network", "arch", "every"), [("resnet-18", "sm_80", 4), ("mobilenet", "sm_90", 8)]
+)
+def test_schedules_that_are_drawn_compile(network, arch, every, nvcc, tmp_path):
     plan = api.plan(api.load(network), "cuda", attrs={"arch": arch})
     target = tvm.target.Target(plan.device.target)
     options = plan.backend.make_builder(plan.device).options
     built = 0
     with build.sources():
-        for task in plan.tasks[::4]:
+        for task in plan.tasks[::every]:
             for implementation in task.implementations:
                 for mod in sampled(implementation, target, SAMPLED):
                     path = build.build(mod, plan.device.target, options, str(tmp_path))
                     assert code_for_gpus(Path(path)), task.name
                     Path(path).unlink()
                     built += 1
-    assert built >= len(plan.tasks[::4])
+    assert built >= len(plan.tasks[::every])
 
 
 @pytest.mark.slow

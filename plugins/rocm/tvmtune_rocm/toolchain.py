@@ -1,12 +1,13 @@
 """What makes GPU programs of LLVM's objects: a linker, and ROCm's library of functions.
 
 TVM 0.27 brings LLVM 22, whose objects are of the 6th version of AMD's form; lld knows that from version
-19 on. The library (``rocm-device-libs``) is needed by kernels with functions that the GPU has no
-instruction for, such as ``erf``; those of convolutional networks do without.
+19 on. The library (``rocm-device-libs``) is needed by kernels with functions that LLVM has no
+code for, such as ``atan``; those of convolutional networks do without.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -24,10 +25,15 @@ LEAST = 19
 """The first lld that knows the form of TVM's objects."""
 VARIABLE = "TVMTUNE_ROCM_LLD"
 _CONTROLS = (
-    *("oclc_daz_opt_off", "oclc_finite_only_off", "oclc_unsafe_math_off", "oclc_abi_version_500"),
+    *("oclc_daz_opt_off", "oclc_finite_only_off", "oclc_unsafe_math_off"),
     "oclc_correctly_rounded_sqrt_on",
 )
 """Switches of the library, each a file of its own."""
+_SINCE_5_3 = "oclc_abi_version_500"
+_MISNAMED = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cosh", "hypot"),
+    *("ldexp", "log1p", "nextafter", "sinh", "tan"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class Tools:
         register = tvm_ffi.register_global_func
         register("tvm_callback_rocm_bitcode_path", lambda *_: [*self.bitcode], override=True)
         register("tvm_callback_rocm_link", self.link, override=True)
+        _name_functions()
 
     def link(self, code: Any) -> bytearray:
         """The program for the GPU of a relocatable object.
@@ -66,10 +73,27 @@ class Tools:
         if missing := sorted(set(re.findall(r"undefined (?:hidden )?symbol: (\w+)", done.stderr))):
             raise TvmtuneError(
                 f"kernels call {', '.join(missing)} of ROCm's library of functions, which is not "
-                "there: on Debian or Ubuntu, sudo apt-get install rocm-device-libs; or name "
-                "ROCm's folder in ROCM_PATH"
+                "there, or knows no such GPU: on Debian or Ubuntu, sudo apt-get install "
+                "rocm-device-libs; or name ROCm's folder in ROCM_PATH"
             )
         raise TvmtuneError(f"{self.linker[0]}: {said[0] if said else f'exit {done.returncode}'}")
+
+
+@functools.cache
+def _name_functions() -> None:
+    """Have kernels call the library's functions by its names, where TVM takes those of C."""
+    import tvm
+    from tvm.tirx.op import register_intrin_lowering
+
+    def rule(name: str) -> Any:
+        def call(given: Any) -> Any:
+            named = f"__ocml_{name}_f{tvm.DataType(str(given.ty.dtype)).bits}"
+            return tvm.tirx.call_pure_extern(given.ty, named, *given.args)
+
+        return call
+
+    for name in _MISNAMED:
+        register_intrin_lowering(f"tirx.{name}", target="rocm", f=rule(name))
 
 
 def init(options: dict[str, Any]) -> None:
@@ -132,10 +156,10 @@ def _bitcode(arch: str) -> tuple[str, ...]:
     for root in _roots():
         folder = root / "amdgcn" / "bitcode"
         wave = "off" if arch.startswith(("gfx10", "gfx11", "gfx12")) else "on"
-        names = ["ocml", "ockl", *_CONTROLS, f"oclc_wavefrontsize64_{wave}"]
+        names = ["ocml", *_CONTROLS, f"oclc_wavefrontsize64_{wave}"]
         names.append(f"oclc_isa_version_{arch.removeprefix('gfx')}")
-        files = [folder / f"{name}.bc" for name in names if name != "oclc_abi_version_500"]
-        optional = folder / "oclc_abi_version_500.bc"
+        files = [folder / f"{name}.bc" for name in names]
         if all(file.exists() for file in files):
-            return tuple(map(str, [*files, *([optional] if optional.exists() else [])]))
+            newer = folder / f"{_SINCE_5_3}.bc"
+            return tuple(map(str, [*files, *([newer] if newer.exists() else [])]))
     return ()
