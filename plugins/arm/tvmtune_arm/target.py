@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmtune import system, threads
+from tvmtune import attributes, system, threads
 from tvmtune.boards import BOARDS, LINUX64, Board, cpu_target, find, named
 from tvmtune.deploy import cpu_features
 from tvmtune.errors import TvmtuneError, UsageError, nearest
@@ -24,11 +24,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     machine if it is an ARM one. ``mcpu``, ``mattr``, ``mtriple`` and ``threads`` win over what is known
     of it; ``mattr`` is added to it. Raises :class:`UsageError` for unknown names.
     """
-    for word in attrs:
-        if word not in ATTRIBUTES:
-            raise UsageError(
-                f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
-            )
+    attributes.check(attrs, ATTRIBUTES)
     key = protocol.find(remote)[0] if remote else None
     name = _name(attrs, key)
     board = BOARDS[name] if name else UNNAMED

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tvmtune import attributes
 from tvmtune.deploy import cpu_features
-from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm.describe import features
 from tvmtune.farm.protocol import find
 from tvmtune.graph.spaces import RuleSpace
@@ -31,11 +32,7 @@ def describe(attrs: dict[str, Any], remote: str | None) -> Device:
     """
     import tvm
 
-    for name in attrs:
-        if name not in ATTRIBUTES:
-            raise UsageError(
-                f"target attribute '{name}' is not known.{nearest(name, [*ATTRIBUTES])}"
-            )
+    attributes.check(attrs, ATTRIBUTES)
     found = _ask(remote) if remote and not {"mcpu", "threads"} <= attrs.keys() else None
     if remote is None:
         threads = parse(attrs["threads"], here=True) if "threads" in attrs else usable_cpus()

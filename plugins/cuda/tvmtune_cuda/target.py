@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from tvmtune import system, threads
+from tvmtune import attributes, system, threads
 from tvmtune.boards import host_target, triple_of
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import devices as boards_devices
@@ -71,11 +71,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     limits of a block win over what is known. Raises :class:`UsageError` for unknown names,
     :class:`TvmtuneError` where there is no GPU, no driver for it, or no compiler.
     """
-    for word in attrs:
-        if word not in ATTRIBUTES:
-            raise UsageError(
-                f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
-            )
+    attributes.check(attrs, ATTRIBUTES)
     if "tag" in attrs and "arch" in attrs:
         raise UsageError("tag= and arch= both name a GPU: give one of them.")
     compiler = toolkit.find()
@@ -99,7 +95,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     beside = gpu.host or {}
     mtriple = str(attrs.get("mtriple") or beside.get("mtriple", ""))
     limits = {
-        name: _limit(name, attrs[name], most) if name in attrs else most
+        name: attributes.number(name, attrs[name], most) if name in attrs else most
         for name, most in zip(LIMITS, (gpu.threads, gpu.shared), strict=True)
     }
     target = {
@@ -230,16 +226,6 @@ def _threads(given: Any, gpu: Gpu, *, here: bool) -> int:
     if given is not None:
         return threads.parse(given, here=here)
     return gpu.cpus or (system.usable_cpus() if here else 1)
-
-
-def _limit(name: str, given: Any, most: int) -> int:
-    try:
-        count = int(given)
-    except ValueError:
-        raise UsageError(f"{name}={given} is not a number.") from None
-    if not 1 <= count <= most:
-        raise UsageError(f"{name}={given}: it has to be from 1 to {most}.")
-    return count
 
 
 def _parameters(gpu: Gpu, target: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from tvmtune import system, threads
+from tvmtune import attributes, system, threads
 from tvmtune.boards import BOARDS, Board, find, host_target, named, triple_of
-from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm import devices as boards_devices
 from tvmtune.farm import protocol
 from tvmtune.types import Device
@@ -73,11 +73,7 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
     ``mcpu`` (of the CPU beside it), ``threads`` (of that CPU) and the device's limits win over
     that. Raises :class:`UsageError` for unknown names, :class:`TvmtuneError` where there is no device.
     """
-    for word in attrs:
-        if word not in ATTRIBUTES:
-            raise UsageError(
-                f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
-            )
+    attributes.check(attrs, ATTRIBUTES)
     key = protocol.find(remote)[0] if remote else None
     name_of = named(str(attrs["board"]), OTHERWISE) if attrs.get("board") else find(key or "")
     if name_of is not None and not BOARDS[name_of].gpu:
@@ -193,7 +189,7 @@ def _limits(attrs: dict[str, Any], found: Found | None) -> dict[str, int]:
     for name, there, usual in zip(LIMITS, most, (THREADS, LOCAL_MEMORY), strict=True):
         limits[name] = min(there, usual)
         if name in attrs:
-            limits[name] = _number(name, attrs[name])
+            limits[name] = attributes.number(name, attrs[name])
             if found and limits[name] > there:
                 raise UsageError(f"{name}={attrs[name]}: {found.name} has {there}.")
     return limits
@@ -203,16 +199,6 @@ def _threads(given: Any, board: Board, found: Found | None, *, here: bool) -> in
     if given is None:
         return found.cpus if found and board is UNNAMED else board.cores
     return threads.parse(given, here=here)
-
-
-def _number(name: str, given: Any) -> int:
-    try:
-        count = int(given)
-    except ValueError:
-        raise UsageError(f"{name}={given} is not a number.") from None
-    if count < 1:
-        raise UsageError(f"{name}={given}: at least 1 is needed.")
-    return count
 
 
 def _parameters(target: dict[str, Any], board: Board, found: Found | None) -> dict[str, Any]:

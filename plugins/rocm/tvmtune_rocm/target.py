@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tvmtune import system, threads
+from tvmtune import attributes, system, threads
 from tvmtune.boards import host_target
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.types import Device
@@ -24,11 +24,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     ``mtriple`` and ``mcpu`` are of the CPU beside it, ``threads`` of that CPU. Raises
     :class:`UsageError` for unknown names, :class:`TvmtuneError` where a tool is missing.
     """
-    for word in attrs:
-        if word not in ATTRIBUTES:
-            raise UsageError(
-                f"target attribute '{word}' is not known.{nearest(word, [*ATTRIBUTES])}"
-            )
+    attributes.check(attrs, ATTRIBUTES)
     if "arch" not in attrs:
         raise UsageError(
             "which AMD GPU? Give --target-attr arch=gfx90a or the like (rocminfo tells); or use it "
@@ -39,7 +35,9 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         raise UsageError(f"arch={arch}: LLVM does not compile for it.{nearest(arch, known)}")
     toolchain.find(arch)
     mtriple = str(attrs.get("mtriple") or "")
-    limits = {name: _limit(name, attrs.get(name, most), most) for name, most in LIMITS.items()}
+    limits = {
+        name: attributes.number(name, attrs.get(name, most), most) for name, most in LIMITS.items()
+    }
     warp = 32 if arch.startswith(("gfx10", "gfx11", "gfx12")) else 64
     target = {
         "kind": "rocm",
@@ -100,13 +98,3 @@ def _known() -> list[str]:
     target = tvm.target.Target({"kind": "llvm", "mtriple": TRIPLE})
     names = map(str, tvm.get_global_func("target.llvm_get_cpu_archlist")(target))
     return [name for name in names if re.fullmatch(r"gfx[0-9a-f]{3,4}", name)]
-
-
-def _limit(name: str, given: Any, most: int) -> int:
-    try:
-        count = int(given)
-    except ValueError:
-        raise UsageError(f"{name}={given} is not a number.") from None
-    if not 1 <= count <= most:
-        raise UsageError(f"{name}={given}: it has to be from 1 to {most}.")
-    return count

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmtune import system, threads
+from tvmtune import attributes, system, threads
 from tvmtune.boards import BOARDS, Board, cpu_target, find, named, triple_of
-from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.farm import devices, protocol
 from tvmtune.types import Device
 from tvmtune_vta.clock import Constants
@@ -26,11 +26,7 @@ def describe(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
     this machine's, or with ``remote`` that of the boards, which are asked. Raises :class:`UsageError`
     for others and for values that cannot be.
     """
-    for given in attrs:
-        if given not in ATTRIBUTES:
-            raise UsageError(
-                f"target attribute '{given}' is not known.{nearest(given, [*ATTRIBUTES])}"
-            )
+    attributes.check(attrs, ATTRIBUTES)
     config = Config.find(str(attrs.get("config", SIMULATOR)))
     target = _cpu(attrs, remote)
     return Device(
