@@ -80,4 +80,4 @@ def _sources(library: Any) -> list[str]:
         raise TvmtuneError(
             "TVM gives no CUDA source of a kernel: check the versions with tvmtune doctor"
         )
-    return found
+    return [*dict.fromkeys(found)]  # several may import the same one
