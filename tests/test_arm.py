@@ -299,6 +299,7 @@ def test_a_library_for_a_32_bit_board(network, tmp_path):
     ("board", "name"),
     [("rk3399", "aarch64-linux-gnu-ld"), ("pynq-z1", "arm-linux-gnueabihf-ld")],
 )
+@pytest.mark.slow
 def test_any_linker_for_the_board_will_do(network, tmp_path, monkeypatch, board, name):
     """GNU ld's cross builds where they are; the real lld under their names elsewhere."""
     folder = tmp_path / "bin"

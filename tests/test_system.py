@@ -195,6 +195,7 @@ def test_a_linker_may_be_named(tmp_path, monkeypatch):
         system.find_linker()
 
 
+@pytest.mark.slow
 def test_the_linker_found_makes_a_library_of_tvms_objects(tmp_path):
     """In a child: the thread pool that TVM starts must not stay in the tests' process."""
     code = """

@@ -34,11 +34,13 @@ def test_pytorch_can_be_imported_later_and_its_tensors_are_taken():
     assert run(OURS + later).startswith("[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]")
 
 
+@pytest.mark.slow
 def test_whoever_has_pytorch_already_keeps_it():
     both = "import torch, tvm, tvm_ffi._convert as c; print(c.torch is torch)"
     assert run(OURS + both) == "True\n"
 
 
+@pytest.mark.slow
 def test_another_thread_imports_pytorch_meanwhile():
     """While this one imports TVM, which takes longer."""
     beside = (
@@ -52,6 +54,7 @@ def test_another_thread_imports_pytorch_meanwhile():
     assert run(OURS + "\n" + beside) == "there\n"
 
 
+@pytest.mark.slow
 def test_a_program_that_uses_tvmtune_decides_for_itself():
     assert run("import sys, tvmtune, tvm; print('torch' in sys.modules)") == "True\n"
 

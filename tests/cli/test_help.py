@@ -79,7 +79,7 @@ def test_an_environment_variable_stands_in_for_an_option(monkeypatch, capsys):
         ("tvmtune ta", ["tasks"]),
         ("tvmtune tune --network mobilenet-", ["mobilenet-v2"]),
         ("tvmtune compile squeeze", ["squeezenet_v1.0", "squeezenet_v1.1"]),
-        ("tvmtune tune --target c", ["cpu"]),
+        ("tvmtune tune --target c", ["cpu", "cuda"]),
         ("tvmtune tune --tuner x", ["xgb", "xgb-knob"]),
         ("tvmtune tune --scheduler r", ["round-robin"]),
         ("tvmtune bench lib.so --vs openvino,o", ["openvino,onnxruntime"]),

@@ -64,12 +64,14 @@ def printed(output: str) -> list[float]:
     return [float(word) for word in line.split()[1:]]
 
 
+@pytest.mark.slow
 def test_python_with_tvmtune(folder, values):
     output = run(folder, "python3", "-c", block("python", "# with tvmtune"))
     assert "data: 1x3x224x224 float32 -> logits: 1x10 float32" in output
     assert printed(output) == pytest.approx(values, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_python_with_tvm_only(folder, values):
     code = block("python", "# with TVM only")
     assert "tvmtune" not in code

@@ -68,6 +68,7 @@ def test_plain_tvm_loads_it_without_tvmtune(plan, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_another_serialised_form_is_refused_and_nothing_is_written(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "KIND", b"relax.AnotherExecutable")
     with pytest.raises(TvmtuneError, match="another way than tvmtune expects"):

@@ -121,6 +121,7 @@ def in_a_fresh_process(code: str, *args: object) -> dict:
 
 @two_cpus
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.slow
 def test_the_threads_are_those_that_were_asked_for(made, threads):
     """By itself TVM takes half of the CPUs and binds the caller to one of them."""
     found = in_a_fresh_process(

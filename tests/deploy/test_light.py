@@ -80,6 +80,7 @@ def test_it_computes_bit_by_bit_what_the_whole_library_computes(made):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 def test_a_right_library_is_found_right_and_nothing_is_left_beside_it(plan, tmp_path, opened):
     compiled = api.compile(plan, tmp_path / "lib.so")
     assert opened == [True]

@@ -41,6 +41,8 @@ def log(plan, tmp_path_factory):
     patient = Timing(build_timeout=120.0, run_timeout=60.0)
     api.tune(plan, path, budget=Budget(trials=len(plan.tasks) + 3), timing=patient)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    # On a busy machine some were timed again, which would count for more than what is said here.
+    lines = [line for line in lines if line["type"] != "remeasure"]
     trials = [line for line in lines if line["type"] == "trial"]
     quick = [line for line in trials if line["implementation"] == "winograd" and line["seconds"]]
     assert len({line["task"] for line in quick}) == 3, trials

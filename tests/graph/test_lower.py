@@ -162,6 +162,7 @@ def test_a_winograd_record_changes_only_its_own_kernel():
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+@pytest.mark.slow
 def test_winograd_is_used_exactly_where_its_records_say(which):
     plan = plan_of(two_convs())
     tasks = two_implementations(plan)

@@ -187,6 +187,7 @@ QUICK = ("bias", "group-norm", "transposed", "max-of")
     "kind",
     [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in NEIGHBOURS],
 )
+@pytest.mark.slow
 def test_operators_between_convolutions(kind, layout):
     assert_right(between_convolutions(NEIGHBOURS[kind]), layout)
 
@@ -216,6 +217,7 @@ RANKS = {
 @pytest.mark.parametrize(
     "kind", [k if k == "residual" else pytest.param(k, marks=pytest.mark.slow) for k in RANKS]
 )
+@pytest.mark.slow
 def test_convolutions_of_one_and_three_dimensions(kind, rank, layout):
     network = between_convolutions(lambda g, x: RANKS[kind](g, x, rank), rank)
     assert_right(network, layout)
@@ -384,7 +386,9 @@ def test_old_operator_sets(opset):
     assert_right(g.network(g.Flatten(g.GlobalAveragePool(x)), x))
 
 
-@pytest.mark.parametrize("opset", [17, 21, pytest.param(23, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "opset", [21, *(pytest.param(n, marks=pytest.mark.slow) for n in (17, 23))]
+)
 def test_normalisation_with_all_its_results(opset):
     g = Graph(opset)
     x = g.input(2, 6, 8)

@@ -69,6 +69,7 @@ def test_batch_norm_leaves_nothing_but_a_bias(layout):
         ({}, ("norm", "sum")),  # the convolution's own result is wanted, too
     ],
 )
+@pytest.mark.slow
 def test_folding_batch_norm_keeps_the_result(options, tail, layout):
     found = prepared(one_conv((2, 16, 7, 9), tail=tail, **options), layout)
     (expected,) = found.network.reference(random_inputs(found.network.inputs))

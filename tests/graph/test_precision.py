@@ -63,6 +63,7 @@ def test_a_float32_network_is_left_as_it_is():
 
 @pytest.mark.parametrize("model", [long_product, tiny_cnn])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.slow
 def test_the_result_is_that_of_float32_but_for_one_rounding_per_layer(model, layout, tmp_path):
     network = half(model())
     plan = api.plan(network, layout=layout)

@@ -67,6 +67,7 @@ def test_it_computes_the_convolution(shape, out, pads):
 
 
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
+@pytest.mark.slow
 def test_its_default_schedule_computes_the_convolution(shape, out, pads):
     data, weight = drawn(shape, out)
     device = this_machine()

@@ -87,6 +87,7 @@ def test_a_file_is_loaded_and_computes_what_pytorch_computes(tmp_path: Path):
     assert_equal(run_in_tvm(loaded, inputs), expected)
 
 
+@pytest.mark.slow
 def test_an_encoder_takes_ids_and_a_mask_and_gives_two_outputs():
     encoder = network(TinyEncoder(), *tokens())
     assert [str(spec) for spec in encoder.inputs] == ["ids: 1x7 int64", "mask: 1x7 int64"]
@@ -140,6 +141,7 @@ IDS = np.array([1, 0, 1])
     ],
     ids=["indices", "extrema", "elu", "group_norm", "bicubic", "addmm", "attention", "same twice"],
 )
+@pytest.mark.slow
 def test_operators_that_need_care_mean_what_they_mean_in_pytorch(function: Any, shapes: Any):
     assert_tvm_agrees(network(Function(function), *(torch.zeros(shape) for shape in shapes)))
 
@@ -368,6 +370,7 @@ def test_to_torch_takes_tensors_by_position_and_returns_a_tuple():
     assert_equal([result.numpy() for result in results], nested.reference(inputs))
 
 
+@pytest.mark.slow
 def test_the_onnx_form_computes_the_same_under_the_same_names():
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -41,6 +41,7 @@ def check(network: Network) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.slow
 def test_small_inputs_give_the_logits_of_the_same_network_in_pytorch(name: str):
     check(networks.load(name, batch=SMALL[name][0], shapes={"data": SMALL[name]}))
 

@@ -180,9 +180,8 @@ def test_a_kernel_that_only_a_cpu_can_run_is_refused():
 @pytest.mark.parametrize(
     "name",
     [
-        "dense",
         "softmax",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ALL if n not in ("dense", "softmax")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ALL if n != "softmax"),
     ],
 )
 def test_kernels_compute_what_they_should(name, run, tmp_path):

@@ -34,7 +34,7 @@ def assert_exact(plan: api.Plan, library: Library) -> None:
 @pytest.mark.parametrize(
     "network",
     [
-        cnn.residual(),
+        pytest.param(cnn.residual(), marks=pytest.mark.slow),
         pytest.param(cnn.mixed(), marks=pytest.mark.slow),
         pytest.param(cnn.decoder(), marks=pytest.mark.slow),
         pytest.param(cnn.residual(20), marks=pytest.mark.slow),
@@ -102,6 +102,7 @@ def test_on_an_arm_board_the_kernels_compile(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_way_by_the_command_line(tmp_path):
     (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
     samples = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype("float32")

@@ -155,6 +155,7 @@ def test_without_noise_there_is_no_ratio():
     assert row.sqnr is None
 
 
+@pytest.mark.slow
 def test_without_samples_there_are_random_ones_and_a_warning():
     network = quantised(cnn.residual(16, 8))
     with pytest.warns(UserWarning, match="calibrated with 4 random inputs"):

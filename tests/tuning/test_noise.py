@@ -175,6 +175,7 @@ def test_the_next_run_knows_what_was_timed_again(log):
     assert (again.candidate, again.seconds) == (first.candidate, first.seconds)
 
 
+@pytest.mark.slow
 def test_what_is_measured_on_a_slow_machine_is_marked_and_timed_again_later(log, monkeypatch):
     monkeypatch.setattr(drifts, "EVERY", 0.0)
     told = Told()

@@ -60,6 +60,7 @@ def test_a_workload_without_an_anchor_has_no_relatives():
     assert nature(small.addition(8)) is None
 
 
+@pytest.mark.slow
 def test_the_sessions_own_tasks_help_the_next(tmp_path, monkeypatch):
     listening.register(monkeypatch)
     tasks = [small.task(n, small.matmul(rows)) for n, rows in enumerate((8, 64, 16))]

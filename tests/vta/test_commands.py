@@ -82,6 +82,7 @@ def test_layers_are_listed_with_their_places(tmp_path):
     assert "no multiples of 16 channels" in text
 
 
+@pytest.mark.slow
 def test_scales_and_noise_of_each_layer(tmp_path):
     (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
     samples = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype("float32")

@@ -70,6 +70,7 @@ def test_any_shape_is_right_to_the_bit(seed):
 
 
 @pytest.mark.parametrize("conv", RESNET_18, ids=str)
+@pytest.mark.slow
 def test_a_layer_of_resnet_18_is_right_to_the_bit(conv):
     on = Config()
     for knobs in valid(conv, on, 2):
@@ -90,6 +91,7 @@ def test_fifty_configurations_of_a_layer_are_right_to_the_bit(conv):
 
 
 @pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
+@pytest.mark.slow
 def test_other_hardware_is_served_as_well(changed):
     on = config(**changed)
     conv = Convolution(2 * on.batch, 9, 10, 2 * on.block, 4 * on.block, 3, 3, 1, 1, 2, 1)

@@ -36,8 +36,8 @@ def forget():
     ("network", "count", "attrs"),
     [
         (cnn.residual(), 1, {}),
-        (cnn.mixed(), 3, {}),
-        (cnn.decoder(), 2, {}),
+        pytest.param(cnn.mixed(), 3, {}, marks=pytest.mark.slow),
+        pytest.param(cnn.decoder(), 2, {}, marks=pytest.mark.slow),
         pytest.param(cnn.residual(20), 1, {}, marks=pytest.mark.slow),
         pytest.param(cnn.residual(32), 1, {"config": "wide"}, marks=pytest.mark.slow),
         pytest.param(cnn.residual(), 1, {"config": "batch"}, marks=pytest.mark.slow),
