@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
 
 from tvmtune_vta import rules, simulator
 from tvmtune_vta.config import Config
-from tvmtune_vta.convolution import BIAS, W, X, Y, generate
+from tvmtune_vta.convolution import BIAS, W, X, Y, fits, generate
 from tvmtune_vta.knobs import Knobs, Misfit, points
 from tvmtune_vta.workload import Convolution, Epilogue, reference
 
@@ -30,16 +31,8 @@ def valid(conv: Convolution, on: Config, count: int, seed: int = 0) -> list[Knob
     """So many random knobs for which there is room."""
     known = list(points(conv, on))
     random.Random(seed).shuffle(known)
-    found: list[Knobs] = []
-    for knobs in known:
-        try:
-            generate(conv, Epilogue(True), knobs, on)
-        except Misfit:
-            continue
-        found.append(knobs)
-        if len(found) == count:
-            break
-    return found
+    roomy = (knobs for knobs in known if fits(conv, Epilogue(True), knobs, on))
+    return list(itertools.islice(roomy, count))
 
 
 def drawn_right(

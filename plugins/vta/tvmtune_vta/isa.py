@@ -237,13 +237,26 @@ def decode(data: bytes, config: Config) -> Instruction:
 
 def encode_all(instructions: Sequence[Instruction], config: Config) -> Words:
     """(n, 2) words; errors name the instruction by its number."""
-    data = bytearray()
+    words = np.zeros((len(instructions), 2), np.uint64)
+    kinds: dict[type[Instruction], list[int]] = {}
     for index, instruction in enumerate(instructions):
-        try:
-            data += encode(instruction, config)
-        except TvmtuneError as error:
-            raise TvmtuneError(f"instruction {index}: {error}") from None
-    return np.frombuffer(bytes(data), "<u8").astype(np.uint64).reshape(-1, 2)
+        kinds.setdefault(type(instruction), []).append(index)
+    try:
+        for kind, indices in kinds.items():
+            places = [place.name for place in config.instructions[kind.opcode.name].fields]
+            names = [field.name for field in fields(kind) if field.name in places]
+            values = operator.attrgetter(*names)
+            table = np.array([values(instructions[index]) for index in indices])
+            columns = dict(zip(names, table.T, strict=True))
+            words[indices] = pack(kind.opcode, config, len(indices), **columns)
+    except TvmtuneError:  # one at a time, to name the first
+        for index, instruction in enumerate(instructions):
+            try:
+                encode(instruction, config)
+            except TvmtuneError as error:
+                raise TvmtuneError(f"instruction {index}: {error}") from None
+        raise
+    return words
 
 
 def decode_all(words: Words, config: Config) -> list[Instruction]:
