@@ -9,30 +9,17 @@ import pytest
 import tvm
 
 from cli.commands import tvmtune
+from cuda_backend.libraries import code_for_gpus, sampled
 from models import tiny_cnn
 from tvmtune import api, host
 from tvmtune.deploy import program
 from tvmtune.errors import TvmtuneError
-from tvmtune.graph import spaces, traces
+from tvmtune.graph import traces
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune_cuda import build
 from tvmtune_cuda.target import describe_device
 
-EM_CUDA = 190
 SAMPLED = 1
-
-
-def code_for_gpus(path: Path) -> list[bytes]:
-    """The programs for GPUs in a library; none of their sources is left there."""
-    data = path.read_bytes()
-    assert b"__global__" not in data
-    starts = []
-    at = data.find(b"\x7fELF", 1)
-    while at >= 0:
-        if int.from_bytes(data[at + 18 : at + 20], "little") == EM_CUDA:
-            starts.append(at)
-        at = data.find(b"\x7fELF", at + 1)
-    return [data[start:] for start in starts]
 
 
 @pytest.fixture(scope="module")
@@ -94,23 +81,6 @@ def test_the_machine_code_takes_the_place_of_the_source_alone(nvcc):
     for damaged in (before + b"more", before.replace(b"source", b"sauces"), before + text(code)):
         with pytest.raises(TvmtuneError, match="packs"):
             program.recoded(damaged, "cuda", "cuda", code, "cubin", other)
-
-
-def sampled(implementation, target, count: int) -> list[tvm.IRModule]:
-    """Modules by schedules that the space's rules draw; many draws do not fit a GPU."""
-    found: list[tvm.IRModule] = []
-    for seed in range(1, 100):
-        context = spaces.tune_context(
-            implementation.mod, target, implementation.space.generator(), seed=seed
-        )
-        postprocs = list(context.space_generator.postprocs)
-        for design in context.generate_design_space():
-            drawn = spaces.replay(implementation.mod, design.trace, postprocs, seed)
-            if drawn is not None:
-                found.append(drawn.mod)
-            if len(found) == count:
-                return found
-    return found
 
 
 @pytest.mark.slow

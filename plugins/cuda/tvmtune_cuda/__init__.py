@@ -35,8 +35,14 @@ def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
 def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
     from tvmtune.graph.gpu_spaces import GpuSpace
     from tvmtune.graph.tasks import extract_tasks
+    from tvmtune_cuda import tensor_cores
 
-    return extract_tasks(prepared, device, lambda mod: GpuSpace(device.target))
+    wanted = tensor_cores.NAME in device.attrs
+    further = {tensor_cores.NAME: lambda mod: tensor_cores.space(mod, device)} if wanted else None
+    tasks = extract_tasks(prepared, device, lambda mod: GpuSpace(device.target), further)
+    if wanted:
+        tensor_cores.check(tasks)
+    return tasks
 
 
 @hookimpl
@@ -44,14 +50,18 @@ def make_builder(device: Device) -> BuilderSpec:
     from dataclasses import replace
 
     from tvmtune.measure import specs
-    from tvmtune_cuda import toolkit
+    from tvmtune_cuda import build, toolkit
 
     spec = specs.builder(device)
     return replace(
         spec,
         build="tvmtune_cuda.build:build",
         init="tvmtune_cuda.build:init",
-        options={**spec.options, "compiler": toolkit.find().command},
+        options={
+            **spec.options,
+            "compiler": toolkit.find().command,
+            "config": build.passes(device),
+        },
     )
 
 
@@ -78,11 +88,13 @@ def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.I
 
 @hookimpl
 def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
+    import tvm
+
     from tvmtune.deploy.export import export_lib
     from tvmtune_cuda import build, toolkit
 
     change = build.translate(toolkit.find(), str(device.target["arch"]))
-    with build.sources():
+    with build.sources(), tvm.transform.PassContext(config=build.passes(device)):
         return export_lib(lowered, device, path, change)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from tvmtune.deploy import image, program
 from tvmtune.errors import TvmtuneError
 from tvmtune.measure import local
+from tvmtune.types import Device
+from tvmtune_cuda import tensor_cores
 from tvmtune_cuda.toolkit import Compiler
 
 KIND = "cuda"
-
-
 _ONLY_SOURCES = "TVM_COMPILE_FORCE_FALLBACK"
 
 
@@ -41,6 +41,11 @@ def sources() -> Iterator[None]:
             del os.environ[_ONLY_SOURCES]
         else:
             os.environ[_ONLY_SOURCES] = before
+
+
+def passes(device: Device) -> dict[str, Any]:
+    """What TVM's PassContext has to say wherever kernels for the device are built."""
+    return tensor_cores.PASSES if tensor_cores.NAME in device.attrs else {}
 
 
 def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:

@@ -16,10 +16,10 @@ from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import devices as boards_devices
 from tvmtune.farm import protocol
 from tvmtune.types import Device
-from tvmtune_cuda import gpus, toolkit
+from tvmtune_cuda import gpus, tensor_cores, toolkit
 
 LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
-ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", *LIMITS)
+ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", tensor_cores.NAME, *LIMITS)
 EARLIEST = 75
 """The architecture from which on CUDA 13, which TVM's runtime is built with, runs kernels."""
 LOOK = 60.0
@@ -72,6 +72,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     :class:`TvmtuneError` where there is no GPU, no driver for it, or no compiler.
     """
     attributes.check(attrs, ATTRIBUTES)
+    wanted = _wanted(attrs)
     if "tag" in attrs and "arch" in attrs:
         raise UsageError("tag= and arch= both name a GPU: give one of them.")
     compiler = toolkit.find()
@@ -111,6 +112,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     return Device(
         backend="cuda",
         target=target,
+        attrs={tensor_cores.NAME: True} if wanted else {},
         threads=_threads(attrs.get("threads"), gpu, here=remote is None and not mtriple),
         params=_parameters(gpu, target),
         remote=remote,
@@ -220,6 +222,14 @@ def _tagged(tag: str) -> Gpu:
 def _number_of(arch: str) -> int | None:
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
     return int(found[1]) if found else None
+
+
+def _wanted(attrs: dict[str, Any]) -> bool:
+    """Whether tensor cores are asked for."""
+    given = attrs.get(tensor_cores.NAME, 0)
+    if given not in (0, 1):
+        raise UsageError(f"{tensor_cores.NAME}={given}: give 1, or leave it away.")
+    return bool(given)
 
 
 def _threads(given: Any, gpu: Gpu, *, here: bool) -> int:

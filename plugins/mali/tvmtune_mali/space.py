@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.graph import intrinsics, rules
-from tvmtune.graph.gpu_spaces import GpuSpace, is_product
+from tvmtune.graph.gpu_spaces import DrawnSpace, GpuSpace, is_product
 from tvmtune.graph.spaces import divisor, extent, replay, tune_context
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ GROUP = 64
 """Threads in a group that the default schedule aims at."""
 _WIDEST = 4
 """Accesses that one vector of OpenCL C may comprise."""
-_DRAWS = 16
 _ROW = 16
 """Of these, along the contiguous axis at most."""
 _LARGEST = 16
@@ -104,18 +103,8 @@ class RegisterTiles(GpuSpace):
         return super().default(mod, target)
 
 
-class SharedTiles(GpuSpace):
-    """TVM's rules for GPUs, as they are: operands in local memory. The first schedule is one that they
-    draw, so that it tells what they are worth."""
-
-    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
-        for seed in range(1, 1 + _DRAWS):
-            context = tune_context(mod, target, self.generator(), seed=seed)
-            postprocs = list(context.space_generator.postprocs)
-            for design in context.generate_design_space():
-                if (schedule := replay(mod, design.trace, postprocs, seed)) is not None:
-                    return schedule
-        return super().default(mod, target)
+class SharedTiles(DrawnSpace):
+    """TVM's rules for GPUs, as they are: operands in local memory."""
 
 
 def tiles(mod: tvm.IRModule, device: Device) -> RegisterTiles:

@@ -78,6 +78,11 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "its convolutions in whole numbers (cpu, arm; vta always does).",
             ),
             click.option(
+                "--tensor-cores",
+                is_flag=True,
+                help="Let kernels use the GPU's matrix units, with --dtype float16 (cuda).",
+            ),
+            click.option(
                 "--layout", metavar="NHWC|NCHW", help="Inner layout; the backend's choice if unset."
             ),
             click.option(
@@ -217,6 +222,7 @@ def make_plan(
     remote: str | None = None,
     tracker: str | None = None,
     calibration: Path | None = None,
+    tensor_cores: bool = False,
     *,
     measured: bool = False,
 ) -> Plan:
@@ -240,10 +246,11 @@ def make_plan(
         )
     except ArgumentError as error:
         raise UsageError(f"--arg {error}") from error
+    attrs = parse_pairs("--target-attr", target_attr)
     return api.plan(
         loaded,
         target,
-        attrs=parse_pairs("--target-attr", target_attr),
+        attrs=attrs | {"tensor-cores": 1} if tensor_cores else attrs,
         params=parse_pairs("--hardware-param", hardware_param),
         layout=layout,
         remote=boards,

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph.sites import blocks
-from tvmtune.graph.spaces import RuleSpace
+from tvmtune.graph.spaces import RuleSpace, replay, tune_context
 from tvmtune.types import product
 
 if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
+
+
+DRAWS = 16
+"""Among which a default schedule is looked for, where it is drawn."""
 
 
 class GpuSpace(RuleSpace):
@@ -42,6 +46,19 @@ class GpuSpace(RuleSpace):
                 "the program that uses the library, or compile for a CPU."
             )
         return left
+
+
+class DrawnSpace(GpuSpace):
+    """One whose default schedule is one that its rules draw, so that it tells what they are worth."""
+
+    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        for seed in range(1, 1 + DRAWS):
+            context = tune_context(mod, target, self.generator(), seed=seed)
+            postprocs = list(context.space_generator.postprocs)
+            for design in context.generate_design_space():
+                if (schedule := replay(mod, design.trace, postprocs, seed)) is not None:
+                    return schedule
+        return super().default(mod, target)
 
 
 def group_size(func: Any) -> int:

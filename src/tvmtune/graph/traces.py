@@ -7,7 +7,7 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.graph import names
+from tvmtune.graph import intrinsics, names
 
 if TYPE_CHECKING:
     import tvm
@@ -35,6 +35,7 @@ def apply(mod: tvm.IRModule, trace: Any) -> Schedule:
     """
     from tvm.s_tir import Schedule, Trace
 
+    intrinsics.load_named(trace[0])
     sch = Schedule(mod, error_render_level="none")
     Trace.apply_json_to_schedule(names.translated(mod, trace), sch)
     return sch

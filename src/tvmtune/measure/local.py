@@ -55,16 +55,17 @@ def build(
 
     It is built by :data:`PASSES` and :data:`LLVM`, unless ``options["shipped"]`` asks for what TVM
     does by default. ``options["linker"]`` is the command prefix of an ELF linker: TVM's objects need
-    no C library, so the bare linker does (5 ms, where the compiler's driver takes 50). ``pack`` writes
-    what is no machine code of the CPU's, as ``fpack_imports`` of TVM's ``export_library``.
+    no C library, so the bare linker does (5 ms, where the compiler's driver takes 50).
+    ``options["config"]`` is for TVM's PassContext in either case. ``pack`` writes what is no machine
+    code of the CPU's, as ``fpack_imports`` of TVM's ``export_library``.
     """
     import uuid
 
     import tvm
 
-    passes: dict[str, Any] = {}
+    passes: dict[str, Any] = {"config": options.get("config", {})}
     if not options.get("shipped"):
-        passes = PASSES
+        passes = {**PASSES, "config": {**PASSES["config"], **passes["config"]}}
         if target["kind"] == "llvm":
             target = {**target, "cl-opt": [*target.get("cl-opt", ()), *LLVM]}
     with tvm.transform.PassContext(**passes):

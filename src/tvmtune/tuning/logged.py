@@ -49,6 +49,7 @@ class LoggedSpace:
         from tvm.s_tir.meta_schedule.space_generator import ScheduleFn
 
         intrinsics.load_for(self._kind)
+        intrinsics.load_named(self._first[0])
         rules.register()
 
         def sample(sch: Schedule) -> list[Schedule]:

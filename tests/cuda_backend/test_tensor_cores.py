@@ -1,0 +1,156 @@
+"""What is compiled for tensor cores, and when there is nothing for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import tvm
+
+from cli.commands import complaint, tvmtune
+from cuda_backend.libraries import code_for_gpus, sampled
+from models import tiny_cnn
+from tvmtune import api
+from tvmtune.graph import traces
+from tvmtune.types import Implementation, Task, Trial
+from tvmtune_cuda import build, tensor_cores
+
+ATTRS = {"arch": "sm_80", tensor_cores.NAME: 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.onnx"
+    onnx.save(tiny_cnn(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(nvcc, model) -> api.Plan:
+    return api.plan(api.load(str(model), dtype="float16"), "cuda", attrs=ATTRS)
+
+
+@pytest.fixture(scope="module")
+def offered(plan) -> dict[str, tuple[Task, Implementation]]:
+    """The tasks that may use tensor cores, by their names."""
+    return {
+        task.name: (task, each)
+        for task in plan.tasks
+        for each in task.implementations
+        if each.name == tensor_cores.NAME
+    }
+
+
+def test_dense_convolutions_and_matrix_products_are_offered_them(plan, offered):
+    products = [t.name for t in plan.tasks if "conv2d" in t.name or "matmul" in t.name]
+    assert len(products) == 5
+    (depthwise,) = {*products} - {*offered}  # each channel by itself: no product of matrices
+    assert "conv2d" in depthwise
+    assert len(offered) == 4
+
+
+def test_they_are_one_way_among_others(offered):
+    """A search may find that a kernel is quicker without."""
+    for task, _ in offered.values():
+        assert task.implementations[0].name == "direct"
+
+
+def test_the_machine_code_has_their_instructions(plan, offered, tmp_path):
+    options = plan.backend.make_builder(plan.device).options
+    target = tvm.target.Target(plan.device.target)
+    _, each = max(offered.values(), key=lambda pair: pair[0].flop)
+    with build.sources(), tvm.transform.PassContext(config=options["config"]):
+        drawn = each.space.default(each.mod, target)
+        library = tvm.compile(drawn.mod, target=target)
+        (found,) = build._sources(getattr(library, "mod", library))
+        path = build.build(drawn.mod, plan.device.target, options, str(tmp_path))
+    assert "wmma::mma_sync" in found
+    (code,) = code_for_gpus(Path(path))
+    assert b"main_kernel" in code
+
+
+@pytest.mark.slow
+def test_a_trace_is_applied_where_nothing_is_loaded_yet(plan, offered, tmp_path):
+    _, each = next(iter(offered.values()))
+    target = tvm.target.Target(plan.device.target)
+    stored = {
+        "module": traces.store_module(each.mod),
+        "trace": traces.to_json(each.space.default(each.mod, target)),
+    }
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(stored))
+    code = (
+        "import json, sys; from tvmtune.graph import traces, intrinsics; intrinsics.load_for('cuda'); "
+        "stored = json.load(open(sys.argv[1])); "
+        "mod = traces.load_module(stored['module']); "
+        "print(traces.apply(mod, stored['trace']).mod.script().count('mma_sync'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) > 0
+
+
+@pytest.mark.slow
+def test_a_library_is_made_of_records_for_them(plan, offered, tmp_path):
+    target = tvm.target.Target(plan.device.target)
+    chosen = {
+        task.key: Trial(
+            task=task.key,
+            implementation=each.name,
+            workload=each.workload_key,
+            candidate="made by hand",
+            trace=traces.to_json(each.space.default(each.mod, target)),
+            seconds=[1e-3],
+            device=plan.device.identity(),
+        )
+        for task, each in offered.values()
+    }
+    lowered = plan.backend.lower(plan.prepared, chosen, plan.device)
+    kinds = json.loads(lowered.attrs["tvmtune_record"])
+    assert [key for key, how in kinds.items() if how == "exact"] == [*chosen]
+    path = plan.backend.export_lib(lowered, plan.device, tmp_path / "lib.so")
+    assert len(code_for_gpus(path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(
+            ("cuda", "--target-attr", "arch=sm_80", "--tensor-cores"),
+            "multiplies in float16",
+            marks=pytest.mark.slow,
+        ),
+        (("cuda", "--target-attr", "tensor-cores=2"), "give 1"),
+        (("cpu", "--tensor-cores"), "'tensor-cores' is not known"),
+    ],
+)
+def test_where_there_is_nothing_for_them_it_is_said(words, message, model, nvcc, tmp_path):
+    done = tvmtune("tasks", model, "--target", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in complaint(done.stderr)
+
+
+@pytest.mark.slow
+def test_schedules_that_are_drawn_for_them_compile(nvcc, tmp_path):
+    plan = api.plan(
+        api.load("resnet-18", dtype="float16"), "cuda", attrs={**ATTRS, "arch": "sm_90"}
+    )
+    target = tvm.target.Target(plan.device.target)
+    options = plan.backend.make_builder(plan.device).options
+    built = 0
+    with build.sources():
+        for task in plan.tasks[1::4]:
+            for each in task.implementations:
+                if each.name != tensor_cores.NAME:
+                    continue
+                for mod in sampled(each, target, 2):
+                    path = build.build(mod, plan.device.target, options, str(tmp_path))
+                    assert code_for_gpus(Path(path)), task.name
+                    Path(path).unlink()
+                    built += 1
+    assert built >= 8
