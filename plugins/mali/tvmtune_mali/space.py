@@ -91,7 +91,7 @@ class RegisterTiles(GpuSpace):
             mutator_probs=Mutator.create("cuda"),
         )
 
-    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+    def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """For products the tile that most of them do well with; dlight's for all else."""
         if is_product(mod):
             context = tune_context(mod, target, self.generator(), seed=1)
@@ -100,7 +100,7 @@ class RegisterTiles(GpuSpace):
                 for trace in _preferred(design, self.lanes):
                     if (schedule := replay(mod, trace, postprocs)) is not None:
                         return schedule
-        return super().default(mod, target)
+        return super().choose(mod, target)
 
 
 class SharedTiles(DrawnSpace):

@@ -22,7 +22,7 @@ class GpuSpace(RuleSpace):
     """What TVM's rules for GPUs generate: tiles of threads and virtual threads that load their operands
     to local memory together. The default schedule is by dlight, without local memory for products."""
 
-    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+    def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         from tvm.s_tir.dlight import gpu
 
         rules: list[Any] = [gpu.Fallback()]
@@ -36,7 +36,7 @@ class GpuSpace(RuleSpace):
                 for found in made if isinstance(made, list) else [made] * (made is not None):
                     if group_size(found.mod["main"]) <= most:
                         return found
-        left = super().default(mod, target)
+        left = super().choose(mod, target)
         if not group_size(left.mod["main"]):  # the CPU would run it, on memory that is not its own
             names = ", ".join(
                 str(b.name_hint) for b in blocks(mod["main"]) if b.name_hint != "root"
@@ -51,14 +51,14 @@ class GpuSpace(RuleSpace):
 class DrawnSpace(GpuSpace):
     """One whose default schedule is one that its rules draw, so that it tells what they are worth."""
 
-    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+    def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         for seed in range(1, 1 + DRAWS):
             context = tune_context(mod, target, self.generator(), seed=seed)
             postprocs = list(context.space_generator.postprocs)
             for design in context.generate_design_space():
                 if (schedule := replay(mod, design.trace, postprocs, seed)) is not None:
                     return schedule
-        return super().default(mod, target)
+        return super().choose(mod, target)
 
 
 def group_size(func: Any) -> int:

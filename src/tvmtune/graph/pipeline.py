@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
-from tvmtune.graph import constants, names
+from tvmtune.graph import constants, folding, names
 from tvmtune.graph.precision import sum_in_float32
 from tvmtune.graph.scans import SCANS
 from tvmtune.graph.sites import blocks
@@ -174,6 +174,7 @@ def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
     mod = _run(mod, device, [relax.transform.SplitLayoutRewritePreproc()])
     for variable, function in others.items():
         mod.update_func(variable, function)
+    mod = folding.fold(mod)
     passes = [
         relax.transform.FoldConstant(),
         # Without it the program keeps building tuples of weights and taking them apart on every run.

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import intrinsics, rules, traces
+from tvmtune.records.identity import structure
+from tvmtune.types import digest
 
 if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+
+_KEPT = 512
+_chosen: dict[str, Schedule] = {}
+"""Default schedules of this process, the first ones first."""
 
 
 class RuleSpace:
@@ -43,6 +49,18 @@ class RuleSpace:
         )
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        """The schedule that :meth:`choose` chooses; it is shared, and not to be changed.
+
+        It is asked for in a search and by each library that is compiled: a tenth of a second each.
+        """
+        key = digest([type(self).__name__, self.target, self.vector, str(target), structure(mod)])
+        if key not in _chosen:
+            if len(_chosen) == _KEPT:
+                del _chosen[next(iter(_chosen))]
+            _chosen[key] = self.choose(mod, target)
+        return _chosen[key]
+
+    def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """The tiles that a good kernel of this shape usually has, with the rules doing the rest.
 
         A kernel that the rules can do nothing with is left as it was written.
