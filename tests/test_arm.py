@@ -265,6 +265,7 @@ def compiled(network: networks.Network, board: str, folder: Path) -> Path:
     return api.compile(plan, folder / f"{board}.so").path
 
 
+@pytest.mark.slow
 @needs_a_cross_linker
 def test_a_library_for_a_64_bit_board(network, tmp_path):
     path = compiled(network, "rk3399", tmp_path)

@@ -76,6 +76,7 @@ def test_another_serialised_form_is_refused_and_nothing_is_written(plan, tmp_pat
     assert not (tmp_path / "lib.so").exists()
 
 
+@pytest.mark.slow
 def test_another_form_of_tensors_is_refused(plan, tmp_path, monkeypatch):
     record = program.record
     monkeypatch.setattr(program, "record", lambda *a: record(*a) + b"\0")

@@ -141,6 +141,7 @@ def test_the_threads_are_those_that_were_asked_for(made, threads):
     assert all(cpus == found["before"] for cpus in found["affinities"])
 
 
+@pytest.mark.slow
 @two_cpus
 def test_a_pool_that_is_too_small_already_is_reported(made):
     found = in_a_fresh_process(

@@ -56,6 +56,7 @@ def opened(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1 << 20, 100])
 def test_it_has_the_code_of_the_whole_library_and_none_of_its_weights(
     made, tmp_path, monkeypatch, window
@@ -88,6 +89,7 @@ def test_a_right_library_is_found_right_and_nothing_is_left_beside_it(plan, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_caught_before_the_library_takes_its_place(plan, tmp_path, opened):
     import tvm
 

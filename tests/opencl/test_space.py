@@ -141,6 +141,7 @@ def test_a_small_device_gets_small_groups(name):
     assert threads(schedule.mod) <= 16
 
 
+@pytest.mark.slow
 def test_tvms_own_rules_are_offered_beside_it():
     """They share operands in local memory; the device decides."""
     mod = workload("conv")
@@ -177,13 +178,8 @@ def test_a_kernel_that_only_a_cpu_can_run_is_refused():
         GpuSpace(DEVICE.target).default(mod, TARGET)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "softmax",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ALL if n != "softmax"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_kernels_compute_what_they_should(name, run, tmp_path):
     mod = workload(name)
     args = random_args(mod)

@@ -47,6 +47,7 @@ def test_a_library_computes_every_bit(network, tmp_path):
     assert_exact(plan, Library.open(compiled.path))
 
 
+@pytest.mark.slow
 def test_only_what_computes_in_whole_numbers_is_tuned():
     plan = api.plan(Int8Network(cnn.mixed()), "cpu")
     assert plan.tasks

@@ -134,7 +134,8 @@ def test_onnx_runtime_computes_the_same_bits(seed):
     assert wanted.std() > 0
 
 
-@pytest.mark.parametrize("name", ["residual", pytest.param("resnet-18", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["residual", "resnet-18"])
 def test_a_whole_network_has_the_same_bits_in_onnx_runtime(name):
     """All layers, each on what the one before has made."""
     network = cnn.residual() if name == "residual" else networks.load(name)
