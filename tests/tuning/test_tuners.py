@@ -140,6 +140,30 @@ def test_every_point_is_found_in_the_end(name, count, threads):
     assert len(found) == tuner.size == 108
 
 
+@pytest.mark.parametrize("count", [3, 16])
+@pytest.mark.parametrize("name", TUNERS)
+def test_a_candidate_that_several_points_come_to_is_proposed_once(name, count):
+    """The second knob's loops become one again."""
+    import tvm
+
+    def template(sch: Any) -> None:
+        rows, columns, _ = sch.get_loops(sch.get_sblock("c"))
+        sch.split(rows, sch.sample_perfect_tile(rows, n=2))
+        sch.fuse(*sch.split(columns, sch.sample_perfect_tile(columns, n=2)))
+
+    mod = small.matmul(8)
+    args = arguments(mod, set())
+    target = tvm.target.Target(small.device().target)
+    args.implementation = Implementation("t", "key", mod, TemplateSpace(template, mod, target))
+    tuner = create(name, args)
+    assert tuner.size == 4 * 5
+    found: list[str] = []
+    while proposals := tuner.ask(count):
+        found += [p.candidate for p in proposals]
+        tuner.tell(proposals, [1e-5] * len(proposals))
+    assert len(found) == len(set(found)) == 4
+
+
 @pytest.mark.parametrize("name", TUNERS)
 def test_proposals_depend_on_the_seed_and_the_results_alone(name):
     def play(seed: int) -> list[str]:

@@ -91,8 +91,9 @@ class PointTuner:
         return found
 
     def replay(self, wanted: Iterable[Point], count: int) -> list[Proposal]:
-        """Up to ``count`` candidates that nobody has measured, in the order of the points."""
-        found: dict[str, Proposal] = {}
+        """Up to ``count`` candidates that nobody has measured and nobody is about to, in the order of
+        the points."""
+        found: list[Proposal] = []
         fresh = (p for p in wanted if p not in self.seen)
         while len(found) < count:
             lacking = count - len(found)
@@ -112,11 +113,12 @@ class PointTuner:
                 proposal, point = result
                 self.points.observe(point)
                 self.seen.add(point)
-                known = self.args.known
-                if proposal.candidate not in known and proposal.candidate not in found:
-                    found[proposal.candidate] = proposal
-                    self._proposed[proposal.candidate] = point
-        return list(found.values())
+                # Several points may come to the same candidate.
+                name = proposal.candidate
+                if name not in self.args.known and name not in self._proposed:
+                    found.append(proposal)
+                    self._proposed[name] = point
+        return found
 
     def point(self, proposal: Proposal) -> Point:
         """Where a candidate that is not measured yet lies."""
