@@ -27,6 +27,7 @@ VENDORS = {
 TENSOR_CORES = "cuda"
 """The module for NVIDIA's tensor cores, which no target needs but where it is asked for."""
 _TENSOR_CORES_PREFIX = "wmma_"
+_USUAL_STACK = inspect.stack
 
 
 def load_for(kind: str) -> None:
@@ -63,12 +64,15 @@ def _load(*names: str) -> None:
         package.__spec__ = spec
         sys.modules[PACKAGE] = package
         tvm.s_tir.tensor_intrin = package  # what ``from tvm.s_tir import tensor_intrin`` looks up
-    usual, inspect.stack = inspect.stack, _stack
+    modules = [f"{PACKAGE}.{name}" for name in names]
+    if all(module in sys.modules for module in modules):
+        return
+    inspect.stack = _stack
     try:
-        for name in names:
-            importlib.import_module(f"{PACKAGE}.{name}")
+        for module in modules:
+            importlib.import_module(module)
     finally:
-        inspect.stack = usual
+        inspect.stack = _USUAL_STACK
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:

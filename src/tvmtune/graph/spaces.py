@@ -55,8 +55,8 @@ class RuleSpace:
         """
         key = digest([type(self).__name__, self.target, self.vector, str(target), structure(mod)])
         if key not in _chosen:
-            if len(_chosen) == _KEPT:
-                del _chosen[next(iter(_chosen))]
+            if len(_chosen) >= _KEPT:
+                _chosen.pop(next(iter(_chosen)), None)
             _chosen[key] = self.choose(mod, target)
         return _chosen[key]
 
