@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cuda_backend.libraries import EM_CUDA
 from tvmtune.errors import TvmtuneError
 from tvmtune_cuda import toolkit
 from tvmtune_cuda.toolkit import NVRTC, Compiler
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }\n'
-EM_CUDA = 190
 
 
 @pytest.fixture

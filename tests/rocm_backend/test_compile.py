@@ -14,7 +14,7 @@ from tvm import te
 from cli.commands import complaint, tvmtune
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.graph.gpu_spaces import GpuSpace
-from tvmtune_rocm import quiet, toolchain
+from tvmtune_rocm import doctor, quiet, toolchain
 from tvmtune_rocm.target import describe_device
 
 EM_AMDGPU = 224
@@ -144,3 +144,10 @@ def test_only_the_expected_warnings_are_kept_back(capfd):
         os.write(2, b"something else\n")
         subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
     assert capfd.readouterr().err == "something else\nof a child\n"
+
+
+def test_the_doctor_names_the_linker(monkeypatch):
+    assert "links; with" in doctor.check()
+    monkeypatch.setenv(toolchain.VARIABLE, "no-such-linker")
+    with pytest.raises(TvmtuneError, match="names 'no-such-linker', which cannot be run"):
+        doctor.check()

@@ -87,7 +87,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         gpu = _of_this_machine()
     toolkit.check_arch(compiler, gpu.arch)
     if remote is None and ("tag" in attrs or "arch" in attrs):
-        found = _look()
+        found = look()
         absent = bool(found["problem"]) or _number_of(found["devices"][0]["arch"]) != _number_of(
             gpu.arch
         )
@@ -123,7 +123,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
 
 
 def _of_this_machine() -> Gpu:
-    found = _look()
+    found = look()
     try:
         return Gpu.of(gpus.check(found))
     except TvmtuneError as error:
@@ -134,7 +134,7 @@ def _of_this_machine() -> Gpu:
         ) from None
 
 
-def _look() -> dict[str, Any]:
+def look() -> dict[str, Any]:
     """What :func:`tvmtune_cuda.gpus.describe` says, in a process of its own."""
     code = "import json; from tvmtune_cuda import gpus; print(json.dumps(gpus.describe()))"
     try:

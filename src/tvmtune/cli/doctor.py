@@ -79,8 +79,9 @@ def examine(*, build: bool = False) -> list[Row]:
 def _addons(build: bool) -> list[Row]:
     """A row for each entry point of the group ``tvmtune.addons``.
 
-    It names a module with ``built() -> Path | None``, ``build() -> Path`` and ``check() -> str``, one
-    line on what it finds on this machine. Each raises TvmtuneError where that fails.
+    It names a module with ``check() -> str``, one line on what it finds on this machine; and where it
+    has to be compiled first, ``built() -> Path | None`` and ``build() -> Path``. Each raises
+    TvmtuneError where that fails.
     """
     from importlib import metadata
 
@@ -89,21 +90,27 @@ def _addons(build: bool) -> list[Row]:
 
 
 def _addon(entry: metadata.EntryPoint, build: bool) -> Row:
-    from tvmtune.errors import TvmtuneError, last_line
-
+    made = ""
     try:
         addon = entry.load()
-        if build:
-            addon.build()
-        elif addon.built() is None:
-            return Row(entry.name, "note", "not compiled (optional)", "tvmtune doctor --build")
+        if hasattr(addon, "build"):
+            made = "compiled; "
+            if build:
+                addon.build()
+            elif addon.built() is None:
+                return Row(entry.name, "note", "not compiled (optional)", "tvmtune doctor --build")
     except Exception as exc:
-        message = str(exc) if isinstance(exc, TvmtuneError) else last_line(exc)
-        return Row(entry.name, "fail" if build else "note", message)
+        return Row(entry.name, "fail" if build else "note", _message(exc))
     try:
         return Row(entry.name, "pass", addon.check())
-    except TvmtuneError as exc:
-        return Row(entry.name, "note", f"compiled; {exc}")
+    except Exception as exc:
+        return Row(entry.name, "note", f"{made}{_message(exc)}")
+
+
+def _message(exc: Exception) -> str:
+    from tvmtune.errors import TvmtuneError, last_line
+
+    return str(exc) if isinstance(exc, TvmtuneError) else last_line(exc)
 
 
 def _python() -> Row:
