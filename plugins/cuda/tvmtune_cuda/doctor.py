@@ -7,8 +7,8 @@ from tvmtune_cuda import gpus, target, toolkit
 
 
 def check() -> str:
-    """The compiler, and the GPU or why none can be measured on. Raises :class:`TvmtuneError` if there is
-    no compiler."""
+    """The compiler, and the GPU or why none can be measured on. Raises :class:`TvmtuneError` if there
+    is no compiler."""
     compiler = toolkit.find()
     found = "{} {}.{}".format(compiler.name, *compiler.version())
     if compiler.command != toolkit.NVRTC:
