@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 MARK = "TVMTUNE_TEST_MARK"
@@ -31,3 +32,22 @@ def after_a_while(value: str, *, at_most: float = 20.0) -> dict[int, str]:
     while (left := marked(value)) and time.monotonic() < end:
         time.sleep(0.05)
     return left
+
+
+def ended(pids: Iterable[int], *, at_most: float = 20.0) -> bool:
+    """Whether all of these have ended, or do within ``at_most`` seconds; zombies have."""
+    end = time.monotonic() + at_most
+    while alive := [pid for pid in pids if state(pid)[:1] not in ("", "Z")]:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return not alive
+
+
+def state(pid: int) -> str:
+    """What /proc says of a process behind its name: its state, its parent and so on; nothing once it
+    is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]
+    except OSError:
+        return ""

@@ -2,6 +2,7 @@
 
 A worker is forked from a server that has imported TVM once, so that replacing one that crashed,
 hung or grew costs milliseconds. Nothing of a candidate is ever loaded into the session's process.
+What a worker starts, such as a linker or a GPU's compiler, ends with it.
 """
 
 from __future__ import annotations
@@ -310,6 +311,7 @@ def _start(
         if server._forkserver_alive_fd is not None:
             os.close(server._forkserver_alive_fd)
             server._forkserver_alive_fd = None
+    _keep_together()
     log = os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 2)
     os.dup2(log, 1)
@@ -323,6 +325,26 @@ def _start(
         except Exception as error:  # a pool ends for good if this leaves the initialiser
             global _unfit
             _unfit = brief(error)
+
+
+def _keep_together() -> None:
+    """Have what this worker starts end with it, however it ends.
+
+    A process that is killed cannot end its children, and a compiler's driver has children of its own:
+    the worker makes a group of them all, with a process in it that sees the worker end, by the end of
+    a pipe that nobody else holds, and takes the group with it.
+    """
+    os.setpgid(0, 0)
+    ended, _ = os.pipe()  # the other end stays open as long as the worker lives
+    if os.fork() == 0:
+        try:
+            os.dup2(ended, 0)
+            os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+            os.read(0, 1)
+            os.killpg(0, signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.close(ended)
 
 
 def _call(function: str, *args: Any) -> Any:

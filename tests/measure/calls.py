@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,9 +65,21 @@ def chatter() -> None:
 
 
 def start_child_and_wait(note: str) -> None:
-    """Note the processes of this worker, then keep busy."""
-    Path(note).write_text(str(os.getpid()))
+    """Keep busy as a builder does whose compiler's driver waits for the compiler; note the numbers of
+    their processes, the worker's first."""
+    driver = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    compiler = int(driver.stdout.readline())
+    Path(note).write_text(f"{os.getpid()} {driver.pid} {compiler}")
     time.sleep(600)
+
+
+def leave_behind() -> tuple[int, int]:
+    """Start a process that breaks away from this worker's; its number, and the worker's parent's."""
+    daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return daemon.pid, os.getppid()
 
 
 def imported(module: str) -> bool:
