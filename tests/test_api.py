@@ -78,7 +78,7 @@ def test_given_hardware_parameters_win_over_those_found(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
+@pytest.mark.parametrize("make", [tiny_cnn, pytest.param(tiny_encoder, marks=pytest.mark.slow)])
 def test_compiling_needs_no_log(tmp_path, make, layout):
     plan = plan_of(make(), tmp_path, layout=layout)
     compiled = api.compile(plan, tmp_path / "lib.so")

@@ -280,6 +280,7 @@ def test_a_library_for_a_64_bit_board(network, tmp_path):
             Library.open(path)
 
 
+@pytest.mark.slow
 @needs_a_cross_linker
 def test_a_library_for_a_32_bit_board(network, tmp_path):
     """Its ELF header: 32 bits, low byte first, ARM, version 5 of its ABI, floats in registers."""

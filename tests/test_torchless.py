@@ -26,6 +26,7 @@ def test_tvm_is_imported_alone():
     assert run(OURS + "import tvm; print('torch' in sys.modules)") == "False\n"
 
 
+@pytest.mark.slow
 def test_pytorch_can_be_imported_later_and_its_tensors_are_taken():
     later = (
         "import tvm, torch; given = torch.arange(6.0).reshape(2, 3); "

@@ -43,6 +43,7 @@ def test_small_constants_stay_and_large_ones_come_out_once(plan):
     assert [w.same_as(f) for w, f in zip(weights, found, strict=True)] == [True] * len(weights)
 
 
+@pytest.mark.slow
 def test_a_library_computes_with_the_weights_that_were_written(plan, tmp_path):
     api.compile(plan, tmp_path / "lib.so", check_seed=None)
     inputs = random_inputs(plan.network.inputs, 3)

@@ -73,6 +73,7 @@ def test_it_has_the_code_of_the_whole_library_and_none_of_its_weights(
     assert program.stand_in(0) in copy
 
 
+@pytest.mark.slow
 def test_it_computes_bit_by_bit_what_the_whole_library_computes(made):
     whole, copy = Library.open(made), Library.open(made, light=True)
     for seed in (3, 4):
@@ -174,6 +175,7 @@ def test_a_call_whose_result_would_be_lost_ends_the_run():
     assert supplier(reshape, "vm.builtin.reshape", True, None, weight, shape) == Answer.SKIP_RUN
 
 
+@pytest.mark.slow
 def test_its_weights_are_let_go_with_it(made):
     library = Library.open(made, light=True)
     library.run(library.random_inputs())
@@ -183,6 +185,7 @@ def test_its_weights_are_let_go_with_it(made):
     assert supplier() is None
 
 
+@pytest.mark.slow
 def test_a_program_of_another_form_is_refused(made, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "KIND", b"relax.AnotherExecutable")
     with pytest.raises(TvmtuneError, match="packs its program in another way than tvmtune expects"):

@@ -175,6 +175,7 @@ def test_winograd_is_used_exactly_where_its_records_say(which):
     assert deviation(plan, lowered) < 1e-4
 
 
+@pytest.mark.slow
 def test_weights_are_packed_when_the_network_is_compiled():
     plan = plan_of(one_conv(out=64))
     task = named(plan, "conv2d")

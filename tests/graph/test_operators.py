@@ -357,7 +357,8 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("scale", [2.0, pytest.param(0.6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [2.0, 0.6])
 def test_resizing(scale):
     g = Graph()
     x = g.input(1, 2, 7, 5)
@@ -386,9 +387,8 @@ def test_old_operator_sets(opset):
     assert_right(g.network(g.Flatten(g.GlobalAveragePool(x)), x))
 
 
-@pytest.mark.parametrize(
-    "opset", [21, *(pytest.param(n, marks=pytest.mark.slow) for n in (17, 23))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [21, 17, 23])
 def test_normalisation_with_all_its_results(opset):
     g = Graph(opset)
     x = g.input(2, 6, 8)

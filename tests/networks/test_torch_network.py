@@ -74,6 +74,7 @@ def import_refusal(module: nn.Module, *args: Any) -> str:
     return refusal(program.to_relax)
 
 
+@pytest.mark.slow
 def test_a_file_is_loaded_and_computes_what_pytorch_computes(tmp_path: Path):
     module = TinyCnn().eval()
     loaded = networks.load(str(save(tmp_path / "tiny.pt2", export(module, image()))))

@@ -225,6 +225,7 @@ def test_this_machines_device_is_asked(pocl, tmp_path, model):
     assert "max_threads_per_block=1000000: " in complaint(done.stderr)
 
 
+@pytest.mark.slow
 def test_without_a_driver_both_remedies_are_named_at_once(cache, tmp_path, model):
     env = {"XDG_CACHE_HOME": str(cache), "TVMTUNE_OPENCL_LIBRARY": "/nonexistent/libOpenCL.so"}
     done = tvmtune("tune", model, "--target", "mali", "--trials", 8, cwd=tmp_path, env=env)

@@ -137,6 +137,7 @@ def first(plan: api.Plan, implementation: Implementation) -> object:
     return traces.to_json(implementation.space.default(implementation.mod, target))
 
 
+@pytest.mark.slow
 def test_a_candidate_is_timed_and_found_right(plan):
     implementation = product(plan)
     trace = first(plan, implementation)
@@ -151,6 +152,7 @@ def test_a_candidate_is_timed_and_found_right(plan):
     assert error <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_found_out(plan):
     """The reference is computed by this machine's CPU from the workload as it is."""
     implementation = product(plan)
@@ -178,6 +180,7 @@ def test_a_wrong_record_is_demoted_and_logged(plan, tmp_path, monkeypatch):
     assert not any(t.verified for t in trials)
 
 
+@pytest.mark.slow
 def test_a_group_that_is_too_large_costs_one_trial(plan):
     """The device is made out to have more threads than it has."""
     device = replace(plan.device, target=plan.device.target | {"max_threads_per_block": 1 << 20})

@@ -88,6 +88,7 @@ def test_a_sum_rounds_half_up_at_the_finer_scale():
     assert integers.run(whole, [a, b]).tolist() == [[[[2, 2, 127]]]]
 
 
+@pytest.mark.slow
 def test_each_layer_is_near_its_float_self(whole):
     rows = whole.table()
     assert [row.kind for row in rows][:3] == ["convolution", "convolution", "sum"]

@@ -93,6 +93,7 @@ def test_a_budget_per_task_is_kept(tmp_path):
     assert session.stopped_because == "nothing is left to try"
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_caught_and_the_next_takes_its_place(tmp_path):
     log, mod = tmp_path / "log.json", small.matmul(8)
     with small.session(
@@ -178,6 +179,7 @@ def test_looking_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
         assert abs(heavy - light) <= BATCH
 
 
+@pytest.mark.slow
 def test_a_task_with_only_wrong_kernels_has_nothing_to_ship(tmp_path):
     log, mod = tmp_path / "log.json", small.matmul(8)
     options = {"references": [structure(mod)]}
@@ -289,6 +291,7 @@ def test_a_time_budget_is_kept(tmp_path):
     assert session.new == 0
 
 
+@pytest.mark.slow
 def test_proposing_is_bounded_by_what_measuring_takes(tmp_path, monkeypatch):
     listening.register(monkeypatch)
     tasks = [small.task(0, small.matmul(8))]

@@ -14,6 +14,8 @@ from tvmtune.tuning import transfer
 from tvmtune.tuning.budget import Budget
 from tvmtune.types import TRANSFER, Timing
 
+pytestmark = pytest.mark.slow
+
 RGB2YUV = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
 QUICK = Timing(repeat=2)
 
@@ -72,7 +74,6 @@ def test_another_operator_learns_from_the_trials_but_takes_no_record(donor, tmp_
     assert session.taught == len([t for t in read_log(donor).trials if t.ok])
 
 
-@pytest.mark.slow
 def test_times_of_another_device_teach_but_are_never_taken_over(donor, tmp_path):
     other = tmp_path / "other.json"
     lines = donor.read_text().splitlines()

@@ -129,7 +129,7 @@ def test_what_was_measured_leads_to_the_best_sooner_than_chance(name):
 
 
 @pytest.mark.parametrize("threads", [1, 8])
-@pytest.mark.parametrize("count", [3, 16])
+@pytest.mark.parametrize("count", [pytest.param(3, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize("name", TUNERS)
 def test_every_point_is_found_in_the_end(name, count, threads):
     tuner = create(name, templated(threads=threads))

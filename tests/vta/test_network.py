@@ -32,15 +32,16 @@ def forget():
     driver.shelf.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "count", "attrs"),
     [
         (cnn.residual(), 1, {}),
-        pytest.param(cnn.mixed(), 3, {}, marks=pytest.mark.slow),
-        pytest.param(cnn.decoder(), 2, {}, marks=pytest.mark.slow),
-        pytest.param(cnn.residual(20), 1, {}, marks=pytest.mark.slow),
-        pytest.param(cnn.residual(32), 1, {"config": "wide"}, marks=pytest.mark.slow),
-        pytest.param(cnn.residual(), 1, {"config": "batch"}, marks=pytest.mark.slow),
+        (cnn.mixed(), 3, {}),
+        (cnn.decoder(), 2, {}),
+        (cnn.residual(20), 1, {}),
+        (cnn.residual(32), 1, {"config": "wide"}),
+        (cnn.residual(), 1, {"config": "batch"}),
     ],
     ids=["residual", "mixed", "decoder", "channels of no whole block", "block of 32", "batch of 2"],
 )
