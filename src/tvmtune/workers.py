@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -38,6 +39,8 @@ there; workers must not inherit that."""
 
 _unfit: str | None = None
 """In a worker: why its initialisation failed, if so."""
+_undertaker: subprocess.Popen[bytes] | None = None
+"""In a worker: what ends its children after it."""
 
 
 @dataclass(frozen=True)
@@ -331,19 +334,16 @@ def _keep_together() -> None:
     """Have what this worker starts end with it, however it ends.
 
     A process that is killed cannot end its children, and a compiler's driver has children of its own:
-    the worker makes a group of them all, with a process in it that sees the worker end, by the end of
-    a pipe that nobody else holds, and takes the group with it.
+    the worker makes a group of them all, with a shell in it that sees the worker end, by the end of a
+    pipe that nobody else holds, and takes the group with it.
     """
+    global _undertaker
     os.setpgid(0, 0)
     ended, _ = os.pipe()  # the other end stays open as long as the worker lives
-    if os.fork() == 0:
-        try:
-            os.dup2(ended, 0)
-            os.closerange(1, os.sysconf("SC_OPEN_MAX"))
-            os.read(0, 1)
-            os.killpg(0, signal.SIGKILL)
-        finally:
-            os._exit(1)
+    nowhere = subprocess.DEVNULL
+    _undertaker = subprocess.Popen(
+        ["sh", "-c", "read _; kill -KILL 0"], stdin=ended, stdout=nowhere, stderr=nowhere
+    )
     os.close(ended)
 
 

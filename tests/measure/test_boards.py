@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import processes
 from farm.served import Farm, Running, free_port
 from tvmtune.farm.lending import borrow
 from tvmtune.farm.protocol import Address, Tracker, Unreachable
@@ -52,8 +53,7 @@ def watched(tracker: Address, **options: object) -> Iterator[tuple[Boards, Told]
     told = Told()
     with Boards(KEY, tracker, say=told, **{"wait": 60.0, **options}) as made:  # type: ignore[arg-type]
         yield made, told
-    left = children() - before
-    assert not left, left
+    assert processes.ended(children() - before)
 
 
 def children() -> set[int]:
@@ -62,7 +62,7 @@ def children() -> set[int]:
     for server in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "forkserver" in " ".join(server.cmdline()):
-                found |= {p.pid for p in server.children() if p.status() != psutil.STATUS_ZOMBIE}
+                found |= {p.pid for p in server.children()}
     return found
 
 
