@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.deploy import board_calls, on_board
+from tvmtune.deploy import board_calls, metadata, on_board
 from tvmtune.deploy.peers import PEERS, Peer, choose, words
 from tvmtune.deploy.peers.base import onnx_form
 from tvmtune.errors import TvmtuneError, UsageError
@@ -282,7 +282,7 @@ class RemoteSession:
         tuned = int(described["threads"])
         wanted = threads or (min(tuned, count) if count else tuned)
         device = described["device"]
-        runtime = device.get("runtime", "cpu")
+        runtime = metadata.runtime(described)
         backend = device["backend"] if device.get("needs_init") else ""
         limit = size / SLOW_LINE + RUN
         self._name: int
