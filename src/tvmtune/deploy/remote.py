@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.deploy import board_calls, metadata, on_board
 from tvmtune.deploy.peers import PEERS, Peer, choose, words
 from tvmtune.deploy.peers.base import onnx_form
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import MEMORY, TvmtuneError, UsageError
 from tvmtune.farm import devices, protocol
 from tvmtune.farm.lending import (
     CONNECT,
@@ -184,7 +184,7 @@ class Borrowed:
         found = f"on the board '{self.key}': {message}"
         for signs, remedy in (
             (("No space left", "File too large", "Disk quota"), "Make room on its disk"),
-            (("MemoryError", "Cannot allocate", "bad_alloc"), "Its memory is too small"),
+            (MEMORY, "Its memory is too small"),
             (
                 ("wrong ELF class", "Exec format", "cannot open shared object"),
                 "Compile it for the board",
