@@ -20,6 +20,15 @@ class ArgumentError(UsageError):
     """An argument of an operator does not fit; the message begins with its name."""
 
 
+MEMORY = ("MemoryError", "Cannot allocate", "bad_alloc", "out of memory")
+"""What errors say where memory is short: Python's, the system's, C++'s, CUDA's."""
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether something failed because this machine's memory, or its GPU's, is full."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in MEMORY)
+
+
 def last_line(error: BaseException) -> str:
     """The part of an error that says what is wrong: TVM puts its C++ stack before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import sys
@@ -261,6 +262,25 @@ def test_a_log_of_the_same_machine_for_another_target_names_the_difference(ask, 
     log_of(plan, tmp_path / "log.json", device=described | {"target": target, "identity": "0" * 16})
     _, said = ask("tune", "--network", "tiny.onnx", "--log", "log.json", *BUDGET)
     assert f"mcpu pentium4 instead of {described['target']['mcpu']}" in said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("  0: tvm::runtime::CUDADeviceAPI\n\nInternalError: CUDA: out of memory"),
+        MemoryError("Unable to allocate 3.00 GiB for an array"),
+    ],
+)
+def test_a_memory_that_is_full_is_no_defect(ask, monkeypatch, error):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(api, "load", fail)
+    code, said = ask("tasks", "tiny.onnx")
+    assert code == 1
+    assert "defect" not in said
+    end = "End what else uses it, or take a smaller --batch or network."
+    assert re.fullmatch(rf"the memory is full: .*(out of memory|array)\. {end}", said)
 
 
 def test_a_board_that_lacks_a_package_is_told_which(ask, monkeypatch):

@@ -30,6 +30,7 @@ RUN_KEYS = {
     "number",
     "ratio",
     "error",
+    "device",
 }
 
 
@@ -220,3 +221,31 @@ def test_only_other_runtimes_are_rested_from(opened, monkeypatch):
     monkeypatch.setattr(Fake, "foreign", False)
     bench(opened, repeat=3, peers=[Fake()])
     assert len(rests) == 2
+
+
+def test_a_peer_computes_where_the_library_does_or_says_that_it_does_not(opened, monkeypatch):
+    monkeypatch.setitem(opened.metadata["device"], "runtime", "cuda")
+
+    class Both(Fake):
+        """Computes on GPUs for CUDA, by its own account."""
+
+        name = "both"
+
+        def move(self, device):
+            self.device = device
+
+    result = bench(opened, repeat=3, peers=[Fake(), Both()])
+    assert [run.device for run in result.runs] == ["cuda", "cpu", "cuda"]
+    assert [note for note in result.notes if "computes" in note] == ["fake computes on the CPU"]
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch", "torch-compile"])
+def test_a_package_without_cuda_says_so(name):
+    peer = peers.peer(name)
+    pytest.importorskip(peer.package)
+    reason = peer.move("cuda")
+    if reason is None:
+        pytest.skip("it has CUDA here")
+    assert reason.startswith(f"{name} computes on the CPU: ")
+    assert peer.device == "cpu"
+    assert peer.move("opencl") == f"{name} computes on the CPU"

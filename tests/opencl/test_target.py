@@ -226,6 +226,23 @@ def test_this_machines_device_is_asked(pocl, tmp_path, model):
 
 
 @pytest.mark.slow
+def test_a_device_whose_memory_is_too_small_is_told_its_sizes(pocl, tmp_path):
+    # PoCL has a gigabyte then, and at most a quarter of that in one piece.
+    operator = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
+    done = tvmtune(
+        *("compile", "--target", "opencl", "--network", operator, "-o", "lib.so"),
+        *("--arg", "w=8192", "--arg", "h=3072"),
+        cwd=tmp_path,
+        env={"XDG_CACHE_HOME": str(pocl), "POCL_MEMORY_LIMIT": "1"},
+    )
+    assert done.returncode == 1
+    said = complaint(done.stderr)
+    assert said.startswith("the memory is full: no buffer of 301989888 bytes on opencl:0")
+    assert "it allows 268435456 in one buffer" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_without_a_driver_both_remedies_are_named_at_once(cache, tmp_path, model):
     env = {"XDG_CACHE_HOME": str(cache), "TVMTUNE_OPENCL_LIBRARY": "/nonexistent/libOpenCL.so"}
     done = tvmtune("tune", model, "--target", "mali", "--trials", 8, cwd=tmp_path, env=env)

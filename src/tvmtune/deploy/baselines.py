@@ -27,6 +27,7 @@ class Baseline(Peer):
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self.device = library.runtime
 
     def load(self, network: Network, threads: int) -> None:
         """It was loaded when it was opened, with the threads that it was compiled for."""

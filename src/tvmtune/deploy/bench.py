@@ -88,6 +88,8 @@ class Run:
     error: float | None = None
     """max|y - ref| / max|ref| of the library's outputs, with this runtime's as the reference."""
     check: CheckResult | None = None
+    device: str = "cpu"
+    """Where it computes, by TVM's names."""
 
     @property
     def median_ms(self) -> float:
@@ -120,6 +122,7 @@ class Run:
             "runtime": self.runtime,
             "version": self.version,
             "threads": self.threads,
+            "device": self.device,
             "median_ms": self.median_ms,
             "mean_ms": self.mean_ms,
             "std_ms": self.std_ms,
@@ -189,13 +192,13 @@ def bench(
     library.set_inputs(inputs)
     batch = batch_of(library.metadata["network"]["source"], library.inputs)
     own_version = system.version_of("tvmtune") or ""
-    runs = [Run(OWN, own_version, library.threads, number, batch)]
+    runs = [Run(OWN, own_version, library.threads, number, batch, device=library.runtime)]
     runtimes: list[_Runtime] = [library]
     notes: list[str] = []
     taking_part = _ready(peers, library, network, inputs, notes)
     for peer in taking_part:
         threads = library.threads if peer.parallel else 1
-        runs.append(Run(peer.name, peer.version, threads, number, batch))
+        runs.append(Run(peer.name, peer.version, threads, number, batch, device=peer.device))
         runtimes.append(peer)
 
     neighbours = Neighbours() if library.session.board is None else None
@@ -277,6 +280,8 @@ def _ready(
             try:
                 if checked is None:
                     checked = _same_network(library, network)
+                if library.runtime != peer.device and (why := peer.move(library.runtime)):
+                    notes.append(why)
                 peer.load(checked, library.threads)
                 peer.run(inputs)
             except TvmtuneError as exc:

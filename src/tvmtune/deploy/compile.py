@@ -150,8 +150,7 @@ def _verify(path: Path, described: JSON, network: Network) -> None:
 
 def _verdict(path: Path, described: JSON) -> verify.CheckResult:
     check = described["check"]
-    on_cpu = described["device"].get("runtime", "cpu") == "cpu"
-    if on_cpu and path.stat().st_size > image.KEPT:
+    if metadata.runtime(described) == "cpu" and path.stat().st_size > image.KEPT:
         with contextlib.suppress(Unsupplied):
             return verify.run_check(Library.open(path, light=True), check)
     return verify.run_check(Library.open(path), check)

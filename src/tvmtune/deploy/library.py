@@ -75,7 +75,7 @@ class Library:
         trailer.check_image(path, found)
         threads = choose(threads, int(found.data["threads"]))
         device = found.data["device"]
-        runtime = device.get("runtime", "cpu")
+        runtime = metadata.runtime(found.data)
         if runtime != "cpu" or device.get("needs_init"):
             from tvmtune import host
 
@@ -83,6 +83,11 @@ class Library:
         if light:
             return cls(found.data, LightSession(path, threads))
         return cls(found.data, LocalSession(path, runtime, threads))
+
+    @property
+    def runtime(self) -> str:
+        """Where its kernels run, by TVM's names: ``cpu``, ``opencl``, ``cuda``."""
+        return metadata.runtime(self.metadata)
 
     @property
     def modelled(self) -> float | None:

@@ -145,11 +145,11 @@ def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | N
             f"{path} holds code for {machine} and {what} is {here}: "
             f"it was compiled for {model}. Run it there, or compile it for {what}"
         )
-    runtime = metadata.get("device", {}).get("runtime", "cpu")
-    if board and runtime != "cpu" and not any(g["kind"] == runtime for g in board.get("gpus", ())):
+    where = runtime(metadata)
+    if board and where != "cpu" and not any(g["kind"] == where for g in board.get("gpus", ())):
         from tvmtune.farm.devices import no_device
 
-        what = no_device(runtime, metadata["device"]["backend"])
+        what = no_device(where, metadata["device"]["backend"])
         raise TvmtuneError(f"{path} is for {model}, and the board has {what}")
     if lacking:
         whose = "this CPU" if board is None else "the board's CPU"
@@ -157,6 +157,11 @@ def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | N
             f"{path} uses {', '.join(lacking)}, which {whose} lacks: it was compiled for {model}. "
             f"Compile it for {what}"
         )
+
+
+def runtime(metadata: JSON) -> str:
+    """Where the library's kernels run, by TVM's names: ``cpu``, ``opencl``, ``cuda``."""
+    return str(metadata.get("device", {}).get("runtime", "cpu"))
 
 
 def specs(entries: Iterable[JSON]) -> tuple[TensorSpec, ...]:

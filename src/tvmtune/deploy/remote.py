@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.deploy import board_calls, on_board
+from tvmtune.deploy import board_calls, metadata, on_board
 from tvmtune.deploy.peers import PEERS, Peer, choose, words
 from tvmtune.deploy.peers.base import onnx_form
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import MEMORY, TvmtuneError, UsageError
 from tvmtune.farm import devices, protocol
 from tvmtune.farm.lending import (
     CONNECT,
@@ -184,7 +184,7 @@ class Borrowed:
         found = f"on the board '{self.key}': {message}"
         for signs, remedy in (
             (("No space left", "File too large", "Disk quota"), "Make room on its disk"),
-            (("MemoryError", "Cannot allocate", "bad_alloc"), "Its memory is too small"),
+            (MEMORY, "Its memory is too small"),
             (
                 ("wrong ELF class", "Exec format", "cannot open shared object"),
                 "Compile it for the board",
@@ -282,7 +282,7 @@ class RemoteSession:
         tuned = int(described["threads"])
         wanted = threads or (min(tuned, count) if count else tuned)
         device = described["device"]
-        runtime = device.get("runtime", "cpu")
+        runtime = metadata.runtime(described)
         backend = device["backend"] if device.get("needs_init") else ""
         limit = size / SLOW_LINE + RUN
         self._name: int

@@ -31,6 +31,9 @@ class Peer(ABC):
     foreign: ClassVar[bool] = True
     """Whether it has threads of its own, which may spin when its turn is over."""
 
+    device: str = "cpu"
+    """Where it computes, by TVM's names."""
+
     @property
     def version(self) -> str:
         """Version of the package, or an empty string if it is not installed."""
@@ -43,6 +46,11 @@ class Peer(ABC):
         if importlib.util.find_spec(self.package) is None:
             return f"{self.name} is not installed: pip install {self.package}"
         return None
+
+    def move(self, device: str) -> str | None:
+        """Have it compute on ``device``, a GPU by TVM's name, from the next :meth:`load` on. Where it
+        cannot it stays on the CPU: the reason."""
+        return f"{self.name} computes on the CPU"
 
     @abstractmethod
     def load(self, network: Network, threads: int) -> None:

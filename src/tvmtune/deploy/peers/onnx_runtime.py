@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmtune.deploy.peers.base import Peer, onnx_form
+from tvmtune.errors import TvmtuneError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,11 +16,24 @@ if TYPE_CHECKING:
     from tvmtune.types import Network
 
 
+_CUDA = "CUDAExecutionProvider"
+
+
 class OnnxRuntime(Peer):
-    """ONNX Runtime's CPU provider, all graph optimisations on, as by default."""
+    """ONNX Runtime's CPU provider, or that for CUDA; all graph optimisations on, as by default."""
 
     name = "onnxruntime"
     package = "onnxruntime"
+
+    def move(self, device: str) -> str | None:
+        import onnxruntime
+
+        if device != "cuda":
+            return super().move(device)
+        if _CUDA not in onnxruntime.get_available_providers():
+            return f"{self.name} computes on the CPU: its package for CUDA is onnxruntime-gpu"
+        self.device = device
+        return None
 
     def load(self, network: Network, threads: int) -> None:
         import onnxruntime
@@ -30,9 +44,14 @@ class OnnxRuntime(Peer):
         options.log_severity_level = 4  # what fails is raised, too
         # Its threads spin for some 40 ms after a run, waiting for the next. They may: to forbid it
         # slows down what follows directly. The bench waits instead.
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if self.device == "cuda":
+            providers.insert(0, (_CUDA, {"use_tf32": "0"}))
         self._session = onnxruntime.InferenceSession(
-            onnx_form(network), options, providers=["CPUExecutionProvider"]
+            onnx_form(network), options, providers=providers
         )
+        if self.device == "cuda" and _CUDA not in self._session.get_providers():
+            raise TvmtuneError("its provider for CUDA cannot be loaded")  # it says so and goes on
 
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         from onnxruntime import OrtValue
@@ -41,10 +60,10 @@ class OnnxRuntime(Peer):
         self._binding = self._session.io_binding()
         for name, array in inputs.items():
             self._binding.bind_ortvalue_input(
-                name, OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+                name, OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self.device)
             )
         for output in self._session.get_outputs():
-            self._binding.bind_output(output.name, "cpu")
+            self._binding.bind_output(output.name, self.device)
 
     def invoke(self, count: int = 1) -> float:
         run, binding = self._session.run_with_iobinding, self._binding

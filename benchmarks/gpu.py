@@ -1,0 +1,116 @@
+"""Whole networks on a GPU against other runtimes on the same GPU, within a budget of time.
+
+    python benchmarks/gpu.py [--budget 8m] [--target cuda] [--target-attr KEY=VALUE] [--work DIR]
+
+Tunes resnet-18 in float32, again in float16 with tensor cores, and mobilenet in float32; compiles
+each; and has the library take turns with PyTorch (channels last, cuDNN), torch.compile (max-autotune)
+and ONNX Runtime, where they are installed with CUDA. Nobody uses CUDA graphs or TF32. Prints a Markdown
+table for benchmarks/README.md.
+
+Logs in DIR are continued, so that several short runs add up; what a run has no time for stays for the
+next, and its row in the table is that of the last run that had. The distilled logs are DIR/*.best.json:
+put them into an empty DIR under the names of the logs (*.json) to start from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from end_to_end import tool
+
+from tvmtune.records.log import read_log
+
+PEERS = ("torch", "torch-compile", "onnxruntime")
+CASES = {
+    "resnet-18": ["--network", "resnet-18"],
+    "resnet-18-float16": ["--network", "resnet-18", "--dtype", "float16"],
+    "mobilenet": ["--network", "mobilenet"],
+}
+UNITS = {"s": 1, "m": 60, "h": 3600}
+FIRST = 60.0
+"""Seconds that compiling and comparing are expected to take where nothing is known."""
+LEAST = 10.0
+"""Seconds below which tuning is not worth its beginning."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--budget", type=seconds, default="8m", help="e.g. 90s, 8m, 1h")
+    parser.add_argument("--target", default="cuda")
+    parser.add_argument("--target-attr", action="append", default=[])
+    parser.add_argument("--work", type=Path, default=Path("benchmarks/work/gpu"))
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + options.budget
+    where = ["--target", options.target]
+    where += [word for attr in options.target_attr for word in ("--target-attr", attr)]
+    expected = FIRST
+    for done, (case, words) in enumerate(CASES.items()):
+        if options.target == "cuda" and "float16" in words:
+            words = [*words, "--tensor-cores"]
+        share = (end - time.monotonic()) / (len(CASES) - done)
+        if share - expected < LEAST:
+            print(f"{case}: no time left, run this again", file=sys.stderr)
+            continue
+        log = options.work / f"{case}.json"
+        budget = ["--time-budget", f"{share - expected:.0f}s"]
+        tool("tune", *words, *where, "--log", str(log), *budget, "--no-compile")
+        begun = time.monotonic()
+        library, report = log.with_suffix(".so"), log.with_suffix(".bench")
+        tool("compile", *words, *where, "--log", str(log), "-o", str(library))
+        tool("bench", str(library), "--vs", ",".join(PEERS), "--check", "--repeat", "50",
+             "--min-repeat-ms", "20", "--json", str(report))  # fmt: skip
+        tool("distill", str(log))
+        expected = time.monotonic() - begun
+    show(options.work)
+
+
+def seconds(text: str) -> float:
+    """Those of a time such as ``8m``."""
+    if text[-1:] not in UNITS:
+        raise ValueError(text)
+    return float(text[:-1]) * UNITS[text[-1]]
+
+
+def show(work: Path) -> None:
+    """The table of all that has been measured in ``work``, now or before."""
+    reports = {case: work / f"{case}.bench" for case in CASES}
+    found = {case: json.loads(p.read_text()) for case, p in reports.items() if p.exists()}
+    if not found:
+        sys.exit("nothing was measured: give a larger --budget")
+    one = next(iter(found.values()))
+    versions = {r["runtime"]: r["version"] for each in found.values() for r in each["runs"]}
+    print(f"{one['device']['model']}; {driver()}; {versions}\n")
+    print(f"| network | trials | tvmtune ms | {' | '.join(f'{p} ms' for p in PEERS)} | "
+          "best of these / tvmtune |")  # fmt: skip
+    print("|---" * (len(PEERS) + 4) + "|")
+    for case, each in found.items():
+        device = each["runs"][0]["device"]
+        # A peer that stayed on the CPU says nothing of the GPU.
+        times = {r["runtime"]: r["median_ms"] for r in each["runs"] if r["device"] == device}
+        others = [times[p] for p in PEERS if p in times]
+        cells = " | ".join(f"{times[p]:.3f}" if p in times else "-" for p in PEERS)
+        ratio = f"{min(others) / times['tvmtune']:.2f}" if others else "-"
+        trials = len(read_log(work / f"{case}.json").trials)
+        print(f"| {case} | {trials} | {times['tvmtune']:.3f} | {cells} | {ratio} |")
+    for note in sorted({note for each in found.values() for note in each["notes"]}):
+        print(f"\n- {note}")
+
+
+def driver() -> str:
+    """The driver's version, as NVIDIA's tool tells it."""
+    if shutil.which("nvidia-smi") is None:
+        return "no nvidia-smi"
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return f"driver {done.stdout.strip()}"
+
+
+if __name__ == "__main__":
+    main()
