@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 
 from tvmtune.measure import local
 from tvmtune.types import TensorSpec, Timing
@@ -130,3 +131,18 @@ def test_a_kernel_that_writes_into_its_inputs_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_after", after)
     assert local.check("right.so", str(tmp_path / "r.so"), args, {}) == 0.0
     assert local.check("spoils.so", str(tmp_path / "r.so"), args, {}) > 0.5
+
+
+@pytest.mark.parametrize(("number", "flushed"), [(1, 4), (2, 0)])
+def test_caches_are_flushed_before_each_repeat_of_one_call(tmp_path, fresh, number, flushed):
+    a = tvm.te.placeholder((8,), name="a")
+    mod = tvm.IRModule({"main": tvm.te.create_prim_func([a, tvm.te.compute((8,), lambda i: a[i])])})
+    library = tvm.compile(mod, target="llvm")
+    library.export_library(str(tmp_path / "kernel.so"))
+    seen: list[int] = []
+    tvm_ffi.register_global_func("tests.flush", lambda *args: seen.append(len(args)), override=True)
+    args = [spec(8), spec(8)]
+    timing = Timing(repeat=4, number=number)
+    options = {"flush": "tests.flush", "threads": 1}
+    assert len(local.run(str(tmp_path / "kernel.so"), args, timing, options)) == 4
+    assert seen == [2] * flushed

@@ -79,6 +79,12 @@ def check(found: dict[str, Any]) -> dict[str, Any]:
     return first
 
 
+def alike(found: dict[str, Any]) -> list[int]:
+    """The numbers of all GPUs of the first one's kind: they may measure side by side."""
+    kinds = [(each["name"], each["arch"]) for each in found["devices"]]
+    return [number for number, kind in enumerate(kinds) if kind == kinds[0]]
+
+
 def _device(cuda: ctypes.CDLL, index: int) -> dict[str, Any]:
     handle = ctypes.c_int()
     cuda.cuDeviceGet(ctypes.byref(handle), index)

@@ -19,7 +19,10 @@ from tvmtune.types import Device
 from tvmtune_cuda import gpus, tensor_cores, toolkit
 
 LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
-ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", tensor_cores.NAME, *LIMITS)
+FLUSH = "flush-l2"
+"""The second-level cache is emptied before each repeat: activations are cold, too."""
+SWITCHES = (tensor_cores.NAME, FLUSH)
+ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", *SWITCHES, *LIMITS)
 EARLIEST = 75
 """The architecture from which on CUDA 13, which TVM's runtime is built with, runs kernels."""
 LOOK = 60.0
@@ -72,7 +75,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     :class:`TvmtuneError` where there is no GPU, no driver for it, or no compiler.
     """
     attributes.check(attrs, ATTRIBUTES)
-    wanted = _wanted(attrs)
+    wanted = [name for name in SWITCHES if _wanted(name, attrs)]
     if "tag" in attrs and "arch" in attrs:
         raise UsageError("tag= and arch= both name a GPU: give one of them.")
     compiler = toolkit.find()
@@ -112,7 +115,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     return Device(
         backend="cuda",
         target=target,
-        attrs={tensor_cores.NAME: True} if wanted else {},
+        attrs=dict.fromkeys(wanted, True),
         threads=_threads(attrs.get("threads"), gpu, here=remote is None and not mtriple),
         params=_parameters(gpu, target),
         remote=remote,
@@ -224,11 +227,11 @@ def _number_of(arch: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _wanted(attrs: dict[str, Any]) -> bool:
-    """Whether tensor cores are asked for."""
-    given = attrs.get(tensor_cores.NAME, 0)
+def _wanted(name: str, attrs: dict[str, Any]) -> bool:
+    """Whether one of :data:`SWITCHES` is on."""
+    given = attrs.get(name, 0)
     if given not in (0, 1):
-        raise UsageError(f"{tensor_cores.NAME}={given}: give 1, or leave it away.")
+        raise UsageError(f"{name}={given}: give 1, or leave it away.")
     return bool(given)
 
 

@@ -7,8 +7,10 @@ forever. Such a process ends with its message; the next candidate gets a fresh o
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +21,12 @@ from tvmtune.types import TensorSpec, Timing
 from tvmtune_cuda import toolkit
 
 RUNTIME = "libcudart.so.13"
+FLUSH = "tvmtune_cuda.flush"
+LARGE = 128 << 20
+"""Bytes of a second-level cache whose size the driver does not tell."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+FREED = 10.0
+"""Seconds within which a process that is being replaced has let go of its GPU."""
 LASTING = (
     *(
         "illegal memory access",
@@ -40,20 +48,48 @@ LASTING = (
 """What errors say after which a process cannot use the GPU any more: those of which NVIDIA's
 documentation says that the process must be terminated and relaunched."""
 _T = TypeVar("_T")
+_scratch: list[Any] | None = None
+"""What is copied to fill the cache."""
 
 
 def init(options: dict[str, Any]) -> None:
     """Called once in each run worker."""
     from tvmtune import threads
 
+    settle(options["gpus"], Path(options["directory"]))
     load()
     threads.share(int(options["threads"]))
+
+
+def settle(numbers: Sequence[int], folder: Path) -> int:
+    """Have this process see one GPU of ``numbers`` alone: one that no other process has which shares
+    ``folder``. It is free again when the process ends, in whatever way. Returns its number.
+
+    CUDA reads what is chosen here when it is first used. Raises :class:`TvmtuneError` if all are taken.
+    """
+    end = time.monotonic() + FREED
+    while True:
+        for number in numbers:
+            held = os.open(folder / f"gpu-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(held)
+                continue
+            visible = os.environ.get(VISIBLE)
+            os.environ[VISIBLE] = visible.split(",")[number] if visible else str(number)
+            return number
+        if time.monotonic() > end:
+            raise TvmtuneError("every GPU is taken by another process of this run")
+        time.sleep(0.01)
 
 
 def load() -> None:
     """Have TVM run CUDA in this process. Raises :class:`TvmtuneError` saying what is missing."""
     import tvm
+    import tvm_ffi
 
+    tvm_ffi.register_global_func(FLUSH, flush, override=True)
     if tvm.get_global_func("device_api.cuda", allow_missing=True) is None:
         _load_runtime(Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so")
     if not tvm.cuda(0).exist:
@@ -83,6 +119,17 @@ def _load_runtime(library: Path) -> None:
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     except OSError as exc:
         raise TvmtuneError(f"TVM's part for CUDA cannot be loaded: {last_line(exc)}") from exc
+
+
+def flush(first: Any, *_: Any) -> None:
+    """Have the second-level cache of a tensor's GPU filled with what no kernel needs."""
+    import tvm
+
+    global _scratch
+    if _scratch is None:
+        size = 2 * (first.device.l2_cache_size_bytes or LARGE)
+        _scratch = [tvm.runtime.empty((size,), "uint8", first.device) for _ in range(2)]
+    _scratch[0].copyto(_scratch[1])
 
 
 def run(

@@ -90,8 +90,9 @@ def run(
 ) -> list[float]:
     """Seconds per call, one value per repeat.
 
-    With ``timing.number == 1`` on a CPU all arguments but the first are flushed from the caches before
-    each repeat: inside a network the weights are cold, the activations warm. A candidate that is
+    With ``timing.number == 1`` TVM's function ``options["flush"]``, if there is one, is called with the
+    arguments before each repeat. On a CPU it flushes all but the first from the caches: inside a
+    network the weights are cold, the activations warm. A candidate that is
     clearly slower than ``options["best"]`` (seconds) is given up after its first two runs, of which the
     better one is returned, or after two repeats; a long one ends once its times agree.
 
@@ -116,12 +117,12 @@ def run(
         return [float(s) for s in evaluator(*arrays).results]
 
     def measure(repeat: int) -> list[float]:
-        flush = on_cpu and timing.number == 1
+        flush = options.get("flush", "") if timing.number == 1 else ""
         return timed(
             repeat,
             number=timing.number,
             min_repeat_ms=timing.min_repeat_ms,
-            f_preproc="cache_flush_cpu_non_first_arg" if flush else "",
+            f_preproc=flush,
         )
 
     return sample(look, measure, timing, best)

@@ -29,14 +29,15 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
     """Kernels timed on this machine, or where the device is remote, on boards.
 
     ``different`` are fields of the :class:`RunnerSpec` for this machine that a backend wants
-    otherwise; ``options`` are added. Raises :class:`TvmtuneError` if this machine cannot run the
-    kernels and no board is named.
+    otherwise; ``options`` are added, for boards as well. Raises :class:`TvmtuneError` if this machine
+    cannot run the kernels and no board is named.
     """
     options: dict[str, Any] = {"threads": device.threads, "device": device.runtime}
     on_cpu = device.runtime == "cpu"
+    if on_cpu:
+        options["flush"] = "cache_flush_cpu_non_first_arg"
+    options |= different.pop("options", {})
     if device.remote is not None:
-        if on_cpu:
-            options["flush"] = "cache_flush_cpu_non_first_arg"
         return RunnerSpec(
             run="tvmtune.measure.remote:run",
             check="tvmtune.measure.remote:check",
@@ -51,7 +52,7 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
         "run": "tvmtune.measure.local:run",
         "check": "tvmtune.measure.local:check",
         "init": "tvmtune.measure.local:init",
-        "options": options | {"linker": system.find_linker()} | different.pop("options", {}),
+        "options": options | {"linker": system.find_linker()},
     }
     if on_cpu:
         spec |= {
