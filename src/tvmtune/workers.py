@@ -341,9 +341,10 @@ def _keep_together() -> None:
     os.setpgid(0, 0)
     ended, _ = os.pipe()  # the other end stays open as long as the worker lives
     nowhere = subprocess.DEVNULL
-    _undertaker = subprocess.Popen(
-        ["sh", "-c", "read _; kill -KILL 0"], stdin=ended, stdout=nowhere, stderr=nowhere
-    )
+    with contextlib.suppress(OSError):  # at the limit of processes the worker works all the same
+        _undertaker = subprocess.Popen(
+            ["/bin/sh", "-c", "read _; kill -KILL 0"], stdin=ended, stdout=nowhere, stderr=nowhere
+        )
     os.close(ended)
 
 
