@@ -51,24 +51,46 @@ def main() -> None:
     where = ["--target", options.target]
     where += [word for attr in options.target_attr for word in ("--target-attr", attr)]
     expected = FIRST
-    for done, (case, words) in enumerate(CASES.items()):
+    # Those that had no time the last time come first now.
+    waiting = sorted(CASES, key=lambda case: measured_at(options.work / f"{case}.bench"))
+    failed = []
+    while waiting:
+        left = end - time.monotonic()
+        fitting = min(len(waiting), int(left / (expected + LEAST)))
+        if not fitting:
+            print(f"no time left for {', '.join(waiting)}: run this again", file=sys.stderr)
+            break
+        case = waiting.pop(0)
+        words = [*CASES[case], *where]
         if options.target == "cuda" and "float16" in words:
-            words = [*words, "--tensor-cores"]
-        share = (end - time.monotonic()) / (len(CASES) - done)
-        if share - expected < LEAST:
-            print(f"{case}: no time left, run this again", file=sys.stderr)
-            continue
-        log = options.work / f"{case}.json"
-        budget = ["--time-budget", f"{share - expected:.0f}s"]
-        tool("tune", *words, *where, "--log", str(log), *budget, "--no-compile")
+            words.append("--tensor-cores")
         begun = time.monotonic()
-        library, report = log.with_suffix(".so"), log.with_suffix(".bench")
-        tool("compile", *words, *where, "--log", str(log), "-o", str(library))
-        tool("bench", str(library), "--vs", ",".join(PEERS), "--check", "--repeat", "50",
-             "--min-repeat-ms", "20", "--json", str(report))  # fmt: skip
-        tool("distill", str(log))
-        expected = time.monotonic() - begun
+        tuning = left / fitting - expected
+        try:
+            measure(options.work / f"{case}.json", words, tuning)
+        except subprocess.CalledProcessError as error:
+            failed.append(case)
+            print(f"{case} failed: {error}", file=sys.stderr)
+        else:
+            expected = time.monotonic() - begun - tuning
     show(options.work)
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+def measured_at(report: Path) -> float:
+    """Seconds since the epoch; 0 for never."""
+    return report.stat().st_mtime if report.exists() else 0.0
+
+
+def measure(log: Path, words: list[str], tuning: float) -> None:
+    """Tune for so many seconds, compile, compare with the others, and distill the log."""
+    library, report = log.with_suffix(".so"), log.with_suffix(".bench")
+    budget = ["--time-budget", f"{tuning:.0f}s"]
+    tool("tune", *words, "--log", str(log), *budget, "--no-compile")
+    tool("compile", *words, "--log", str(log), "-o", str(library))
+    tool("bench", str(library), "--vs", ",".join(PEERS), "--check", "--repeat", "50",
+         "--min-repeat-ms", "20", "--json", str(report))  # fmt: skip
+    tool("distill", str(log))
 
 
 def seconds(text: str) -> float:

@@ -24,9 +24,12 @@ MEMORY = ("MemoryError", "Cannot allocate", "bad_alloc", "out of memory")
 """What errors say where memory is short: Python's, the system's, C++'s, CUDA's."""
 
 
-def short_of_memory(error: BaseException) -> bool:
-    """Whether something failed because this machine's memory, or its GPU's, is full."""
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in MEMORY)
+def remedy_for_memory(error: BaseException) -> str:
+    """What to do where something failed because this machine's memory, or its GPU's, is full; nothing
+    where it failed for another reason."""
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in MEMORY):
+        return ". End what else uses the memory, or take a smaller network or batch."
+    return ""
 
 
 def last_line(error: BaseException) -> str:

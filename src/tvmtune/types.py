@@ -245,7 +245,7 @@ class Timing:
     """How often a candidate is run."""
 
     number: int = 1
-    """Calls per repeat; with 1 the caches are flushed of all but the first argument before each."""
+    """Calls per repeat; with 1 caches are flushed before each; on CPUs the first argument stays."""
     repeat: int = 10
     min_repeat_ms: int = 0
     build_timeout: float = 20.0

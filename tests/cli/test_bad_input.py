@@ -279,7 +279,7 @@ def test_a_memory_that_is_full_is_no_defect(ask, monkeypatch, error):
     code, said = ask("tasks", "tiny.onnx")
     assert code == 1
     assert "defect" not in said
-    end = "End what else uses it, or take a smaller --batch or network."
+    end = "End what else uses the memory, or take a smaller network or batch."
     assert re.fullmatch(rf"the memory is full: .*(out of memory|array)\. {end}", said)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune_cuda import worker
+from tvmtune_cuda.target import VISIBLE
 
 
 def call(said: str) -> int:
@@ -21,14 +22,16 @@ def call(said: str) -> int:
     return worker._or_end(work)
 
 
-def settle(options: dict[str, Any]) -> None:
+def take(options: dict[str, Any]) -> None:
     """The part of a worker's start that needs no GPU."""
-    if options["told"]:
-        os.environ[worker.VISIBLE] = options["told"]
-    worker.settle(options["gpus"], Path(options["directory"]))
+    worker.take(options["gpus"], Path(options["directory"]))
 
 
-def visible(*_: int) -> tuple[int, str]:
-    """This process's id, and the GPUs that CUDA would show it."""
-    time.sleep(0.2)  # so that no process answers for all
-    return os.getpid(), os.environ[worker.VISIBLE]
+def visible(folder: str) -> tuple[int, str]:
+    """This process's id, and the GPU that CUDA would show it, once another process answers as well."""
+    here = Path(folder)
+    (here / f"{os.getpid()}.answers").touch()
+    end = time.monotonic() + 50
+    while len(list(here.glob("*.answers"))) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    return os.getpid(), os.environ[VISIBLE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from tvmtune import host
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.workers import Workers
 from tvmtune_cuda import worker
-from tvmtune_cuda.target import describe_device
+from tvmtune_cuda.gpus import alike
+from tvmtune_cuda.target import VISIBLE, describe_device
 
 KERNELS = "cuda_backend.kernels"
 CALL = f"{KERNELS}:call"
@@ -56,52 +58,70 @@ def test_an_error_that_passes_leaves_the_process_as_it_is():
         assert call("").value == before
 
 
-def test_gpus_of_one_kind_measure_side_by_side(driver, nvcc, monkeypatch):
-    for name, value in driver(count=4).items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture
+def machine(driver, nvcc, monkeypatch) -> Callable[[int], None]:
+    """Makes this one a machine with so many GPUs."""
+
+    def make(count: int) -> None:
+        monkeypatch.delenv(VISIBLE, raising=False)
+        for name, value in driver(count=count).items():
+            monkeypatch.setenv(name, value)
+
+    return make
+
+
+def test_gpus_measure_side_by_side_where_that_is_asked_for(machine, monkeypatch):
+    machine(4)
     backend = host.backend("cuda")
-    here = backend.make_runner(describe_device({}, None))
-    assert (here.slots, here.options["gpus"]) == (4, [0, 1, 2, 3])
-    elsewhere = backend.make_runner(describe_device({"arch": "sm_90"}, "a-key"))
-    assert elsewhere.slots == 1
+    one, three = (describe_device(attrs, None) for attrs in ({}, {"gpus": 3}))
+    assert one.identity() == three.identity()  # the same times
+    assert backend.make_runner(one).slots == 1
+    runner = backend.make_runner(three)
+    assert (runner.slots, runner.options["gpus"]) == (3, ["0", "1", "2"])
+    monkeypatch.setenv(VISIBLE, "7,GPU-c,2,0")
+    assert describe_device({"gpus": 2}, None).params["gpus"] == ["7", "GPU-c"]
 
 
-@pytest.mark.parametrize(("told", "seen"), [("", {"0", "2"}), ("GPU-a,GPU-b,7", {"GPU-a", "7"})])
-def test_each_process_has_a_gpu_to_itself(tmp_path: Path, told, seen):
-    assert gpus(tmp_path, told, lambda workers: None) == seen
+def test_only_gpus_of_one_kind_do():
+    kinds = [("A", "sm_90"), ("B", "sm_90"), ("A", "sm_80"), ("A", "sm_90")]
+    found = {"devices": [{"name": name, "arch": arch} for name, arch in kinds]}
+    assert alike(found) == [0, 3]
 
 
-def test_a_gpu_is_free_again_when_its_process_is_killed(tmp_path: Path):
-    def kill(workers: Workers) -> None:
-        workers.map("os:abort", [(), ()], deadline=60, stage="run")
+def test_more_gpus_than_there_are_cannot_be_had(machine):
+    machine(2)
+    with pytest.raises(UsageError, match=r"gpus=3: this machine has 2 \(NVIDIA Stand-in\)\."):
+        describe_device({"gpus": 3}, None)
+    with pytest.raises(UsageError, match="gpus=2: that is for the GPUs of this machine alone"):
+        describe_device({"gpus": 2, "arch": "sm_75"}, None)
+    with pytest.raises(UsageError, match="gpus=many is not a number"):
+        describe_device({"gpus": "many"}, None)
 
-    assert gpus(tmp_path, "", kill) == {"0", "2"}
 
-
-def gpus(folder: Path, told: str, before: Callable[[Workers], None]) -> set[str]:
-    """What the processes of a pool see that has GPUs 0 and 2; each its own."""
-    options = {"gpus": [0, 2], "directory": str(folder), "told": told}
-    with Workers(2, init=f"{KERNELS}:settle", options=options) as workers:
-        before(workers)
-        calls = [(n,) for n in range(8)]
+@pytest.mark.parametrize("crashed", [False, True])
+def test_each_process_has_a_gpu_to_itself(tmp_path: Path, crashed):
+    options = {"gpus": ["0", "GPU-b"], "directory": str(tmp_path)}
+    with Workers(2, init=f"{KERNELS}:take", options=options) as workers:
+        if crashed:  # a GPU is free again when its process has gone
+            workers.map("os:abort", [(), ()], deadline=60, stage="run")
+        calls = [(str(tmp_path),)] * 2
         outcomes = workers.map(f"{KERNELS}:visible", calls, deadline=60, stage="run")
     assert all(outcome.ok for outcome in outcomes), outcomes
-    found = {outcome.value for outcome in outcomes}
-    assert len(found) == len({pid for pid, _ in found}) == 2
-    return {visible for _, visible in found}
+    assert len({pid for pid, _ in (outcome.value for outcome in outcomes)}) == 2
+    assert {name for _, name in (outcome.value for outcome in outcomes)} == {"0", "GPU-b"}
 
 
 def test_when_all_gpus_are_taken_that_is_said(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(worker, "FREED", 0.0)
-    monkeypatch.setenv(worker.VISIBLE, "")
-    assert worker.settle([3], tmp_path) == 3
+    monkeypatch.setenv(VISIBLE, "")
+    worker.take(["3"], tmp_path)
+    assert os.environ[VISIBLE] == "3"
     with pytest.raises(TvmtuneError, match="every GPU is taken"):
-        worker.settle([3], tmp_path)
+        worker.take(["3"], tmp_path)
 
 
-def test_the_second_level_cache_is_emptied_where_that_is_asked_for(driver, nvcc, monkeypatch):
-    for name, value in driver().items():
-        monkeypatch.setenv(name, value)
+def test_the_second_level_cache_is_emptied_where_that_is_asked_for(machine):
+    machine(1)
     backend = host.backend("cuda")
     plain, flushed = (describe_device(a, None) for a in ({}, {"flush-l2": 1}))
     assert plain.identity() != flushed.identity()  # their times cannot be compared

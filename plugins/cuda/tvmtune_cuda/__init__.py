@@ -68,19 +68,18 @@ def make_builder(device: Device) -> BuilderSpec:
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
     from tvmtune.measure import specs
-    from tvmtune_cuda import gpus, target, worker
+    from tvmtune_cuda import target, worker
 
-    here = device.remote is None and not device.absent
-    found = gpus.alike(target.look()) if here else []
+    side_by_side = device.params.get("gpus", [])
     return specs.runner(
         device,
         run="tvmtune_cuda.worker:run",
         check="tvmtune_cuda.worker:check",
         init="tvmtune_cuda.worker:init",
-        slots=max(1, len(found)),
+        slots=max(1, len(side_by_side)),
         exclusive=False,  # builders leave the GPU alone
         options={
-            "gpus": found,
+            "gpus": side_by_side,
             **({"flush": worker.FLUSH} if target.FLUSH in device.attrs else {}),
         },
     )

@@ -21,8 +21,9 @@ from tvmtune_cuda import gpus, tensor_cores, toolkit
 LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
 FLUSH = "flush-l2"
 """The second-level cache is emptied before each repeat: activations are cold, too."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SWITCHES = (tensor_cores.NAME, FLUSH)
-ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", *SWITCHES, *LIMITS)
+ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", "gpus", *SWITCHES, *LIMITS)
 EARLIEST = 75
 """The architecture from which on CUDA 13, which TVM's runtime is built with, runs kernels."""
 LOOK = 60.0
@@ -71,15 +72,16 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     It is the first GPU of this machine, or with ``remote`` that of a board, which is asked. ``tag``
     (one of TVM's, ``nvidia/nvidia-h100``) or ``arch`` (``sm_90``) name one that need not be there: it
     is compiled for. ``mtriple`` and ``mcpu`` (of the CPU beside it), ``threads`` (of that CPU) and the
-    limits of a block win over what is known. Raises :class:`UsageError` for unknown names,
-    :class:`TvmtuneError` where there is no GPU, no driver for it, or no compiler.
+    limits of a block win over what is known. ``gpus``: how many of this machine measure side by side.
+    Raises :class:`UsageError` for unknown names, :class:`TvmtuneError` where there is no GPU, no driver
+    for it, or no compiler.
     """
     attributes.check(attrs, ATTRIBUTES)
     wanted = [name for name in SWITCHES if _wanted(name, attrs)]
     if "tag" in attrs and "arch" in attrs:
         raise UsageError("tag= and arch= both name a GPU: give one of them.")
     compiler = toolkit.find()
-    absent = False
+    absent, here = False, None
     if "tag" in attrs:
         gpu = _tagged(str(attrs["tag"]))
     elif "arch" in attrs:
@@ -87,7 +89,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     elif remote is not None:
         gpu = _of_the_board(remote)
     else:
-        gpu = _of_this_machine()
+        gpu, here = _of_this_machine()
     toolkit.check_arch(compiler, gpu.arch)
     if remote is None and ("tag" in attrs or "arch" in attrs):
         found = look()
@@ -96,6 +98,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         )
         if not absent:
             gpus.check(found)
+            here = found
     beside = gpu.host or {}
     mtriple = str(attrs.get("mtriple") or beside.get("mtriple", ""))
     limits = {
@@ -112,12 +115,15 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         **({"l2_cache_size_bytes": gpu.l2} if gpu.l2 else {}),
         "host": host_target(attrs.get("mcpu") or beside.get("mcpu"), mtriple),
     }
+    params = _parameters(gpu, target)
+    if "gpus" in attrs:
+        params["gpus"] = _side_by_side(attrs["gpus"], here)
     return Device(
         backend="cuda",
         target=target,
         attrs=dict.fromkeys(wanted, True),
         threads=_threads(attrs.get("threads"), gpu, here=remote is None and not mtriple),
-        params=_parameters(gpu, target),
+        params=params,
         remote=remote,
         runtime="cuda",
         model=gpu.name,
@@ -125,10 +131,11 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     )
 
 
-def _of_this_machine() -> Gpu:
+def _of_this_machine() -> tuple[Gpu, dict[str, Any]]:
+    """The first GPU, and what there is."""
     found = look()
     try:
-        return Gpu.of(gpus.check(found))
+        return Gpu.of(gpus.check(found)), found
     except TvmtuneError as error:
         raise TvmtuneError(
             f"{str(error).removesuffix('.')}. Measure on a board that has a GPU: --remote KEY (tvmtune "
@@ -225,6 +232,20 @@ def _tagged(tag: str) -> Gpu:
 def _number_of(arch: str) -> int | None:
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", arch)
     return int(found[1]) if found else None
+
+
+def _side_by_side(given: Any, here: dict[str, Any] | None) -> list[str]:
+    """What CUDA calls each of so many GPUs that are ``here``, all of the first one's kind."""
+    count = attributes.number("gpus", given)
+    if here is None:
+        raise UsageError(f"gpus={given}: that is for the GPUs of this machine alone.")
+    alike = gpus.alike(here)
+    if count > len(alike):
+        name = here["devices"][0]["name"]
+        raise UsageError(f"gpus={count}: this machine has {len(alike)} ({name}).")
+    shown = os.environ.get(VISIBLE)
+    names = shown.split(",") if shown else [str(n) for n in range(len(here["devices"]))]
+    return [names[n] for n in alike[:count]]
 
 
 def _wanted(name: str, attrs: dict[str, Any]) -> bool:

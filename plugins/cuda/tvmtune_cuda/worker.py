@@ -6,6 +6,7 @@ forever. Such a process ends with its message; the next candidate gets a fresh o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -19,12 +20,12 @@ from tvmtune.errors import TvmtuneError, last_line
 from tvmtune.measure import local
 from tvmtune.types import TensorSpec, Timing
 from tvmtune_cuda import toolkit
+from tvmtune_cuda.target import VISIBLE
 
 RUNTIME = "libcudart.so.13"
 FLUSH = "tvmtune_cuda.flush"
 LARGE = 128 << 20
 """Bytes of a second-level cache whose size the driver does not tell."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 FREED = 10.0
 """Seconds within which a process that is being replaced has let go of its GPU."""
 LASTING = (
@@ -56,29 +57,27 @@ def init(options: dict[str, Any]) -> None:
     """Called once in each run worker."""
     from tvmtune import threads
 
-    settle(options["gpus"], Path(options["directory"]))
+    if options["gpus"]:
+        take(options["gpus"], Path(options["directory"]))
     load()
     threads.share(int(options["threads"]))
 
 
-def settle(numbers: Sequence[int], folder: Path) -> int:
-    """Have this process see one GPU of ``numbers`` alone: one that no other process has which shares
-    ``folder``. It is free again when the process ends, in whatever way. Returns its number.
+def take(names: Sequence[str], folder: Path) -> None:
+    """Have this process see one GPU alone: one of those that CUDA calls ``names``, and that no other
+    process has which shares ``folder``. It is free again when the process ends, in whatever way.
 
     CUDA reads what is chosen here when it is first used. Raises :class:`TvmtuneError` if all are taken.
     """
     end = time.monotonic() + FREED
     while True:
-        for number in numbers:
+        for number, name in enumerate(names):
             held = os.open(folder / f"gpu-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
+            with contextlib.suppress(OSError):
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(held)
-                continue
-            visible = os.environ.get(VISIBLE)
-            os.environ[VISIBLE] = visible.split(",")[number] if visible else str(number)
-            return number
+                os.environ[VISIBLE] = name
+                return
+            os.close(held)
         if time.monotonic() > end:
             raise TvmtuneError("every GPU is taken by another process of this run")
         time.sleep(0.01)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from tvmtune import __version__, interrupt, torchless
-from tvmtune.errors import TvmtuneError, last_line, nearest, short_of_memory
+from tvmtune.errors import TvmtuneError, last_line, nearest, remedy_for_memory
 
 COMMANDS = {
     "tune": "Tune a network, then compile, verify and time it.",
@@ -161,12 +161,9 @@ def _failed(failure: Exception, verbose: bool) -> int:
         where = f": {error.filename}" if error.filename else ""
         _say(f"tvmtune: {error.strerror or error}{where}", error if verbose else None)
     except Exception as error:
-        if short_of_memory(error):
-            _say(
-                f"tvmtune: the memory is full: {last_line(error).rstrip('.')}. End what else uses it, "
-                "or take a smaller --batch or network.",
-                error if verbose else None,
-            )
+        if remedy := remedy_for_memory(error):
+            what = last_line(error).rstrip(".")
+            _say(f"tvmtune: the memory is full: {what}{remedy}", error if verbose else None)
         else:
             _defect(error, verbose)
     return 1

@@ -280,10 +280,11 @@ def _ready(
             try:
                 if checked is None:
                     checked = _same_network(library, network)
-                if library.runtime != peer.device and (why := peer.move(library.runtime)):
-                    notes.append(why)
+                elsewhere = peer.move(library.runtime) if library.runtime != peer.device else None
                 peer.load(checked, library.threads)
                 peer.run(inputs)
+                if elsewhere:
+                    notes.append(elsewhere)
             except TvmtuneError as exc:
                 reason = f"{peer.name} is left out: {exc}"
             except Exception as exc:  # each runtime has its own classes

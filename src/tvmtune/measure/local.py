@@ -29,6 +29,9 @@ LLVM = ("-dag-maps-huge-region:uint=100", "-dag-maps-reduction-size:uint=50")
 """From how many memory accesses in a row on LLVM's scheduler stops to compare each with each. With
 its 1000, scheduling took up to half of the build of an unrolled kernel."""
 
+FLUSH = "cache_flush_cpu_non_first_arg"
+"""TVM's function that flushes all arguments but the first from a CPU's caches."""
+
 HOPELESS = 3.0
 BEHIND = 1.5
 """How many times slower than the best a candidate is given up: after its first two runs, or after two

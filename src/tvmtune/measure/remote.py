@@ -27,12 +27,14 @@ def run(
     """Seconds per call by the board's clock; as :func:`tvmtune.measure.local.run`.
 
     ``options["device"]``: TVM's name of what runs the kernels there; ``options["flush"]``: the board's
-    function that empties the caches of all arguments but the first.
+    function that empties caches. Where it has not even that of TVM for CPUs, caches stay as they are.
     """
     module, device = _load(board, artifact, options)
     arrays = _arguments(board, args, device)
     flush = str(options.get("flush", "")) if timing.number == 1 else ""
     if flush and board.function(flush) is None:
+        if flush != local.FLUSH:
+            raise RuntimeError(f"the board has no {flush}: let tvmtune serve run there")
         flush = ""
 
     def measure(repeat: int, number: int, least_ms: int, before: str) -> list[float]:

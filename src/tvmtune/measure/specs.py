@@ -6,6 +6,7 @@ from typing import Any
 
 from tvmtune import system
 from tvmtune.errors import TvmtuneError
+from tvmtune.measure import local
 from tvmtune.types import BuilderSpec, Device, RunnerSpec
 
 
@@ -35,7 +36,7 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
     options: dict[str, Any] = {"threads": device.threads, "device": device.runtime}
     on_cpu = device.runtime == "cpu"
     if on_cpu:
-        options["flush"] = "cache_flush_cpu_non_first_arg"
+        options["flush"] = local.FLUSH
     options |= different.pop("options", {})
     if device.remote is not None:
         return RunnerSpec(

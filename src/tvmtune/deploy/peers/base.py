@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Peer(ABC):
-    """One runtime. Nothing of it is imported before :meth:`load`."""
+    """One runtime. Nothing of it is imported before :meth:`move` or :meth:`load`."""
 
     name: ClassVar[str]
     package: ClassVar[str]

@@ -47,11 +47,15 @@ class OnnxRuntime(Peer):
         providers: list[Any] = ["CPUExecutionProvider"]
         if self.device == "cuda":
             providers.insert(0, (_CUDA, {"use_tf32": "0"}))
+            onnxruntime.preload_dlls()  # those of pip's packages, which it does not find by itself
         self._session = onnxruntime.InferenceSession(
             onnx_form(network), options, providers=providers
         )
         if self.device == "cuda" and _CUDA not in self._session.get_providers():
-            raise TvmtuneError("its provider for CUDA cannot be loaded")  # it says so and goes on
+            # It would go on without.
+            raise TvmtuneError(
+                "its part for CUDA cannot be loaded: pip install 'onnxruntime-gpu[cuda,cudnn]'"
+            )
 
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         from onnxruntime import OrtValue

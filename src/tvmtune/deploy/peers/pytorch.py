@@ -2,13 +2,14 @@
 
 A network that came from PyTorch runs as the module that it is; of every other one pnnx writes a module
 in PyTorch's terms, batch normalisation folded into convolutions. Both are run in inference mode and
-with PyTorch's defaults for everything but the threads: contiguous tensors, no autocast, no freezing.
-On a GPU images are channels last, which cuDNN is quickest with, float32 is float32 and not TF32, and
-nothing is captured in CUDA graphs.
+with PyTorch's defaults for everything but the threads: no autocast, no freezing, and on the CPU
+contiguous tensors. On a GPU images are channels last, which cuDNN is quickest with, float32 is float32
+and not TF32, and nothing is captured in CUDA graphs.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import shutil
@@ -59,7 +60,8 @@ class Torch(Peer):
         module = to_torch() if to_torch is not None else _converted(network)
         if self.device == "cuda":
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-            module = module.to(self.device, memory_format=torch.channels_last)
+            # A copy: a network's module shares its weights with it.
+            module = copy.deepcopy(module).to(self.device, memory_format=torch.channels_last)
         self._module = self._prepare(module)
         try:
             self.run(random_inputs(network.inputs, 0))
