@@ -57,7 +57,7 @@ def main() -> None:
     while waiting:
         left = end - time.monotonic()
         fitting = min(len(waiting), int(left / (expected + LEAST)))
-        if not fitting:
+        if fitting < 1:
             print(f"no time left for {', '.join(waiting)}: run this again", file=sys.stderr)
             break
         case = waiting.pop(0)

@@ -16,6 +16,7 @@ from tvmtune import api, host, networks
 from tvmtune.deploy import program
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph import traces
+from tvmtune.measure import gpu_baseline
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune_cuda import build
 from tvmtune_cuda.target import describe_device
@@ -46,6 +47,14 @@ def test_a_kernel_is_built_without_a_gpu(plan, tmp_path):
     schedule = implementation.space.default(implementation.mod, target)
     with build.sources():
         path = build.build(schedule.mod, plan.device.target, spec.options, str(tmp_path))
+    (code,) = code_for_gpus(Path(path))
+    assert b"main_kernel" in code
+
+
+def test_the_kernel_that_shows_whether_the_clock_is_steady_compiles(plan, tmp_path):
+    options = {**plan.backend.make_builder(plan.device).options, "directory": str(tmp_path)}
+    with build.sources():
+        path = build.build(gpu_baseline.kernel(64), plan.device.target, options, str(tmp_path))
     (code,) = code_for_gpus(Path(path))
     assert b"main_kernel" in code
 

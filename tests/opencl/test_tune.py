@@ -153,6 +153,16 @@ def test_a_candidate_is_timed_and_found_right(plan):
 
 
 @pytest.mark.slow
+def test_a_device_whose_speed_varies_is_noticed(plan):
+    with measurer(plan) as at_work:
+        assert at_work.drift() == 1.0
+        assert [path.name for path in at_work.directory.glob("*.so")] == ["baseline.so"]
+        later = at_work.drift()
+    assert later is not None
+    assert later > 0
+
+
+@pytest.mark.slow
 def test_a_wrong_kernel_is_found_out(plan):
     """The reference is computed by this machine's CPU from the workload as it is."""
     implementation = product(plan)

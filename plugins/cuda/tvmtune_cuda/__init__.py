@@ -68,7 +68,7 @@ def make_builder(device: Device) -> BuilderSpec:
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
     from tvmtune.measure import specs
-    from tvmtune_cuda import target, worker
+    from tvmtune_cuda import build, target, toolkit, worker
 
     side_by_side = device.params.get("gpus", [])
     return specs.runner(
@@ -76,10 +76,13 @@ def make_runner(device: Device) -> RunnerSpec:
         run="tvmtune_cuda.worker:run",
         check="tvmtune_cuda.worker:check",
         init="tvmtune_cuda.worker:init",
+        baseline="tvmtune_cuda.worker:baseline",
         slots=max(1, len(side_by_side)),
         exclusive=False,  # builders leave the GPU alone
         options={
             "gpus": side_by_side,
+            "compiler": toolkit.find().command,
+            "config": build.passes(device),
             **({"flush": worker.FLUSH} if target.FLUSH in device.attrs else {}),
         },
     )

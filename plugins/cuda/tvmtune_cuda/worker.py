@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tvmtune.errors import TvmtuneError, last_line
-from tvmtune.measure import local
+from tvmtune.measure import gpu_baseline, local
 from tvmtune.types import TensorSpec, Timing
-from tvmtune_cuda import toolkit
+from tvmtune_cuda import build, toolkit
 from tvmtune_cuda.target import VISIBLE
 
 RUNTIME = "libcudart.so.13"
@@ -143,6 +143,12 @@ def check(
 ) -> float:
     """As :func:`tvmtune.measure.local.check`."""
     return _or_end(lambda: local.check(artifact, reference, args, options))
+
+
+def baseline(target: dict[str, Any], options: dict[str, Any]) -> float:
+    """As :func:`tvmtune.measure.gpu_baseline.baseline`; ``options`` are the builder's, too."""
+    with build.sources():
+        return _or_end(lambda: gpu_baseline.baseline(target, options, build.build))
 
 
 def _or_end(work: Callable[[], _T]) -> _T:

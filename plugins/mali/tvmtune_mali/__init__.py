@@ -63,6 +63,7 @@ def make_runner(device: Device) -> RunnerSpec:
     return specs.runner(
         device,
         init="tvmtune_mali.worker:init",
+        baseline="tvmtune.measure.gpu_baseline:baseline",
         recycle=60,  # a driver keeps 10 MB and more of each kernel that it has built
         exclusive=device.params["device_type"] == "cpu",  # one that computes on the CPUs that build
         options={"environment": devices.environment()},

@@ -101,7 +101,7 @@ def run(
 
     ``options["device"]``: TVM's name of what runs the kernels, a CPU by default.
     """
-    device, module = _load(artifact, options)
+    device, module = load(artifact, options)
     on_cpu = _on_cpu(options)
     global _kept
     _kept = _kept or Arguments(device)
@@ -135,7 +135,7 @@ def _on_cpu(options: dict[str, Any]) -> bool:
     return bool(options.get("device", "cpu") == "cpu")
 
 
-def _load(artifact: str, options: dict[str, Any]) -> tuple[Any, Any]:
+def load(artifact: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """The device of ``options`` and the library, loaded."""
     import tvm
     import tvm_ffi
@@ -271,7 +271,7 @@ def _after(
 ) -> list[np.ndarray]:
     import tvm
 
-    device, module = _load(artifact, options)
+    device, module = load(artifact, options)
     arrays = [tvm.runtime.tensor(each, device) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]
