@@ -12,6 +12,7 @@ from tvmtune.accuracy import relative_error
 from tvmtune.deploy import peers
 from tvmtune.deploy.peers import pnnx_convert, pytorch
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.float16 import Float16Network
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 
@@ -75,6 +76,18 @@ def test_it_computes_with_the_threads_of_the_library(threads):
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+@converted
+@pytest.mark.parametrize("name", MODES)
+def test_a_network_in_half_precision_is_computed_in_it(name):
+    one = usable(name)
+    network = Float16Network(OnnxNetwork(tiny_cnn(), name="tiny"))
+    one.load(network, 1)
+    inputs = random_inputs(network.inputs, 3)
+    (got,), (want,) = one.run(inputs), network.reference(inputs)
+    assert got.dtype == want.dtype == "float16"
+    assert 0 < relative_error(got, want) < 5e-3
 
 
 def test_a_missing_converter_is_named_with_its_remedy(monkeypatch):

@@ -39,6 +39,8 @@ class Float16Network:
     source: JSON
     structure_hash: str
     weights_hash: str
+    rounded: OnnxNetwork
+    """The float32 network with weights that float16 can hold."""
 
     def __init__(self, network: Network) -> None:
         content = network.to_onnx() if isinstance(network, OnnxNetwork) else None
@@ -51,7 +53,7 @@ class Float16Network:
         del content
         self._half = OnnxNetwork(_converted(full, network.name), name=network.name)
         _round_weights(full)
-        self._rounded = OnnxNetwork(full, name=network.name)
+        self.rounded = OnnxNetwork(full, name=network.name)
         self.name, self.inputs, self.outputs = network.name, self._half.inputs, self._half.outputs
         self.source = network.source | {"dtype": "float16"}
         self.structure_hash = self._half.structure_hash
@@ -66,8 +68,8 @@ class Float16Network:
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Outputs of float32 arithmetic with the rounded weights, rounded to the outputs' dtypes."""
         check_inputs(inputs, self.inputs)
-        wide = {spec.name: inputs[spec.name].astype(spec.dtype) for spec in self._rounded.inputs}
-        found = self._rounded.reference(wide)
+        wide = {spec.name: inputs[spec.name].astype(spec.dtype) for spec in self.rounded.inputs}
+        found = self.rounded.reference(wide)
         return [a.astype(spec.dtype) for a, spec in zip(found, self.outputs, strict=True)]
 
 

@@ -57,7 +57,13 @@ class Torch(Peer):
         torch.set_num_threads(threads)  # of the whole process: all that compute here have as many
         self._specs = network.inputs, network.outputs
         to_torch = getattr(network, "to_torch", None)
-        module = to_torch() if to_torch is not None else _converted(network)
+        rounded = getattr(network, "rounded", None)  # pnnx knows convolutions of float32 alone
+        if to_torch is not None:
+            module = to_torch()
+        elif rounded is not None:
+            module = _converted(rounded).half()
+        else:
+            module = _converted(network)
         if self.device == "cuda":
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
             # A copy: a network's module shares its weights with it.
