@@ -24,6 +24,7 @@ from pathlib import Path
 
 from end_to_end import tool
 
+from tvmtune.cli.options import seconds_of
 from tvmtune.records.log import read_log
 
 PEERS = ("torch", "torch-compile", "onnxruntime")
@@ -32,7 +33,6 @@ CASES = {
     "resnet-18-float16": ["--network", "resnet-18", "--dtype", "float16"],
     "mobilenet": ["--network", "mobilenet"],
 }
-UNITS = {"s": 1, "m": 60, "h": 3600}
 FIRST = 60.0
 """Seconds that compiling and comparing are expected to take where nothing is known."""
 LEAST = 10.0
@@ -41,7 +41,7 @@ LEAST = 10.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", type=seconds, default="8m", help="e.g. 90s, 8m, 1h")
+    parser.add_argument("--budget", type=seconds_of, default="8m", help="e.g. 90s, 8m, 1h")
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--target-attr", action="append", default=[])
     parser.add_argument("--work", type=Path, default=Path("benchmarks/work/gpu"))
@@ -91,13 +91,6 @@ def measure(log: Path, words: list[str], tuning: float) -> None:
     tool("bench", str(library), "--vs", ",".join(PEERS), "--check", "--repeat", "50",
          "--min-repeat-ms", "20", "--json", str(report))  # fmt: skip
     tool("distill", str(log))
-
-
-def seconds(text: str) -> float:
-    """Those of a time such as ``8m``."""
-    if text[-1:] not in UNITS:
-        raise ValueError(text)
-    return float(text[:-1]) * UNITS[text[-1]]
 
 
 def show(work: Path) -> None:

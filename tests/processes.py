@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 MARK = "TVMTUNE_TEST_MARK"
@@ -34,14 +34,18 @@ def after_a_while(value: str, *, at_most: float = 20.0) -> dict[int, str]:
     return left
 
 
-def ended(pids: Iterable[int], *, at_most: float = 20.0) -> bool:
-    """Whether all of these have ended, or do within ``at_most`` seconds; zombies have."""
+def ended(pids: Iterable[int]) -> bool:
+    """Whether all of these have ended, or do so soon; zombies have."""
+    waited = list(pids)
+    return soon(lambda: all(state(pid)[:1] in ("", "Z") for pid in waited))
+
+
+def soon(happened: Callable[[], bool], *, at_most: float = 20.0) -> bool:
+    """Whether it has happened within ``at_most`` seconds."""
     end = time.monotonic() + at_most
-    while alive := [pid for pid in pids if state(pid)[:1] not in ("", "Z")]:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return not alive
+    while not (found := happened()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
 
 
 def state(pid: int) -> str:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,13 +33,6 @@ def call(workers: Workers, function: str, *args: object, deadline: float = 30.0)
 def noted(note: Path) -> list[int]:
     """A worker, a compiler's driver and its compiler: see ``start_child_and_wait``."""
     return [int(pid) for pid in note.read_text().split()]
-
-
-def soon(happened: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
-    while not happened() and time.monotonic() < end:
-        time.sleep(0.01)
-    return happened()
 
 
 def test_results_come_in_order_and_are_told_in_order(workers):
@@ -222,10 +214,10 @@ def test_what_a_worker_leaves_behind_is_the_fork_servers(worker):
     daemon, server = worker.call(f"{CALLS}:leave_behind", (), 60.0).value
     try:
         assert worker.call(f"{CALLS}:abort", (), 60.0).stage == "crash"
-        assert soon(lambda: int(processes.state(daemon).split()[1]) == server)
+        assert processes.soon(lambda: int(processes.state(daemon).split()[1]) == server)
     finally:
         os.kill(daemon, signal.SIGKILL)
-    assert soon(lambda: processes.state(daemon) == "")
+    assert processes.soon(lambda: processes.state(daemon) == "")
 
 
 def test_a_single_worker_may_be_closed_while_it_is_at_work(worker):

@@ -24,11 +24,12 @@ MEMORY = ("MemoryError", "Cannot allocate", "bad_alloc", "out of memory")
 """What errors say where memory is short: Python's, the system's, C++'s, CUDA's."""
 
 
-def remedy_for_memory(error: BaseException) -> str:
-    """What to do where something failed because this machine's memory, or its GPU's, is full; nothing
-    where it failed for another reason."""
+def memory_is_full(error: BaseException) -> str:
+    """The last line of an error that says so of this machine's memory, or its GPU's, and the remedy;
+    nothing for all others."""
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in MEMORY):
-        return ". End what else uses the memory, or take a smaller network or batch."
+        what = last_line(error).rstrip(".")
+        return f"{what}. End what else uses the memory, or take a smaller network or batch."
     return ""
 
 

@@ -50,25 +50,21 @@ def make_builder(device: Device) -> BuilderSpec:
     from dataclasses import replace
 
     from tvmtune.measure import specs
-    from tvmtune_cuda import build, toolkit
+    from tvmtune_cuda import build
 
     spec = specs.builder(device)
     return replace(
         spec,
         build="tvmtune_cuda.build:build",
         init="tvmtune_cuda.build:init",
-        options={
-            **spec.options,
-            "compiler": toolkit.find().command,
-            "config": build.passes(device),
-        },
+        options=spec.options | build.options(device),
     )
 
 
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
     from tvmtune.measure import specs
-    from tvmtune_cuda import build, target, toolkit, worker
+    from tvmtune_cuda import build, target, worker
 
     side_by_side = device.params.get("gpus", [])
     return specs.runner(
@@ -79,12 +75,8 @@ def make_runner(device: Device) -> RunnerSpec:
         baseline="tvmtune_cuda.worker:baseline",
         slots=max(1, len(side_by_side)),
         exclusive=False,  # builders leave the GPU alone
-        options={
-            "gpus": side_by_side,
-            "compiler": toolkit.find().command,
-            "config": build.passes(device),
-            **({"flush": worker.FLUSH} if target.FLUSH in device.attrs else {}),
-        },
+        flush=worker.FLUSH if target.FLUSH in device.attrs else "",
+        options={"gpus": side_by_side} | build.options(device),
     )
 
 

@@ -17,7 +17,7 @@ from tvmtune.deploy import image, program
 from tvmtune.errors import TvmtuneError
 from tvmtune.measure import local
 from tvmtune.types import Device
-from tvmtune_cuda import tensor_cores
+from tvmtune_cuda import tensor_cores, toolkit
 from tvmtune_cuda.toolkit import Compiler
 
 KIND = "cuda"
@@ -46,6 +46,11 @@ def sources() -> Iterator[None]:
 def passes(device: Device) -> dict[str, Any]:
     """What TVM's PassContext has to say wherever kernels for the device are built."""
     return tensor_cores.PASSES if tensor_cores.NAME in device.attrs else {}
+
+
+def options(device: Device) -> dict[str, Any]:
+    """What :func:`build` takes besides the linker."""
+    return {"compiler": toolkit.find().command, "config": passes(device)}
 
 
 def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:

@@ -81,7 +81,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     if "tag" in attrs and "arch" in attrs:
         raise UsageError("tag= and arch= both name a GPU: give one of them.")
     compiler = toolkit.find()
-    absent, here = False, None
+    here = None
     if "tag" in attrs:
         gpu = _tagged(str(attrs["tag"]))
     elif "arch" in attrs:
@@ -91,12 +91,9 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     else:
         gpu, here = _of_this_machine()
     toolkit.check_arch(compiler, gpu.arch)
-    if remote is None and ("tag" in attrs or "arch" in attrs):
+    if remote is None and here is None:  # it is named: is it the one that is here?
         found = look()
-        absent = bool(found["problem"]) or _number_of(found["devices"][0]["arch"]) != _number_of(
-            gpu.arch
-        )
-        if not absent:
+        if not found["problem"] and _number_of(found["devices"][0]["arch"]) == _number_of(gpu.arch):
             gpus.check(found)
             here = found
     beside = gpu.host or {}
@@ -127,7 +124,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         remote=remote,
         runtime="cuda",
         model=gpu.name,
-        absent=absent,
+        absent=remote is None and here is None,
     )
 
 

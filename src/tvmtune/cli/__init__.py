@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from tvmtune import __version__, interrupt, torchless
-from tvmtune.errors import TvmtuneError, last_line, nearest, remedy_for_memory
+from tvmtune.errors import TvmtuneError, memory_is_full, nearest
 
 COMMANDS = {
     "tune": "Tune a network, then compile, verify and time it.",
@@ -161,9 +161,8 @@ def _failed(failure: Exception, verbose: bool) -> int:
         where = f": {error.filename}" if error.filename else ""
         _say(f"tvmtune: {error.strerror or error}{where}", error if verbose else None)
     except Exception as error:
-        if remedy := remedy_for_memory(error):
-            what = last_line(error).rstrip(".")
-            _say(f"tvmtune: the memory is full: {what}{remedy}", error if verbose else None)
+        if what := memory_is_full(error):
+            _say(f"tvmtune: the memory is full: {what}", error if verbose else None)
         else:
             _defect(error, verbose)
     return 1

@@ -146,7 +146,7 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
 
     network, device = result.network, result.device
     batch = result.runs[0].batch
-    on_cpu = device.get("runtime", "cpu") == "cpu"
+    on_cpu = result.runs[0].device == "cpu"
     board = (result.board or {}).get("cpu") if on_cpu else None
     where = board or device.get("model") or "this device"
     table = Table(

@@ -398,11 +398,8 @@ def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     """A click callback: seconds from ``90``, ``90s``, ``30m`` or ``2h``."""
     if value is None:
         return None
-    text = value.strip().lower()
-    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
-    number = text[:-1] if factor else text
     try:
-        seconds = float(number) * (factor or 1.0)
+        seconds = seconds_of(value)
     except ValueError:
         raise UsageError(
             f"{param.opts[0]} takes seconds, or 90s, 30m, 2h, not '{value}'."
@@ -410,6 +407,13 @@ def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     if seconds <= 0:
         raise UsageError(f"{param.opts[0]} needs a time above 0, not '{value}'.")
     return seconds
+
+
+def seconds_of(text: str) -> float:
+    """Those of a time such as ``90``, ``90s``, ``30m`` or ``2h``. Raises ValueError for all else."""
+    text = text.strip().lower()
+    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    return float(text[:-1]) * factor if factor else float(text)
 
 
 def check_library(option: str, path: Path, *others: Path | str | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tvmtune.deploy.timing import rest
-from tvmtune.errors import TvmtuneError, last_line, remedy_for_memory
+from tvmtune.errors import TvmtuneError, last_line, memory_is_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ class LocalSession:
             self._device = tvm.device(runtime, 0)
             self._vm = VirtualMachine(load(str(path.absolute()), "so"), self._device)
         except Exception as exc:  # TVM raises classes of its own, and the loader's as they come
-            what = f"{last_line(exc)}{remedy_for_memory(exc)}"
+            what = memory_is_full(exc) or last_line(exc)
             raise TvmtuneError(f"cannot load {path}: {what}") from exc
         self._tensor = tvm.runtime.tensor
         self._waits = runtime != "cpu"

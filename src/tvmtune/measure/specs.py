@@ -26,18 +26,17 @@ def builder(device: Device) -> BuilderSpec:
     return BuilderSpec("tvmtune.measure.local:build", options=options, reference=reference)
 
 
-def runner(device: Device, **different: Any) -> RunnerSpec:
+def runner(device: Device, *, flush: str = "", **different: Any) -> RunnerSpec:
     """Kernels timed on this machine, or where the device is remote, on boards.
 
-    ``different`` are fields of the :class:`RunnerSpec` for this machine that a backend wants
-    otherwise; ``options`` are added, for boards as well. Raises :class:`TvmtuneError` if this machine
-    cannot run the kernels and no board is named.
+    ``flush`` is TVM's name of what empties caches, by default for CPUs alone. ``different`` are fields
+    of the :class:`RunnerSpec` for this machine that a backend wants otherwise; ``options`` are added.
+    Raises :class:`TvmtuneError` if this machine cannot run the kernels and no board is named.
     """
     options: dict[str, Any] = {"threads": device.threads, "device": device.runtime}
     on_cpu = device.runtime == "cpu"
-    if on_cpu:
-        options["flush"] = local.FLUSH
-    options |= different.pop("options", {})
+    if flush or on_cpu:
+        options["flush"] = flush or local.FLUSH
     if device.remote is not None:
         return RunnerSpec(
             run="tvmtune.measure.remote:run",
@@ -53,7 +52,7 @@ def runner(device: Device, **different: Any) -> RunnerSpec:
         "run": "tvmtune.measure.local:run",
         "check": "tvmtune.measure.local:check",
         "init": "tvmtune.measure.local:init",
-        "options": options | {"linker": system.find_linker()},
+        "options": options | {"linker": system.find_linker()} | different.pop("options", {}),
     }
     if on_cpu:
         spec |= {

@@ -50,7 +50,15 @@ class Peer(ABC):
     def move(self, device: str) -> str | None:
         """Have it compute on ``device``, a GPU by TVM's name, from the next :meth:`load` on. Where it
         cannot it stays on the CPU: the reason."""
-        return f"{self.name} computes on the CPU"
+        why = self._without_cuda() if device == "cuda" else ""
+        if why is None:
+            self.device = device
+            return None
+        return f"{self.name} computes on the CPU" + (f": {why}" if why else "")
+
+    def _without_cuda(self) -> str | None:
+        """None if it can compute on a GPU for CUDA here; otherwise the reason, if there is any."""
+        return ""
 
     @abstractmethod
     def load(self, network: Network, threads: int) -> None:

@@ -25,15 +25,11 @@ class OnnxRuntime(Peer):
     name = "onnxruntime"
     package = "onnxruntime"
 
-    def move(self, device: str) -> str | None:
+    def _without_cuda(self) -> str | None:
         import onnxruntime
 
-        if device != "cuda":
-            return super().move(device)
-        if _CUDA not in onnxruntime.get_available_providers():
-            return f"{self.name} computes on the CPU: its package for CUDA is onnxruntime-gpu"
-        self.device = device
-        return None
+        found = _CUDA in onnxruntime.get_available_providers()
+        return None if found else "its package for CUDA is onnxruntime-gpu"
 
     def load(self, network: Network, threads: int) -> None:
         import onnxruntime

@@ -39,17 +39,11 @@ class Torch(Peer):
     name = "torch"
     package = "torch"
 
-    def move(self, device: str) -> str | None:
+    def _without_cuda(self) -> str | None:
         import torch
 
-        if device != "cuda":
-            return super().move(device)
-        if not torch.cuda.is_available():
-            return (
-                f"{self.name} computes on the CPU: PyTorch {torch.__version__} finds no CUDA here"
-            )
-        self.device = device
-        return None
+        found = torch.cuda.is_available()
+        return None if found else f"PyTorch {torch.__version__} finds no CUDA here"
 
     def load(self, network: Network, threads: int) -> None:
         import torch
