@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import tvm
 
-from tvmtune.graph import spaces
+from tvmtune.tuning.points import Points
+from tvmtune.types import Implementation
 
 EM_CUDA = 190
 
@@ -25,18 +27,15 @@ def code_for_gpus(path: Path) -> list[bytes]:
     return [data[start:] for start in starts]
 
 
-def sampled(implementation: Any, target: Any, count: int) -> list[tvm.IRModule]:
-    """Modules by schedules that the space's rules draw; many draws do not fit a GPU."""
+def sampled(implementation: Implementation, target: Any, count: int) -> list[tvm.IRModule]:
+    """Modules by schedules that a search would draw."""
+    points = Points(implementation, target, seed=1, threads=1)
+    rng = random.Random(1)
     found: list[tvm.IRModule] = []
     for seed in range(1, 100):
-        context = spaces.tune_context(
-            implementation.mod, target, implementation.space.generator(), seed=seed
-        )
-        postprocs = list(context.space_generator.postprocs)
-        for design in context.generate_design_space():
-            drawn = spaces.replay(implementation.mod, design.trace, postprocs, seed)
-            if drawn is not None:
-                found.append(drawn.mod)
-            if len(found) == count:
-                return found
+        drawn = points.realise(points.draw(rng), seed)
+        if drawn is not None:
+            found.append(drawn[0].mod)
+        if len(found) == count:
+            break
     return found

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 
@@ -35,8 +36,8 @@ def plan(nvcc) -> api.Plan:
 
 
 @pytest.fixture(scope="module")
-def seen() -> set[tuple[str, str]]:
-    """Architectures and kernels that were built for them."""
+def seen() -> set[tuple[str, str, str]]:
+    """Architectures, and implementations of kernels that were built for them."""
     return set()
 
 
@@ -109,20 +110,19 @@ def test_schedules_that_are_drawn_compile(network, arch, every, nvcc, tmp_path, 
     plan = api.plan(api.load(network), "cuda", attrs={"arch": arch})
     target = tvm.target.Target(plan.device.target)
     options = plan.backend.make_builder(plan.device).options
-    built = 0
     with build.sources():
         for task in plan.tasks[::every]:
             for implementation in task.implementations:
-                if (arch, implementation.workload_key) in seen:  # networks share many kernels
-                    built += 1
+                kind = (arch, implementation.name, implementation.workload_key)
+                if kind in seen:  # networks share many kernels
                     continue
-                for mod in sampled(implementation, target, SAMPLED):
+                found = sampled(implementation, target, SAMPLED)
+                assert found, (task.name, implementation.name)
+                for mod in found:
                     path = build.build(mod, plan.device.target, options, str(tmp_path))
                     assert code_for_gpus(Path(path)), task.name
                     Path(path).unlink()
-                    built += 1
-                    seen.add((arch, implementation.workload_key))
-    assert built >= len(plan.tasks[::every])
+                seen.add(kind)
 
 
 @pytest.mark.slow
@@ -137,6 +137,26 @@ def test_a_network_is_compiled_and_inspected(nvcc, tmp_path):
     done = tvmtune("bench", "lib.so", cwd=tmp_path)
     assert done.returncode == 1
     assert "driver is not installed" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_library_may_capture_its_launches(nvcc, tmp_path):
+    """In a graph of CUDA's, all but those that read its inputs or write its outputs."""
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    words = ["tiny.onnx", "--target", "cuda", "--target-attr", "arch=sm_80"]
+    for name, more in {"plain": [], "graphs": ["--target-attr", "cuda-graphs=1"]}.items():
+        done = tvmtune("compile", *words, *more, "-o", f"{name}.so", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        told = tvmtune("inspect", f"{name}.so", cwd=tmp_path).stdout
+        captures = b"vm.builtin.cuda_graph.run_or_capture" in (tmp_path / f"{name}.so").read_bytes()
+        assert captures == ("cuda-graphs" in told) == bool(more)
+
+
+def test_records_are_for_libraries_with_graphs_and_without(nvcc):
+    plain, captured = (
+        describe_device({"arch": "sm_80", **more}, None) for more in ({}, {"cuda-graphs": 1})
+    )
+    assert plain.identity() == captured.identity()
 
 
 def test_a_compiled_operator_keeps_its_arguments(plan, tmp_path):

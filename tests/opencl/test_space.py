@@ -13,11 +13,14 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from graph.kernels import random_args, run_kernel
+from graph.kernels import one_conv, prepared, random_args, run_kernel
+from graph.test_gemm import drawn as designs_drawn
+from graph.test_gemm import kernel
 from models import tiny_cnn
 from opencl.conftest import TESTS
 from tvmtune import api, host, networks
 from tvmtune.errors import TvmtuneError
+from tvmtune.graph.algorithms import ALGORITHMS
 from tvmtune.graph.gpu_spaces import GpuSpace, group_size, is_product
 from tvmtune.graph.spaces import replay, tune_context
 from tvmtune.types import Implementation
@@ -190,6 +193,25 @@ def test_kernels_compute_what_they_should(name, run, tmp_path):
         case = tmp_path / str(number)
         case.mkdir()
         (case / "kernel.json").write_text(tvm.ir.save_json(schedule.mod))
+        np.savez(case / "arrays.npz", *args, want)
+    errors = run("errors_of_kernels", [str(tmp_path / str(n)) for n in range(len(schedules))])
+    assert all(e <= 1e-5 for e in errors), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["implicit-gemm", "split-k"])
+def test_convolutions_as_matrix_products_compute_what_they_should(name, run, tmp_path):
+    """By the rules for GPUs of NVIDIA and AMD, whose backends offer them: a stand-in for those."""
+    found = prepared(one_conv((1, 64, 7, 7), 32))
+    mod = kernel(found, next(each for each in ALGORITHMS if each.name == name))
+    args = random_args(mod)
+    want = run_kernel(mod, args)
+    space = GpuSpace(DEVICE.target)
+    schedules = [space.default(mod, TARGET).mod, *designs_drawn(mod, space, 3)]
+    for number, scheduled in enumerate(schedules):
+        case = tmp_path / str(number)
+        case.mkdir()
+        (case / "kernel.json").write_text(tvm.ir.save_json(scheduled))
         np.savez(case / "arrays.npz", *args, want)
     errors = run("errors_of_kernels", [str(tmp_path / str(n)) for n in range(len(schedules))])
     assert all(e <= 1e-5 for e in errors), errors

@@ -33,13 +33,15 @@ def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
 
 @hookimpl
 def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune.graph.gpu_spaces import GpuSpace
+    from tvmtune.graph import gpu_spaces
     from tvmtune.graph.tasks import extract_tasks
     from tvmtune_cuda import tensor_cores
 
     wanted = tensor_cores.NAME in device.attrs
-    further = {tensor_cores.NAME: lambda mod: tensor_cores.space(mod, device)} if wanted else None
-    tasks = extract_tasks(prepared, device, lambda mod: GpuSpace(device.target), further)
+    further = gpu_spaces.further(device)
+    if wanted:
+        further[tensor_cores.NAME] = lambda mod: tensor_cores.space(mod, device)
+    tasks = extract_tasks(prepared, device, lambda mod: gpu_spaces.space(mod, device), further)
     if wanted:
         tensor_cores.check(tasks)
     return tasks
@@ -82,10 +84,10 @@ def make_runner(device: Device) -> RunnerSpec:
 
 @hookimpl
 def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-    from tvmtune.graph.gpu_spaces import GpuSpace
+    from tvmtune.graph import gpu_spaces
     from tvmtune.graph.lower import lower
 
-    return lower(prepared, chosen, device, lambda mod: GpuSpace(device.target))
+    return lower(prepared, chosen, device, lambda mod: gpu_spaces.space(mod, device))
 
 
 @hookimpl
@@ -96,7 +98,7 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
     from tvmtune_cuda import build, toolkit
 
     change = build.translate(toolkit.find(), str(device.target["arch"]))
-    with build.sources(), tvm.transform.PassContext(config=build.passes(device)):
+    with build.sources(), tvm.transform.PassContext(config=build.passes_of_libraries(device)):
         return export_lib(lowered, device, path, change)
 
 

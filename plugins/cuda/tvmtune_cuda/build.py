@@ -18,6 +18,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.measure import local
 from tvmtune.types import Device
 from tvmtune_cuda import tensor_cores, toolkit
+from tvmtune_cuda.target import GRAPHS
 from tvmtune_cuda.toolkit import Compiler
 
 KIND = "cuda"
@@ -46,6 +47,11 @@ def sources() -> Iterator[None]:
 def passes(device: Device) -> dict[str, Any]:
     """What TVM's PassContext has to say wherever kernels for the device are built."""
     return tensor_cores.PASSES if tensor_cores.NAME in device.attrs else {}
+
+
+def passes_of_libraries(device: Device) -> dict[str, Any]:
+    """And where a whole network is."""
+    return {**passes(device), "relax.backend.use_cuda_graph": device.params.get(GRAPHS, False)}
 
 
 def options(device: Device) -> dict[str, Any]:

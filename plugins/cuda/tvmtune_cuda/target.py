@@ -23,7 +23,11 @@ FLUSH = "flush-l2"
 """The second-level cache is emptied before each repeat: activations are cold, too."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SWITCHES = (tensor_cores.NAME, FLUSH)
-ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", "gpus", *SWITCHES, *LIMITS)
+"""Those are part of what a log is for."""
+GRAPHS = "cuda-graphs"
+"""Libraries capture the launches of their kernels once, to launch them all together. No kernel is any
+different: records are for libraries with and without."""
+ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", "gpus", GRAPHS, *SWITCHES, *LIMITS)
 EARLIEST = 75
 """The architecture from which on CUDA 13, which TVM's runtime is built with, runs kernels."""
 LOOK = 60.0
@@ -112,7 +116,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         **({"l2_cache_size_bytes": gpu.l2} if gpu.l2 else {}),
         "host": host_target(attrs.get("mcpu") or beside.get("mcpu"), mtriple),
     }
-    params = _parameters(gpu, target)
+    params = _parameters(gpu, target) | {GRAPHS: _wanted(GRAPHS, attrs)}
     if "gpus" in attrs:
         params["gpus"] = _side_by_side(attrs["gpus"], here)
     return Device(
@@ -246,7 +250,7 @@ def _side_by_side(given: Any, here: dict[str, Any] | None) -> list[str]:
 
 
 def _wanted(name: str, attrs: dict[str, Any]) -> bool:
-    """Whether one of :data:`SWITCHES` is on."""
+    """Whether an attribute that may be 0 or 1 is on."""
     given = attrs.get(name, 0)
     if given not in (0, 1):
         raise UsageError(f"{name}={given}: give 1, or leave it away.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError
 from tvmtune.graph import intrinsics
-from tvmtune.graph.gpu_spaces import DrawnSpace, is_product
+from tvmtune.graph.gpu_spaces import DrawnSpace, is_product, vector_lanes
 from tvmtune.graph.spaces import tune_context
 from tvmtune.types import Device, Task
 
@@ -57,7 +57,7 @@ def space(mod: tvm.IRModule, device: Device) -> TensorCores | None:
 
     if not is_product(mod):
         return None
-    made = TensorCores(device.target)
+    made = TensorCores(device.target, vector_lanes(mod, device))
     target = tvm.target.Target(device.target)
     designs = tune_context(mod, target, made.generator(), seed=1).generate_design_space()
     return made if any(map(_uses_them, designs)) else None

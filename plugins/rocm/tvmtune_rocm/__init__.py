@@ -38,12 +38,17 @@ def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
 
 @hookimpl
 def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune.graph.gpu_spaces import GpuSpace
+    from tvmtune.graph import gpu_spaces
     from tvmtune.graph.tasks import extract_tasks
     from tvmtune_rocm import quiet
 
     with quiet.warnings():
-        return extract_tasks(prepared, device, lambda mod: GpuSpace(device.target))
+        return extract_tasks(
+            prepared,
+            device,
+            lambda mod: gpu_spaces.space(mod, device),
+            gpu_spaces.further(device),
+        )
 
 
 @hookimpl
@@ -67,12 +72,12 @@ def make_runner(device: Device) -> RunnerSpec:
 
 @hookimpl
 def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-    from tvmtune.graph.gpu_spaces import GpuSpace
+    from tvmtune.graph import gpu_spaces
     from tvmtune.graph.lower import lower
     from tvmtune_rocm import quiet
 
     with quiet.warnings():
-        return lower(prepared, chosen, device, lambda mod: GpuSpace(device.target))
+        return lower(prepared, chosen, device, lambda mod: gpu_spaces.space(mod, device))
 
 
 @hookimpl

@@ -46,6 +46,9 @@ def _lines(found: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
     yield "device", f"{device['backend']}: {device.get('model') or 'unnamed'}"
     yield "  machine", machine
     yield "  target", json.dumps(device["target"])
+    chosen = {**device.get("params", {}), **device["attrs"]}
+    if switched := [name for name, value in chosen.items() if value is True]:
+        yield "  with", ", ".join(switched)
     if found.get("cpu_features"):
         yield "  needs", ", ".join(found["cpu_features"])
     yield "threads", str(found["threads"])

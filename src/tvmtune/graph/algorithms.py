@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.graph import winograd
+from tvmtune.graph import gemm, winograd
 
 if TYPE_CHECKING:
     from tvmtune.graph.pipeline import Legalizer
+    from tvmtune.types import Device
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,24 @@ class Algorithm:
     ``values`` what it computes of the weights is left blank."""
     exact: bool = True
     """False if it rounds differently from the direct algorithm."""
+    kinds: tuple[str, ...] = ()
+    """Of the targets that it is for; none for all."""
 
 
+_CONV = "relax.nn.conv2d"
+_GPUS = ("cuda", "rocm")
+"""Whose rules keep operands of products in memory that a group of threads shares."""
 ALGORITHMS = (
-    Algorithm("winograd", "relax.nn.conv2d", winograd.applies, winograd.replace, exact=False),
+    Algorithm("winograd", _CONV, winograd.applies, winograd.replace, exact=False),
+    Algorithm("implicit-gemm", _CONV, gemm.applies, gemm.replace, kinds=_GPUS),
+    Algorithm("split-k", _CONV, gemm.splits, gemm.replace_split, kinds=_GPUS),
 )
+
+
+def algorithms_for(device: Device) -> list[Algorithm]:
+    """Those that suit the device's target."""
+    kind = device.target["kind"]
+    return [each for each in ALGORITHMS if not each.kinds or kind in each.kinds]
 
 
 class Choice:

@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tvmtune.errors import TvmtuneError
+from tvmtune.graph import intrinsics, register_tiles, rules, tiling
 from tvmtune.graph.sites import blocks
 from tvmtune.graph.spaces import RuleSpace, replay, tune_context
-from tvmtune.types import product
+from tvmtune.types import Device, Space, product
 
 if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
 
 DRAWS = 16
 """Among which a default schedule is looked for, where it is drawn."""
+REGISTER_TILES = "register-tiles"
+"""The implementation of depthwise convolutions and the like by :class:`RegisterTiles`."""
+SHORT = 32
+"""Products in a sum of which the operands are hardly used again: copying them would not pay."""
 
 
 class GpuSpace(RuleSpace):
     """What TVM's rules for GPUs generate: tiles of threads and virtual threads that load their operands
-    to local memory together. The default schedule is by dlight, without local memory for products."""
+    to memory that the threads of a group share.
+
+    ``lanes``: values in one access. The default schedule of products is a tile in registers, that
+    of all else dlight's.
+    """
+
+    inline_padding = True
+    """Whether products look for themselves where there is none of the picture."""
+
+    def __init__(self, target: dict[str, Any], lanes: int = 4) -> None:
+        super().__init__(target, vector=lanes)
+        self.lanes = lanes
+
+    def generator(self) -> SpaceGenerator:
+        # By itself TVM would take those for tensor cores for GPUs of NVIDIA, which compute in other
+        # precisions than the network's.
+        from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule
+        from tvm.s_tir.meta_schedule.schedule_rule import MultiLevelTiling
+        from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+
+        intrinsics.load_for(str(self.target["kind"]))
+        rules.register()
+        chosen = ScheduleRule.create("cuda")
+        return PostOrderApply(
+            sch_rules=[tiling.adapted(r) if isinstance(r, MultiLevelTiling) else r for r in chosen],
+            postprocs=Postproc.create("cuda"),
+            mutator_probs=Mutator.create("cuda"),
+        )
 
     def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         from tvm.s_tir.dlight import gpu
 
+        multiplies = is_product(mod)
+        if multiplies:
+            found = register_tiles.first(mod, target, self._register_tiles(), self.lanes)
+            if found is not None:
+                return found
         rules: list[Any] = [gpu.Fallback()]
-        if not is_product(mod):
+        if not multiplies:
             # They reduce with all threads of a group, which takes local memory.
             rules = [gpu.Reduction(), gpu.GeneralReduction(), *rules]
         most = int(target.attrs["max_threads_per_block"])
@@ -47,6 +88,16 @@ class GpuSpace(RuleSpace):
             )
         return left
 
+    def _register_tiles(self) -> SpaceGenerator:
+        return register_tiles.generator(self.target, self.lanes, inline_padding=self.inline_padding)
+
+
+class RegisterTiles(GpuSpace):
+    """Tiles in registers, by the rules of :mod:`tvmtune.graph.register_tiles`."""
+
+    def generator(self) -> SpaceGenerator:
+        return self._register_tiles()
+
 
 class DrawnSpace(GpuSpace):
     """One whose default schedule is one that its rules draw, so that it tells what they are worth."""
@@ -59,6 +110,32 @@ class DrawnSpace(GpuSpace):
                 if (schedule := replay(mod, design.trace, postprocs, seed)) is not None:
                     return schedule
         return super().choose(mod, target)
+
+
+def vector_lanes(mod: tvm.IRModule, device: Device) -> int:
+    """Values of the workload's output in ``vector_unit_bytes`` bytes."""
+    size = np.dtype(str(mod["main"].params[-1].dtype)).itemsize
+    return max(1, int(device.params["vector_unit_bytes"]) // size)
+
+
+def space(mod: tvm.IRModule, device: Device) -> GpuSpace:
+    """The space for any workload."""
+    return GpuSpace(device.target, vector_lanes(mod, device))
+
+
+def further(device: Device) -> dict[str, Callable[[Any], Space | None]]:
+    """Further spaces by the names of their implementations, for the workloads that they suit."""
+
+    def for_short_sums(mod: tvm.IRModule) -> RegisterTiles | None:
+        sums = [
+            product([int(axis.dom.extent) for axis in block.iter_vars if int(axis.iter_type) == 2])
+            for block in blocks(mod["main"])
+        ]
+        if not is_product(mod) or max(sums) > SHORT:
+            return None
+        return RegisterTiles(device.target, vector_lanes(mod, device))
+
+    return {REGISTER_TILES: for_short_sums}
 
 
 def group_size(func: Any) -> int:

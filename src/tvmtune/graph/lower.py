@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import intrinsics, traces
-from tvmtune.graph.algorithms import ALGORITHMS, Choice
+from tvmtune.graph.algorithms import Choice, algorithms_for
 from tvmtune.graph.pipeline import graph_of, legalize, pack_weights, release
 from tvmtune.graph.sites import Site, as_workload, call_sites
 from tvmtune.graph.spaces import RuleSpace, apply_anchor
@@ -51,7 +51,7 @@ def lower(
     direct = call_sites(legalize(graph, device))
     keys = {s.index: workload_key(as_workload(s.func)) for s in direct}
     only = _algorithm_sites(prepared, device, direct, keys, chosen)
-    used = [a for a in ALGORITHMS if only.get(a.name)]
+    used = [a for a in algorithms_for(device) if only.get(a.name)]
     mod = legalize(graph, device, Choice(used, only).legalizers() if used else None)
     scheduled: dict[str, Any] = {}
     records: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _algorithm_sites(
     """For each algorithm, which of its applicable calls (in program order) are to use it."""
     wanted: dict[str, set[int]] = {}
     names = {t.implementation for t in chosen.values()} - {DIRECT}
-    for algorithm in ALGORITHMS:
+    for algorithm in algorithms_for(device):
         if algorithm.name not in names:
             continue
         sites = algorithm_sites(prepared, device, algorithm)

@@ -90,14 +90,11 @@ class RuleSpace:
 def _sound_rules(target: dict[str, Any]) -> str | None:
     """The rules to take in place of those that TVM 0.27 would choose; None for its own.
 
-    For GPUs of NVIDIA and AMD those would be the ones for tensor cores, which compute in other
-    precisions than the network's. Those for CPUs multiply bytes by instructions that give wrong results
+    Those for CPUs multiply bytes by instructions that give wrong results
     or cannot be compiled: on ARM (sdot: every kernel that ran; neon: none was built), on AVX-512
     without VNNI, where pairs of products saturate, and with AVX-VNNI alone, for which they take the
     instruction of AVX-512.
     """
-    if target["kind"] in ("cuda", "rocm"):
-        return "cuda"
     if target["kind"] != "llvm":
         return None
     import tvm

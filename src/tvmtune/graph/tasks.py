@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.graph.algorithms import ALGORITHMS, Algorithm, Choice
+from tvmtune.graph.algorithms import Algorithm, Choice, algorithms_for
 from tvmtune.graph.pipeline import legalize
 from tvmtune.graph.sites import Site, as_workload, call_sites, without_kernel
 from tvmtune.graph.spaces import RuleSpace
@@ -77,7 +77,7 @@ def extract_tasks(
             if (space := space_of(mod)) is not None:
                 task.implementations.append(Implementation(name, task.key, mod, space))
     _add_templates(tasks.values(), prepared, device)
-    for algorithm in ALGORITHMS:
+    for algorithm in algorithms_for(device):
         sites = algorithm_sites(prepared, device, algorithm)
         if len(sites) != len(direct):
             continue  # it changed how the network is fused: its kernels cannot be exchanged

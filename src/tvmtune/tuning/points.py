@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.graph import spaces, traces
+from tvmtune.graph.gpu_limits import Limits, limits
 from tvmtune.graph.knobs import divisors, factorings
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ _LEVELS = 6
 """Volumes in a vector: of the four levels of spatial tiles, and of the two of reductions."""
 _MOST = 1 << 16
 """Options up to which a knob's list is made; beyond, TVM's sampler draws."""
+_TRIES = 300
+"""Draws of which one that fits is taken, if there is any."""
 _OBSERVED = 6
 """Draws of each design by which the options of open knobs are found."""
 
@@ -70,6 +73,8 @@ class _Design:
     samples: list[Any]
     """The sampling instructions."""
     knobs: list[_Knob]
+    limits: Limits | None = None
+    """What its tiles have to keep to on a GPU."""
     kinds: Counter[str] = field(default_factory=Counter)
     """How often each kind of instruction occurs: what tells designs apart across workloads."""
 
@@ -103,7 +108,8 @@ class Points:
         self._by_key: dict[str, int] = {}
         for number, sch in enumerate(generated):
             self._by_key[_key(traces.to_json(sch)[0])] = number
-            self._designs.append(_design(sch.trace.simplified(True)))
+            trace = sch.trace.simplified(True)
+            self._designs.append(_design(trace, limits(self.mod, trace, target)))
         self._open(seed)
 
     @property
@@ -124,12 +130,21 @@ class Points:
                 yield Point(number, decisions)
 
     def draw(self, rng: random.Random) -> Point:
-        """A design, then each decision, uniformly."""
+        """A design, then each decision, uniformly among those that fit."""
         number = rng.randrange(len(self._designs))
         knobs = self._designs[number].knobs
-        return Point(
-            number, tuple(None if k.kind == _OPEN else rng.choice(k.options) for k in knobs)
-        )
+        for _ in range(_TRIES):
+            drawn = Point(
+                number, tuple(None if k.kind == _OPEN else rng.choice(k.options) for k in knobs)
+            )
+            if self.fits(drawn):
+                break
+        return drawn
+
+    def fits(self, point: Point) -> bool:
+        """Whether the device may have a kernel of it, as far as its numbers tell."""
+        found = self._designs[point.design].limits
+        return found is None or found.allow(point.decisions)
 
     def mutate(self, point: Point, rng: random.Random) -> Point:
         """Another decision for one knob; a tile mostly moves one factor to another of its loops."""
@@ -165,7 +180,7 @@ class Points:
             else:
                 steps = _beside(old, knob.options)
             found += [_with(point, place, new) for new in steps]
-        return found
+        return [each for each in found if self.fits(each)]
 
     def vectors(self, points: Sequence[Point]) -> np.ndarray:
         """(points, columns) float32: the design, logarithms of tile extents, choices, locations, and
@@ -193,9 +208,12 @@ class Points:
 
     def realise(self, point: Point, seed: int) -> tuple[Schedule, Point] | None:
         """The schedule of a point, and the point as it turned out: TVM mends a decision that the
-        decisions before it made impossible. None where a post-processor refuses it."""
+        decisions before it made impossible. None where it does not fit, or a post-processor refuses
+        it."""
         from tvm.s_tir import Trace
 
+        if not self.fits(point):
+            return None
         design = self._designs[point.design]
         decisions = {
             inst: list(d) if isinstance(d, tuple) else d
@@ -263,7 +281,7 @@ class Points:
                 knob.options.sort(key=lambda d: (isinstance(d, tuple), d))
 
 
-def _design(trace: Any) -> _Design:
+def _design(trace: Any, limits: Limits | None) -> _Design:
     samples = [inst for inst in trace.insts if inst.kind.name in _SAMPLING]
     knobs = []
     for inst in samples:
@@ -281,7 +299,7 @@ def _design(trace: Any) -> _Design:
         else:
             knobs.append(_Knob(_OPEN, 0, []))
     kinds = Counter(str(inst.kind.name) for inst in trace.insts)
-    return _Design(trace, samples, knobs, kinds)
+    return _Design(trace, samples, knobs, limits, kinds)
 
 
 def _columns(knob: _Knob) -> int:

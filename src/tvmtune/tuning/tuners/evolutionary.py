@@ -136,7 +136,8 @@ class KnobTuner(PointTuner):
         pool: dict[Point, float] = {}
         generation = [self.points.draw(self.rng) for _ in range(size)]
         for last in [False] * int(self.options["generations"]) + [True]:
-            fresh = [p for p in dict.fromkeys([*generation, *parents]) if p not in pool]
+            new = (p for p in dict.fromkeys([*generation, *parents]) if p not in pool)
+            fresh = [p for p in new if self.points.fits(p)]
             if fresh:
                 rows = self.points.vectors(fresh)
                 scores = self.model.score([row[None] for row in rows])

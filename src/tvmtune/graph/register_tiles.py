@@ -1,0 +1,121 @@
+"""Schedule rules for GPUs that need no memory that a group of threads shares: tiles in registers, and
+accesses of several values at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.graph import intrinsics, rules, tiling
+from tvmtune.graph.spaces import divisor, extent, replay, tune_context
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+
+BLOCKS = 256
+"""Work-groups that element-wise kernels are cut into at most."""
+UNROLL = (0, 16, 64, 128)
+GROUP = 64
+"""Threads in a group that the default schedule aims at."""
+_WIDEST = 4
+"""Accesses that one vector of OpenCL C may comprise."""
+_ROW = 16
+"""Of these, along the contiguous axis where the others have enough."""
+_LARGEST = 16
+"""Extent of the innermost loop of a tile: beyond, registers spill."""
+
+
+def generator(target: dict[str, Any], lanes: int, *, inline_padding: bool) -> SpaceGenerator:
+    """Two levels of loops that become groups and threads, and a tile that each thread keeps in
+    registers. Reductions of few outputs (softmax, pooling of whole pictures) share them between the
+    threads of a group, which takes local memory.
+
+    ``lanes``: values in one access. Without ``inline_padding`` it has a kernel of its own, and no
+    product begins with a look at where it is.
+    """
+    from tvm.s_tir.meta_schedule import Mutator, Postproc
+    from tvm.s_tir.meta_schedule import schedule_rule as rule
+    from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+
+    intrinsics.load_for(str(target["kind"]))
+    rules.register()
+    most = int(target["max_threads_per_block"])
+    threads = [n for n in (32, 64, 128, 256, 512, 1024) if n <= most] or [most]
+    chosen = [
+        rule.ApplyCustomRule(),
+        tiling.adapted(
+            rule.MultiLevelTiling(
+                "SSRRS",
+                ["blockIdx.x", "threadIdx.x"],
+                _LARGEST,
+                None,
+                None,
+                rule.ReuseType("must", [2], "local"),
+            ),
+            shared=False,
+        ),
+        rule.InlineConstantScalars(),
+        rule.AutoInline(
+            into_producer=True,
+            into_consumer=True,
+            inline_const_tensor=True,
+            disallow_if_then_else=not inline_padding,
+            require_injective=False,
+            require_ordered=False,
+            disallow_op=[],
+        ),
+        rule.CrossThreadReduction([n for n in (4, 8, 16, 32, 64, 128) if n <= most]),
+        rule.ParallelizeVectorizeUnroll(-1, _WIDEST * lanes, list(UNROLL), True),
+        rule.AutoBind(BLOCKS, threads),
+    ]
+    return PostOrderApply(
+        sch_rules=chosen,
+        postprocs=Postproc.create("cuda"),
+        mutator_probs=Mutator.create("cuda"),
+    )
+
+
+def first(
+    mod: tvm.IRModule, target: tvm.target.Target, rules_of: SpaceGenerator, lanes: int
+) -> Schedule | None:
+    """By ``rules_of``, which :func:`generator` made, the tile that most products do well with; None
+    where none fits."""
+    context = tune_context(mod, target, rules_of, seed=1)
+    postprocs = list(context.space_generator.postprocs)
+    for design in context.generate_design_space():
+        for trace in _preferred(design, lanes):
+            if (schedule := replay(mod, trace, postprocs)) is not None:
+                return schedule
+    return None
+
+
+def _preferred(design: Schedule, lanes: int) -> Iterator[Any]:
+    """Decisions for a design of tiles, the preferred first: a vector of outputs times up to 4 rows in
+    each thread, :data:`GROUP` threads in a group. None for one that has no tiles."""
+    cuts = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
+    spatial = [i for i in cuts if len(i.outputs) == 3]
+    if not spatial or any(i.kind.name == "RFactor" for i in design.trace.insts):
+        return
+    # A device may refuse groups of fewer threads than compute in step; those along the contiguous axis
+    # alone may then have to do.
+    for rows, group, along in itertools.product((4, 2, 1), (GROUP, GROUP // 4, 1), (_ROW, GROUP)):
+        trace, left = design.trace, group
+        for position, inst in enumerate(reversed(spatial)):
+            size = extent(trace, inst)
+            inner = divisor(size, (lanes, rows)[position]) if position < 2 else 1
+            threads = divisor(size // inner, min(left, along) if position == 0 else left)
+            left //= threads
+            decision = [size // inner // threads, threads, inner]
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        for inst in cuts:
+            if len(inst.outputs) == 2:
+                size = extent(trace, inst)
+                inner = divisor(size, lanes)
+                trace = trace.with_decision(inst, [size // inner, inner], remove_postproc=True)
+        for inst in trace.insts:
+            if inst.kind.name == "SampleCategorical" and [*map(int, inst.attrs[0])] == [*UNROLL]:
+                trace = trace.with_decision(inst, UNROLL.index(16), remove_postproc=True)
+        yield trace

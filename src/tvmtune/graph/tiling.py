@@ -1,0 +1,119 @@
+"""TVM's schedule rule of multi-level tiling, with what stands in its way on GPUs mended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmtune.types import product
+
+ENOUGH = 256
+"""Outputs that an iteration of a loop has at least if it is to share its group with no other."""
+_CACHED = "s_tir.meta_schedule.write_cache_level"
+"""Of a block that says at which level its output is cached: that is meant for CPUs' tiles."""
+_BEFORE_PIPELINES = "sm_75"
+_SPATIAL = 0
+
+
+def adapted(rule: Any, *, shared: bool = True) -> Any:
+    """The schedule rule ``rule``, a ``MultiLevelTiling``, of which two things are kept:
+
+    It tiles every loop. First ones that every operand is indexed by (of a batch of matrix products)
+    become factors of the number of groups alone: what each iteration needs in shared memory is its
+    own, so that hardly one draw in a hundred would fit a GPU otherwise.
+
+    For NVIDIA's GPUs since sm_80 it looks for copies to shared memory to overlap with the product, and
+    TVM 0.27 fails where there are none; not so without ``shared``.
+    """
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
+
+    @derived_object
+    class Adapted(PyScheduleRule):
+        workload: Any = None
+
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            self.workload = context.mod
+            rule._initialize_with_tune_context(context if shared else _without_pipelines(context))
+
+        def apply(self, sch: Any, block: Any) -> list[Any]:
+            if _CACHED in sch.get(block).annotations:
+                sch.unannotate(block, _CACHED)
+            apart = outer_loops(sch.get(block))
+            found = []
+            for made in rule.apply(sch, block):
+                tiled = len(made.trace.insts) > len(sch.trace.insts)
+                found.append(
+                    _untiled(self.workload, made.trace, apart) if apart and tiled else made
+                )
+            return found
+
+        def clone(self) -> Any:
+            return adapted(rule.clone(), shared=shared)
+
+    return Adapted()
+
+
+def _without_pipelines(context: Any) -> Any:
+    import tvm
+    from tvm.s_tir.meta_schedule import TuneContext
+
+    if "arch" not in context.target.attrs:
+        return context
+    target = {**context.target.export(), "arch": _BEFORE_PIPELINES}
+    return TuneContext(context.mod, target=tvm.target.Target(target))
+
+
+def outer_loops(block: Any) -> int:
+    """How many of its first axes index all that the block reads, and leave :data:`ENOUGH` outputs to
+    each of their iterations. Loops of parts of sums are such, and those of batches of products."""
+    spatial = [axis for axis in block.iter_vars if int(axis.iter_type) == _SPATIAL]
+    if len(block.iter_vars) == len(spatial) or len(block.reads) < 2:
+        return 0
+    used = [_variables(region) for region in block.reads]
+    outputs = product([int(axis.dom.extent) for axis in spatial])
+    for number, axis in enumerate(spatial):
+        outputs //= int(axis.dom.extent)
+        if outputs < ENOUGH or not all(any(v.same_as(axis.var) for v in each) for each in used):
+            return number
+    return 0
+
+
+def _variables(region: Any) -> list[Any]:
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    for axis in region.region:
+        structural_walk(axis.min, (tirx.Var, found.append))
+    return found
+
+
+def _untiled(workload: Any, trace: Any, count: int) -> Any:
+    """The workload scheduled by a trace but for the last tiling's first ``count`` loops: they stay
+    whole, outermost."""
+    from tvm.s_tir import Schedule, Trace
+    from tvm.s_tir.schedule import Instruction
+
+    insts = [*trace.insts]
+    kinds = [str(inst.kind.name) for inst in insts]
+    start = max(
+        at
+        for at, inst in enumerate(insts)
+        if kinds[at] == "Annotate" and str(inst.attrs[0]) == "meta_schedule.tiling_structure"
+    )
+    drawn = [at for at in range(start, len(insts)) if kinds[at] == "SamplePerfectTile"][:count]
+    for at in drawn:
+        split = insts[at + 1]
+        factors = [None, *[1] * (len(insts[at].outputs) - 1)]
+        loop = insts[at].inputs[0]
+        insts[at + 1] = Instruction(split.kind, [loop, *factors], split.attrs, split.outputs)
+    kept = [inst for at, inst in enumerate(insts) if at not in drawn]
+    dropped = [trace.insts[at] for at in drawn]
+    decisions = {
+        inst: made
+        for inst, made in trace.decisions.items()
+        if not any(inst.same_as(each) for each in dropped)
+    }
+    sch = Schedule(workload, error_render_level="none")
+    Trace(kept, decisions).apply_to_schedule(sch, remove_postproc=False)
+    return sch

@@ -1,0 +1,93 @@
+"""In which ways convolutions can be computed on NVIDIA's GPUs, each a kernel of the same library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tvm
+
+from cuda_backend.libraries import code_for_gpus, sampled
+from graph.kernels import one_conv
+from tvmtune import api
+from tvmtune.graph import traces
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.types import Implementation, Task, Trial
+from tvmtune_cuda import build
+
+NETWORKS = {
+    "late": one_conv((1, 64, 7, 7), 32),
+    "strided": one_conv((1, 64, 14, 14), 32, stride=2),
+    "depthwise": one_conv((1, 32, 14, 14), 32, groups=32),
+}
+OFFERED = {
+    "late": ["direct", "winograd", "implicit-gemm", "split-k"],
+    "strided": ["direct", "implicit-gemm", "split-k"],
+    "depthwise": ["direct", "register-tiles"],
+}
+
+
+def convolution(name: str, layout: str | None = None) -> tuple[api.Plan, Task]:
+    network = OnnxNetwork(NETWORKS[name], name=name)
+    plan = api.plan(network, "cuda", attrs={"arch": "sm_90"}, layout=layout)
+    (task,) = [each for each in plan.tasks if "conv2d" in each.name]
+    return plan, task
+
+
+def record(plan: api.Plan, task: Task, each: Implementation, mod: tvm.s_tir.Schedule) -> Trial:
+    return Trial(
+        task=task.key,
+        implementation=each.name,
+        workload=each.workload_key,
+        candidate="made by hand",
+        trace=traces.to_json(mod),
+        seconds=[1e-3],
+        device=plan.device.identity(),
+    )
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_search_may_choose_among_them(name, nvcc):
+    _, task = convolution(name)
+    assert [each.name for each in task.implementations] == OFFERED[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_library_is_made_of_a_record_of_each(name, layout, nvcc, tmp_path: Path):
+    plan, task = convolution(name, layout)
+    target = tvm.target.Target(plan.device.target)
+    for each in task.implementations:
+        schedule = each.space.default(each.mod, target)
+        chosen = {task.key: record(plan, task, each, schedule)}
+        lowered = plan.backend.lower(plan.prepared, chosen, plan.device)
+        assert json.loads(lowered.attrs["tvmtune_record"])[task.key] == "exact"
+        path = plan.backend.export_lib(lowered, plan.device, tmp_path / f"{each.name}.so")
+        assert len(code_for_gpus(path)) == 1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_drawn_of_each_compiles(name, nvcc, tmp_path: Path):
+    plan, task = convolution(name)
+    options = plan.backend.make_builder(plan.device).options
+    target = tvm.target.Target(plan.device.target)
+    with build.sources():
+        for each in task.implementations[1:]:
+            (mod,) = sampled(each, target, 1)
+            path = build.build(mod, plan.device.target, options, str(tmp_path))
+            assert code_for_gpus(Path(path)), each.name
+            Path(path).unlink()
+
+
+def test_a_kernel_without_a_record_takes_several_values_at_once(nvcc):
+    """And pads, multiplies, adds the bias and cuts off what is negative in one go."""
+    plan, task = convolution("depthwise")
+    (direct, *_) = task.implementations
+    target = tvm.target.Target(plan.device.target)
+    with build.sources():
+        made = tvm.compile(direct.space.default(direct.mod, target).mod, target=target)
+        (source,) = build._sources(made.mod)
+    assert source.count('extern "C" __global__') == 2  # declared, and defined
+    assert "*(float4*)" in source
