@@ -25,6 +25,7 @@ RUN_KEYS = {
     "std_ms",
     "p95_ms",
     "min_ms",
+    "device_ms",
     "throughput",
     "repeats",
     "number",
@@ -237,6 +238,37 @@ def test_a_peer_computes_where_the_library_does_or_says_that_it_does_not(opened,
     result = bench(opened, repeat=3, peers=[Fake(), Both()])
     assert [run.device for run in result.runs] == ["cuda", "cpu", "cuda"]
     assert [note for note in result.notes if "computes" in note] == ["fake computes on the CPU"]
+
+
+def test_a_gpus_own_clock_is_told_where_there_is_one(opened, monkeypatch):
+    class Clocked(Fake):
+        def device_seconds(self, count):
+            return 2e-3
+
+    assert bench(opened, repeat=3, peers=[Clocked()]).runs[1].device_ms is None  # it has no GPU
+    monkeypatch.setitem(opened.metadata["device"], "runtime", "cuda")
+    peer = Clocked()
+    monkeypatch.setattr(peer, "move", lambda device: setattr(peer, "device", device))
+    own, other = bench(opened, repeat=3, peers=[peer]).runs
+    assert own.device_ms is None  # of a library for CPUs, whatever its metadata say here
+    assert other.device_ms == pytest.approx(2)
+
+
+def test_cuda_graphs_are_for_all_or_it_is_said(opened, monkeypatch):
+    monkeypatch.setitem(opened.metadata["device"], "params", {"cuda-graphs": True})
+
+    class Able(Fake):
+        name = "able"
+        captures = True
+
+    able, unable = Able(), Fake()
+    for peer in (able, unable):
+        monkeypatch.setattr(peer, "move", lambda device: None)
+    monkeypatch.setitem(opened.metadata["device"], "runtime", "cuda")
+    result = bench(opened, repeat=3, peers=[able, unable])
+    assert able.graphs
+    told = [note for note in result.notes if "graphs" in note]
+    assert told == ["fake uses no CUDA graphs, and the library does"]
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "torch", "torch-compile"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -69,6 +70,20 @@ def test_a_network_is_tuned_compiled_and_right(
     assert len(trials_of) == trials
     assert sum(not t.ok for t in trials_of) <= 1
     assert not list(temporary.glob("tvmtune-*"))
+
+
+def test_a_library_is_timed_by_the_devices_own_clock_too(tmp_path):
+    onnx.save(tiny_cnn(), tmp_path / "model.onnx")
+    done = tvmtune("compile", "model.onnx", "--target", "opencl", "-o", "lib.so", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = ["lib.so", "--vs", "onnxruntime", "--repeat", 5, "--json", "bench.json"]
+    done = tvmtune("bench", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    own, other = json.loads((tmp_path / "bench.json").read_text())["runs"]
+    assert own["device"] == "opencl"
+    assert own["device_ms"] > 0
+    assert other["device_ms"] is None  # it computes on the CPU
+    assert "on device ms" in done.stdout
 
 
 @pytest.mark.slow

@@ -157,6 +157,9 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
     table.add_column("version", no_wrap=True)
     for column in ("threads", "median ms", "mean ms", "std", "p95", "min", "items/s"):
         table.add_column(column, justify="right", no_wrap=True)
+    asked = any(run.device_ms is not None for run in result.runs)
+    if asked:
+        table.add_column("on device ms", justify="right", no_wrap=True)
     if len(result.runs) > 1:
         table.add_column("time / tvmtune", justify="right", no_wrap=True)
         table.add_column("difference", justify="right", no_wrap=True)
@@ -164,6 +167,8 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
         cells = [run.runtime, run.version, str(run.threads)]
         cells += [_ms(run.median_ms), _ms(run.mean_ms), _ms(run.std_ms), _ms(run.p95_ms)]
         cells += [_ms(run.min_ms), f"{run.throughput:.1f}"]
+        if asked:
+            cells.append("" if run.device_ms is None else _ms(run.device_ms))
         if len(result.runs) > 1:
             cells.append(f"{run.ratio:.2f}x")
             cells.append("" if run.error is None else f"{run.error:.1e}")

@@ -73,9 +73,10 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--dtype",
                 default="float32",
                 show_default=True,
-                metavar="float32|float16|int8",
-                help="float16 turns a float32 network (zoo, ONNX) into half precision; int8 computes "
-                "its convolutions in whole numbers (cpu, arm; vta always does).",
+                metavar="float32|float16|bfloat16|int8",
+                help="float16 turns a float32 network (zoo, ONNX) into half precision, bfloat16 all "
+                "between its inputs and outputs; int8 computes its convolutions in whole numbers (cpu, "
+                "arm; vta always does).",
             ),
             click.option(
                 "--tensor-cores",

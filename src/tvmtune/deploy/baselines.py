@@ -24,6 +24,7 @@ class Baseline(Peer):
 
     package = "tvmtune"
     foreign = False
+    captures = True
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -37,6 +38,9 @@ class Baseline(Peer):
 
     def invoke(self, count: int = 1) -> float:
         return self._library.invoke(count)
+
+    def device_seconds(self, count: int) -> float | None:
+        return self._library.device_seconds(count)
 
     def outputs(self) -> list[np.ndarray]:
         return self._library.session.outputs()

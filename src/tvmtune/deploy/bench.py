@@ -38,6 +38,7 @@ import numpy as np
 
 from tvmtune import system
 from tvmtune.accuracy import relative_error
+from tvmtune.deploy import metadata
 from tvmtune.deploy.modelled import Parts
 from tvmtune.deploy.modelled import parts as modelled
 from tvmtune.deploy.neighbours import Neighbours
@@ -69,6 +70,8 @@ _UNSTEADY = 0.2
 class _Runtime(Protocol):
     def invoke(self, count: int = 1) -> float: ...
 
+    def device_seconds(self, count: int) -> float | None: ...
+
 
 @dataclass
 class Run:
@@ -83,6 +86,8 @@ class Run:
     """Items per call."""
     seconds: list[float] = field(default_factory=list)
     """Seconds per call, one value per repeat."""
+    device_seconds: list[float] = field(default_factory=list)
+    """The same by the clock of the GPU; none where that is not told."""
     ratio: float = 1.0
     """Its median over that of the library: 2 means that the library is twice as fast."""
     error: float | None = None
@@ -113,6 +118,11 @@ class Run:
         return 1e3 * min(self.seconds)
 
     @property
+    def device_ms(self) -> float | None:
+        """The median by the clock of the GPU; None where that is not told."""
+        return 1e3 * statistics.median(self.device_seconds) if self.device_seconds else None
+
+    @property
     def throughput(self) -> float:
         """Items per second at the median."""
         return 1e3 * self.batch / self.median_ms
@@ -128,6 +138,7 @@ class Run:
             "std_ms": self.std_ms,
             "p95_ms": self.p95_ms,
             "min_ms": self.min_ms,
+            "device_ms": self.device_ms,
             "throughput": self.throughput,
             "repeats": len(self.seconds),
             "number": self.number,
@@ -205,6 +216,7 @@ def bench(
     rest = library.session.rest
     foreign = any(peer.foreign for peer in taking_part)
     _take_turns(runs, runtimes, rest, foreign, number, repeat, min_repeat_ms, seconds, on_round)
+    _ask_devices(runs, runtimes)
     taken = neighbours.share() if neighbours is not None else None
     for run, peer in zip(runs[1:], taking_part, strict=True):
         run.ratio = run.median_ms / runs[0].median_ms
@@ -264,6 +276,18 @@ def _take_turns(
             break
 
 
+def _ask_devices(runs: list[Run], runtimes: list[_Runtime]) -> None:
+    """Time all that compute on a GPU once more, by its own clock, in turns."""
+    for _ in range(LEAST):
+        for run, runtime in zip(runs, runtimes, strict=True):
+            if run.device == "cpu":
+                continue
+            runtime.invoke(1)
+            told = runtime.device_seconds(run.number)
+            if told is not None:
+                run.device_seconds.append(told)
+
+
 def _ready(
     peers: Sequence[Peer],
     library: Library,
@@ -281,6 +305,9 @@ def _ready(
                 if checked is None:
                     checked = _same_network(library, network)
                 elsewhere = peer.move(library.runtime) if library.runtime != peer.device else None
+                peer.graphs = metadata.captures(library.metadata)
+                if peer.graphs and not elsewhere and not peer.captures:
+                    elsewhere = f"{peer.name} uses no CUDA graphs, and the library does"
                 peer.load(checked, library.threads)
                 peer.run(inputs)
                 if elsewhere:

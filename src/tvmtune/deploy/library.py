@@ -129,6 +129,13 @@ class Library:
             raise UsageError("the library has no inputs yet: call set_inputs first")
         return self.session.invoke(count)
 
+    def device_seconds(self, count: int = 1) -> float | None:
+        """Seconds per run over ``count`` runs on the inputs that are in place, by the clock of the GPU
+        that it runs on; None on CPUs and boards."""
+        if not self._ready:
+            raise UsageError("the library has no inputs yet: call set_inputs first")
+        return self.session.device_seconds(count)
+
     def time(
         self,
         inputs: Mapping[str, np.ndarray] | None = None,

@@ -164,6 +164,11 @@ def runtime(metadata: JSON) -> str:
     return str(metadata.get("device", {}).get("runtime", "cpu"))
 
 
+def captures(metadata: JSON) -> bool:
+    """Whether the library launches its kernels together, by a CUDA graph."""
+    return bool(metadata.get("device", {}).get("params", {}).get("cuda-graphs"))
+
+
 def specs(entries: Iterable[JSON]) -> tuple[TensorSpec, ...]:
     """``inputs`` or ``outputs`` of the metadata as specs."""
     return tuple(

@@ -303,6 +303,9 @@ class RemoteSession:
         found: list[np.ndarray] = self._board.ask(board_calls.outputs, self._name, limit=RUN)
         return found
 
+    def device_seconds(self, count: int) -> float | None:
+        return None  # boards are timed by the wall clock alone
+
     def rest(self) -> None:
         self._board.ask(board_calls.rest, limit=RUN)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tvmtune.accuracy import relative_error, tolerance
+from tvmtune.accuracy import relative_error
 from tvmtune.deploy.atomic import replacing
 from tvmtune.deploy.baselines import AsWritten, NumPy, Untuned
 from tvmtune.deploy.bench import TABLE, BenchResult, bench
 from tvmtune.deploy.compile import Compiled
 from tvmtune.deploy.library import Library
 from tvmtune.deploy.remote import Borrowed, RemotePeer
-from tvmtune.deploy.verify import CheckResult, run_check
+from tvmtune.deploy.verify import CheckResult, allowed_error, run_check
 from tvmtune.errors import TvmtuneError
 from tvmtune.types import is_operator
 
@@ -191,7 +191,7 @@ def _check_given(library: Library, network: Network, inputs: Mapping[str, np.nda
     worst = 0.0
     for got, want in zip(library.run(inputs), network.reference(inputs), strict=True):
         error = relative_error(got, want)
-        if not error <= tolerance(want.dtype.name, network=not is_operator(network)):
+        if not error <= allowed_error(network, want.dtype.name):
             raise TvmtuneError(
                 "the outputs for the given inputs are wrong (max|y - ref| / max|ref| = "
                 f"{error:.1e}): nothing is written"

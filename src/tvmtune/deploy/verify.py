@@ -102,11 +102,17 @@ def make_check(network: Network, seed: int = 0) -> JSON:
                 "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
                 "finite": bool(finite.all()),
                 "values": base64.b64encode(little.tobytes()).decode(),
-                "tolerance": accuracy.tolerance(array.dtype.name, network=not is_operator(network)),
+                "tolerance": allowed_error(network, array.dtype.name),
             }
         )
     found: JSON = {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
     return found | ({"ranges": ranges} if ranges else {})
+
+
+def allowed_error(network: Network, dtype: str) -> float:
+    """What an output of this dtype may differ by from the network's reference."""
+    computes = getattr(network, "computes", dtype)
+    return accuracy.tolerance(computes, network=not is_operator(network))
 
 
 def sample_places(size: int, seed: int) -> np.ndarray:

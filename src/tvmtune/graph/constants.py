@@ -126,10 +126,13 @@ def _constant(builder: Any, expr: Any) -> np.ndarray | None:
 
     while isinstance(expr, relax.Var):
         expr = builder.lookup_binding(expr)
-    if not isinstance(expr, tvm.ir.GenericConst):
-        return None
-    tensor = expr.value
+    return values(expr) if isinstance(expr, tvm.ir.GenericConst) else None
+
+
+def values(constant: Any) -> np.ndarray:
+    """Those of a Relax constant, in its own memory where NumPy knows the type."""
+    tensor = constant.value
     if np.prod(tensor.shape) and str(tensor.dtype).startswith(("float", "int", "uint")):
         return np.from_dlpack(tensor)
-    value: np.ndarray = tensor.numpy()
-    return value
+    copied: np.ndarray = tensor.numpy()
+    return copied

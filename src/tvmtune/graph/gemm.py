@@ -17,9 +17,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tvmtune.graph import constants
+from tvmtune.graph.precision import HALVES
+from tvmtune.networks.inputs import numpy_dtype
 from tvmtune.networks.onnx.weights import empty
 from tvmtune.types import product
 
@@ -33,8 +33,7 @@ SHORTEST = 128
 
 
 def applies(call: Any) -> bool:
-    """One group, constant weights, in NHWC or NCHW, in float32 or float16; not those whose sums are
-    over a channel or two, as in depthwise convolutions."""
+    """One group, constant weights, in NHWC or NCHW, in floats."""
     import tvm
 
     attrs = call.attrs
@@ -43,7 +42,7 @@ def applies(call: Any) -> bool:
         attrs.groups == 1
         and layouts in (("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"))
         and isinstance(call.args[1], tvm.ir.GenericConst)
-        and str(call.args[0].ty.dtype) in ("float32", "float16")
+        and str(call.args[0].ty.dtype) in ("float32", *HALVES)
     )
 
 
@@ -88,9 +87,9 @@ def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> A
     last = str(attrs.data_layout) == "NHWC"
     shape = (length, channels) if last else (channels, length)
     if values:
-        matrix = np.from_dlpack(call.args[1].value).reshape(shape)
+        matrix = constants.values(call.args[1]).reshape(shape)
     else:
-        matrix = empty(shape, str(call.args[1].ty.dtype))
+        matrix = empty(shape, numpy_dtype(str(call.args[1].ty.dtype)))
 
     def program(data: Any, weight: Any) -> Any:
         patches = gather(

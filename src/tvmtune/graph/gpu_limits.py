@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tvmtune.graph.sites import blocks
+from tvmtune.networks.inputs import numpy_dtype
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -173,4 +172,4 @@ def _operand(block: Any, number: int) -> _Operand:
         linear = [*detect_linear_equation(index.min, variables)][: len(variables)]
         known = [abs(int(c)) if hasattr(c, "value") else 0 for c in linear]
         found.append(known or [0] * len(variables))
-    return _Operand(found, np.dtype(str(region.source.dtype)).itemsize)
+    return _Operand(found, numpy_dtype(str(region.source.dtype)).itemsize)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph import intrinsics, register_tiles, rules, tiling
 from tvmtune.graph.sites import blocks
 from tvmtune.graph.spaces import RuleSpace, replay, tune_context
+from tvmtune.networks.inputs import numpy_dtype
 from tvmtune.types import Device, Space, product
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class DrawnSpace(GpuSpace):
 
 def vector_lanes(mod: tvm.IRModule, device: Device) -> int:
     """Values of the workload's output in ``vector_unit_bytes`` bytes."""
-    size = np.dtype(str(mod["main"].params[-1].dtype)).itemsize
+    size = numpy_dtype(str(mod["main"].params[-1].dtype)).itemsize
     return max(1, int(device.params["vector_unit_bytes"]) // size)
 
 

@@ -1,4 +1,4 @@
-"""Half-precision networks: stored in float16, summed in float32.
+"""Half-precision networks: stored in float16 or bfloat16, summed in float32.
 
 A sum of float16 products that is rounded to float16 after each of them loses several of its 11 bits,
 and where a processor has no float16 arithmetic each rounding costs an instruction. So convolutions
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tvm
 
+HALVES = ("float16", "bfloat16")
 SUMS = (
     "matmul",
     "nn.conv1d",
@@ -74,8 +75,8 @@ REDUCTIONS = frozenset(
 
 
 def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let convolutions, matrix products and reductions of float16 values, and what follows them
-    element by element, compute in float32; all other operators see float16."""
+    """Let convolutions, matrix products and reductions of half-precision values, and what follows them
+    element by element, compute in float32; all other operators see what they saw."""
     from tvm import relax
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -93,7 +94,7 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
                 taken = list(inspect.signature(make).parameters)[2:]
                 attributes = {key: getattr(call.attrs, key) for key in taken}
                 wide = make(*call.args, **(attributes | {"out_dtype": "float32"}))
-                return self._rounded(wide)
+                return self._rounded(wide, call)
             if name in ELEMENTWISE | REDUCTIONS and _is_half(call):
                 # What others read as well exists in float16 anyhow: twice would be one too many.
                 wider = [
@@ -105,12 +106,12 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
                         w if w is not None else self._widened(arg)
                         for w, arg in zip(wider, call.args, strict=True)
                     ]
-                    return self._rounded(relax.Call(call.op, args, call.attrs))
+                    return self._rounded(relax.Call(call.op, args, call.attrs), call)
             return call
 
-        def _rounded(self, wide: Any) -> Any:
+        def _rounded(self, wide: Any, like: Any) -> Any:
             wide = self.builder_.emit(self.builder_.normalize(wide))
-            return relax.op.astype(wide, "float16")
+            return relax.op.astype(wide, str(like.ty.dtype))
 
         def _unrounded(self, arg: Any) -> Any:
             """The float32 value of which ``arg`` is the rounding, or None."""
@@ -150,7 +151,7 @@ def _uses(mod: tvm.IRModule) -> Counter[Any]:
 
 
 def _is_half(value: Any) -> bool:
-    return str(getattr(getattr(value, "ty", None), "dtype", "")) == "float16"
+    return str(getattr(getattr(value, "ty", None), "dtype", "")) in HALVES
 
 
 def _maker(ops: Any, name: str) -> Any:

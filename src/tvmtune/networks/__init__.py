@@ -34,7 +34,7 @@ FORMATS = {
 ``read(path, *, label, source, batch, shapes) -> Network``; other files are taken for ONNX. The
 reader of kernel files also takes ``arguments``."""
 
-DTYPES = ("float32", "float16", "int8")
+DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 def names() -> list[str]:
@@ -56,9 +56,10 @@ def load(
 
     ``batch`` is the first extent of every input whose file leaves it open. ``shapes`` maps names of
     inputs to static shapes, for dimensions that the file leaves open and, in the zoo, for images of
-    another size. ``arguments`` are those of a kernel file's operator. ``dtype`` float16 is for the
-    zoo and ONNX files, int8 for backends that compute in whole numbers; with float32 a network keeps
-    the dtypes that it has. A zoo name wins over a file of the same name; ``./name`` means the file.
+    another size. ``arguments`` are those of a kernel file's operator. ``dtype`` float16 and bfloat16
+    are for the zoo and ONNX files, int8 for backends that compute in whole numbers; with float32 a
+    network keeps the dtypes that it has. A zoo name wins over a file of the same name; ``./name`` means
+    the file.
 
     Raises :class:`UsageError` for an unknown name, a missing file, or shapes, arguments and a batch
     that do not fit, and :class:`TvmtuneError` for a file that holds no sound network.
@@ -88,6 +89,10 @@ def load(
         from tvmtune.networks.int8 import Int8Network
 
         return Int8Network(network)
+    if dtype == "bfloat16":
+        from tvmtune.networks.bfloat16 import Bfloat16Network
+
+        return Bfloat16Network(network)
     from tvmtune.networks.float16 import Float16Network
 
     return Float16Network(network)

@@ -43,16 +43,9 @@ class Float16Network:
     """The float32 network with weights that float16 can hold."""
 
     def __init__(self, network: Network) -> None:
-        content = network.to_onnx() if isinstance(network, OnnxNetwork) else None
-        if content is None:
-            raise UsageError(
-                f"--dtype float16 is for the zoo and ONNX files below 2 GiB; export {network.name} in "
-                "half precision instead"
-            )
-        full = fold_batch_norms(onnx.load_model_from_string(content))
-        del content
+        full = float32_model(network, "float16")
         self._half = OnnxNetwork(_converted(full, network.name), name=network.name)
-        _round_weights(full)
+        round_weights(full, np.dtype(np.float16))
         self.rounded = OnnxNetwork(full, name=network.name)
         self.name, self.inputs, self.outputs = network.name, self._half.inputs, self._half.outputs
         self.source = network.source | {"dtype": "float16"}
@@ -109,9 +102,21 @@ def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         )
 
 
-def _round_weights(model: onnx.ModelProto) -> None:
-    """Round float32 weights to what float16 can hold, in place."""
+def round_weights(model: onnx.ModelProto, dtype: np.dtype) -> None:
+    """Round float32 weights to what ``dtype`` can hold, in place."""
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
+            array = numpy_helper.to_array(tensor).astype(dtype).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def float32_model(network: Network, dtype: str) -> onnx.ModelProto:
+    """The ONNX form of a network that is to be computed in ``dtype``, its batch norms folded. Raises
+    :class:`UsageError` if there is none."""
+    content = network.to_onnx() if isinstance(network, OnnxNetwork) else None
+    if content is None:
+        raise UsageError(
+            f"--dtype {dtype} is for the zoo and ONNX files below 2 GiB; export {network.name} in "
+            "half precision instead"
+        )
+    return fold_batch_norms(onnx.load_model_from_string(content))

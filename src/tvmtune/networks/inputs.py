@@ -81,8 +81,9 @@ def read_arrays(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
                 f"{path} holds a single array; save one per input with "
                 f"numpy.savez({str(path)!r}, {_call(specs)})"
             )
+        kinds = {spec.name: numpy_dtype(spec.dtype) for spec in specs}
         with content:
-            return {name: content[name] for name in content.files}
+            return {name: _known(content[name], kinds.get(name)) for name in content.files}
     except FileNotFoundError as error:
         raise UsageError(f"input file {path} does not exist") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -90,6 +91,13 @@ def read_arrays(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
             f"{path} is damaged or no .npz file; make one with "
             f"numpy.savez({str(path)!r}, {_call(specs)})"
         ) from error
+
+
+def _known(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
+    """The array as ``dtype`` if the file has its bits alone, as it has of bfloat16."""
+    if dtype is None or array.dtype.kind != "V" or dtype.isbuiltin == 1:
+        return array
+    return array.view(dtype) if array.itemsize == dtype.itemsize else array
 
 
 def check_inputs(

@@ -34,6 +34,12 @@ class Peer(ABC):
     device: str = "cpu"
     """Where it computes, by TVM's names."""
 
+    graphs: bool = False
+    """Whether it is to launch its kernels on a GPU together, by a CUDA graph, where it can."""
+
+    captures: ClassVar[bool] = False
+    """Whether it can."""
+
     @property
     def version(self) -> str:
         """Version of the package, or an empty string if it is not installed."""
@@ -75,6 +81,10 @@ class Peer(ABC):
     @abstractmethod
     def invoke(self, count: int = 1) -> float:
         """Run ``count`` times on the inputs that are in place; the seconds that all took."""
+
+    def device_seconds(self, count: int) -> float | None:
+        """Seconds per run over ``count`` runs by the GPU's clock; None where that is not told."""
+        return None
 
     @abstractmethod
     def outputs(self) -> list[np.ndarray]:

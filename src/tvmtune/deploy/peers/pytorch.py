@@ -4,7 +4,7 @@ A network that came from PyTorch runs as the module that it is; of every other o
 in PyTorch's terms, batch normalisation folded into convolutions. Both are run in inference mode and
 with PyTorch's defaults for everything but the threads: no autocast, no freezing, and on the CPU
 contiguous tensors. On a GPU images are channels last, which cuDNN is quickest with, float32 is float32
-and not TF32, and nothing is captured in CUDA graphs.
+and not TF32, and kernels are captured in a CUDA graph if, and only if, the library's are.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
     from tvmtune.types import Network
+
+
+_BEFORE_CAPTURE = 3
+"""Runs before one is captured: some libraries choose their kernels in the first ones."""
 
 
 class Torch(Peer):
@@ -38,6 +42,7 @@ class Torch(Peer):
 
     name = "torch"
     package = "torch"
+    captures = True
 
     def _without_cuda(self) -> str | None:
         import torch
@@ -55,7 +60,7 @@ class Torch(Peer):
         if to_torch is not None:
             module = to_torch()
         elif rounded is not None:
-            module = _converted(rounded).half()
+            module = _halved(_converted(rounded), network)
         else:
             module = _converted(network)
         if self.device == "cuda":
@@ -79,6 +84,7 @@ class Torch(Peer):
         from tvmtune.networks.torch.network import to_tensor
 
         self._inputs = [self._placed(to_tensor(inputs[spec.name])) for spec in self._specs[0]]
+        self._launch = self._launcher()
 
     def _placed(self, tensor: Any) -> Any:
         """Where the module computes, in the order that it likes."""
@@ -89,17 +95,53 @@ class Torch(Peer):
         images = torch.channels_last if tensor.dim() == 4 else torch.preserve_format
         return tensor.to(self.device, memory_format=images)
 
-    def invoke(self, count: int = 1) -> float:
+    def _launcher(self) -> Callable[[], Any]:
+        """What runs the module on the inputs that are in place, and returns the outputs."""
         import torch
 
         run, inputs = self._module, self._inputs
+        if self.device == "cpu" or not self.graphs:
+            return lambda: run(*inputs)
+        # As PyTorch's documentation has it: a few runs on a stream beside, then the capture.
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.inference_mode(), torch.cuda.stream(beside):
+            for _ in range(_BEFORE_CAPTURE):
+                run(*inputs)
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph):
+            captured = run(*inputs)
+
+        def replay() -> Any:
+            graph.replay()
+            return captured
+
+        return replay
+
+    def invoke(self, count: int = 1) -> float:
+        import torch
+
+        launch = self._launch
         with torch.inference_mode():
             start = time.perf_counter()
             for _ in range(count):
-                self._result = run(*inputs)
+                self._result = launch()
             if self.device == "cuda":
                 torch.cuda.synchronize()
             return time.perf_counter() - start
+
+    def device_seconds(self, count: int) -> float | None:
+        import torch
+
+        if self.device == "cpu":
+            return None
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        self.invoke(count)
+        last.record()
+        last.synchronize()
+        return 1e-3 * float(first.elapsed_time(last)) / count
 
     def outputs(self) -> list[np.ndarray]:
         from tvmtune.networks.torch.network import to_array
@@ -158,6 +200,29 @@ def _converted(network: Network) -> Any:
         vars(written).update(_OPERATORS)
         spec.loader.exec_module(written)
         return written.Model().eval()
+
+
+def _halved(module: Any, network: Network) -> Any:
+    """The float32 module in the precision that the network computes in."""
+    import torch
+
+    if getattr(network, "computes", "") != "bfloat16":
+        return module.half()
+
+    class Inside(torch.nn.Module):
+        """Takes float32, and returns it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = module.bfloat16()
+
+        def forward(self, *inputs: Any) -> Any:
+            result = self.inside(*[x.bfloat16() if x.is_floating_point() else x for x in inputs])
+            if isinstance(result, (tuple, list)):
+                return [each.float() for each in result]
+            return result.float()
+
+    return Inside().eval()
 
 
 def _gather(data: Any, indices: Any, axis: int = 0) -> Any:

@@ -1,0 +1,103 @@
+"""A float32 network whose weights, and all that lies between its kernels, are bfloat16."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.networks.float16 import float32_model, round_weights
+from tvmtune.networks.inputs import numpy_dtype
+from tvmtune.networks.onnx.network import OnnxNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import tvm
+
+    from tvmtune.types import Network
+
+DTYPE = "bfloat16"
+
+
+class Bfloat16Network:
+    """Implements :class:`tvmtune.types.Network` for an ONNX network, of which inputs and outputs stay
+    as they are: neither NumPy nor its files know bfloat16.
+
+    Batch norms are folded before weights are rounded, so that they are rounded once. The reference
+    computes in float32 with the rounded weights: what it differs by is the rounding of activations.
+    Raises :class:`UsageError` if ``network`` is not of ONNX form.
+    """
+
+    computes = DTYPE
+
+    def __init__(self, network: Network) -> None:
+        full = float32_model(network, DTYPE)
+        round_weights(full, numpy_dtype(DTYPE))
+        self.rounded = OnnxNetwork(full, name=network.name)
+        """The float32 network with weights that bfloat16 can hold."""
+        self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
+        self.source = network.source | {"dtype": DTYPE}
+        self.structure_hash = f"{self.rounded.structure_hash}-{DTYPE}"
+        self.weights_hash = self.rounded.weights_hash
+
+    def to_relax(self) -> tvm.IRModule:
+        return _narrow(self.rounded.to_relax())
+
+    def to_onnx(self) -> bytes | None:
+        """The float32 network with the rounded weights: what others are given."""
+        return self.rounded.to_onnx()
+
+    def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Outputs of float32 arithmetic with the rounded weights."""
+        return self.rounded.reference(inputs)
+
+
+def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
+    """The program of one function in bfloat16 between its inputs and its outputs."""
+    import tvm
+    from tvm import relax
+
+    function = mod["main"]
+    builder = relax.BlockBuilder()
+    params = [relax.Var(str(param.name), param.ty) for param in function.params]
+    known: dict[Any, Any] = {}
+
+    def is_wide(value: Any) -> bool:
+        return str(getattr(value.ty, "dtype", "")) == "float32"
+
+    def narrow(expr: Any) -> Any:
+        if isinstance(expr, relax.Var):
+            return known[expr]
+        if isinstance(expr, tvm.ir.GenericConst) and is_wide(expr):
+            return relax.const(expr.value.numpy().astype(numpy_dtype(DTYPE)))
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([narrow(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(narrow(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call):
+            args = [narrow(argument) for argument in expr.args]
+            if expr.op.name == "relax.astype" and is_wide(expr):
+                return relax.op.astype(args[0], DTYPE)
+            return relax.Call(expr.op, args, expr.attrs)
+        return expr
+
+    def widened(result: Any, wanted: Any) -> Any:
+        if not isinstance(wanted.ty, relax.TupleType):
+            return relax.op.astype(result, str(wanted.ty.dtype))
+        fields = [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(wanted.ty.fields))]
+        pairs = zip(fields, wanted.ty.fields, strict=True)
+        return relax.Tuple(
+            [builder.emit(relax.op.astype(each, str(ty.dtype))) for each, ty in pairs]
+        )
+
+    with builder.function("main", params, attrs=dict(function.attrs or {})):
+        with builder.dataflow():
+            for old, new in zip(function.params, params, strict=True):
+                known[old] = builder.emit(relax.op.astype(new, DTYPE)) if is_wide(old) else new
+            for block in function.body.blocks:
+                for binding in block.bindings:
+                    known[binding.var] = builder.emit(narrow(binding.value))
+            result = builder.emit(narrow(function.body.body))
+            output = builder.emit_output(widened(result, function.body.body))
+        builder.emit_func_output(output)
+    return builder.get()

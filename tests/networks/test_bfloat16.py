@@ -1,0 +1,131 @@
+"""--dtype bfloat16: a float32 network that is bfloat16 between its inputs and its outputs."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import tvm
+
+from cli.commands import complaint, tvmtune
+from graph.kernels import error, run_network, this_machine
+from models import tiny_cnn, tiny_encoder
+from tvmtune.accuracy import tolerance
+from tvmtune.deploy.verify import make_check
+from tvmtune.errors import UsageError
+from tvmtune.graph import pipeline
+from tvmtune.networks.bfloat16 import Bfloat16Network
+from tvmtune.networks.inputs import random_inputs, read_inputs
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.types import TensorSpec
+
+
+@pytest.fixture
+def network() -> Bfloat16Network:
+    return Bfloat16Network(OnnxNetwork(tiny_cnn(), name="tiny"))
+
+
+def test_inputs_and_outputs_stay_what_files_can_hold(network):
+    assert {spec.dtype for spec in (*network.inputs, *network.outputs)} == {"float32"}
+    program = network.to_relax()["main"]
+    assert {str(param.ty.dtype) for param in program.params} == {"float32"}
+
+
+@pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
+def test_nothing_else_is_float32(make):
+    found = Bfloat16Network(OnnxNetwork(make(), name="tiny"))
+    lines = [line.strip() for line in found.to_relax().script(show_meta=False).splitlines()]
+    inside = [line for line in lines if "R.Tensor" in line and "def main" not in line]
+    wide = [line for line in inside if '"float32"' in line]
+    assert wide
+    assert all("R.astype" in line or line.startswith("gv") for line in wide)  # what goes out
+
+
+@pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
+def test_it_computes_the_network_and_its_rounding_shows(make):
+    found = Bfloat16Network(OnnxNetwork(make(), name="tiny"))
+    device = this_machine()
+    program = pipeline.legalize(pipeline.prepare(found, device).graph, device)
+    executable = tvm.compile(program, tvm.target.Target(device.target))
+    inputs = random_inputs(found.inputs)
+    for got, want in zip(
+        run_network(executable, found, inputs), found.reference(inputs), strict=True
+    ):
+        assert got.dtype == want.dtype == np.float32
+        assert 1e-4 < error(got, want) < 0.1
+
+
+def test_sums_are_float32_and_so_is_what_is_fused_to_them(network):
+    graph = pipeline.prepare(network, this_machine()).graph
+    text = pipeline.legalize(graph, this_machine()).script(show_meta=False)
+    rectified = [line for line in text.splitlines() if "T.max(T_add" in line]
+    assert rectified
+    assert all("T.float32(0.0)" in line for line in rectified)
+
+
+def test_weights_are_what_bfloat16_can_hold(network):
+    content = onnx.load_model_from_string(network.rounded.to_onnx())
+    arrays = [onnx.numpy_helper.to_array(tensor) for tensor in content.graph.initializer]
+    weights = [array for array in arrays if array.dtype == np.float32]
+    assert weights
+    for array in weights:
+        assert (array.astype(ml_dtypes.bfloat16).astype(np.float32) == array).all()
+
+
+def test_it_is_held_to_what_three_bits_less_allow(network):
+    assert tolerance("bfloat16") == 8 * tolerance("float16")
+    (output,) = make_check(network)["outputs"]
+    assert output["dtype"] == "float32"
+    assert output["tolerance"] == tolerance("bfloat16", network=True)
+    # Not to what is right of another network: here, of other inputs.
+    one, other = (network.reference(random_inputs(network.inputs, seed))[0] for seed in (0, 1))
+    assert error(other, one) > tolerance("bfloat16", network=True)
+
+
+def test_a_log_of_it_is_its_own(network):
+    assert network.structure_hash != OnnxNetwork(tiny_cnn(), name="tiny").structure_hash
+    assert network.source["dtype"] == "bfloat16"
+
+
+def test_only_networks_of_onnx_form_are_taken(tmp_path):
+    with pytest.raises(UsageError, match="--dtype bfloat16 is for the zoo and ONNX files"):
+        Bfloat16Network(type("Other", (), {"name": "other"})())
+
+
+def test_inputs_of_bfloat16_are_read_from_the_bits_in_a_file(tmp_path):
+    """Of a network that its author gave such inputs."""
+    values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+    np.savez(tmp_path / "x.npz", x=values)
+    (found,) = read_inputs(tmp_path / "x.npz", [TensorSpec("x", (2, 3), "bfloat16")]).values()
+    assert found.dtype == ml_dtypes.bfloat16
+    assert (found == values).all()
+    with pytest.raises(UsageError, match="float32"):
+        read_inputs(tmp_path / "x.npz", [TensorSpec("x", (2, 3), "float32")])
+
+
+@pytest.mark.slow
+def test_it_is_tuned_and_its_kernels_are_checked(tmp_path):
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    words = ["--network", "tiny.onnx", "--dtype", "bfloat16", "--trials", 16, "--log", "log.json"]
+    done = tvmtune("tune", *words, "-o", "lib.so", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "could not be checked" not in done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "log.json").read_text().splitlines()]
+    assert any(line.get("verified") for line in lines)
+    done = tvmtune("bench", "lib.so", "--check", "--vs", "torch", "--json", "b.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = json.loads((tmp_path / "b.json").read_text())["runs"]
+    assert theirs["runtime"] == "torch"
+    assert ours["check"]["passed"]
+
+
+@pytest.mark.slow
+def test_opencl_has_no_such_type(tmp_path):
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    words = ["tiny.onnx", "--target", "mali", "--target-attr", "board=rk3399"]
+    done = tvmtune("tasks", *words, "--dtype", "bfloat16", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "cannot compute in bfloat16 (OpenCL has no such type)" in complaint(done.stderr)
