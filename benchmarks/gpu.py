@@ -1,11 +1,13 @@
 """Whole networks on a GPU against other runtimes on the same GPU, within a budget of time.
 
-    python benchmarks/gpu.py [--budget 8m] [--target cuda] [--target-attr KEY=VALUE] [--work DIR]
+    python benchmarks/gpu.py [--budget 8m] [--target cuda] [--target-attr KEY=VALUE] [--cuda-graphs]
+        [--work DIR]
 
 Tunes resnet-18 in float32, again in float16 with tensor cores, and mobilenet in float32; compiles
 each; and has the library take turns with PyTorch (channels last, cuDNN), torch.compile (max-autotune)
-and ONNX Runtime, where they are installed with CUDA. Nobody uses CUDA graphs or TF32. Prints a Markdown
-table for benchmarks/README.md.
+and ONNX Runtime, where they are installed with CUDA. Medians by the wall clock and, in brackets, by
+the GPU's own; batch 1. Nobody uses TF32, and nobody CUDA graphs: with --cuda-graphs the libraries do
+and PyTorch does, and ONNX Runtime is left out. Prints a Markdown table for benchmarks/README.md.
 
 Logs in DIR are continued, so that several short runs add up; what a run has no time for stays for the
 next, and its row in the table is that of the last run that had. The distilled logs are DIR/*.best.json:
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from end_to_end import tool
 
@@ -44,6 +47,7 @@ def main() -> None:
     parser.add_argument("--budget", type=seconds_of, default="8m", help="e.g. 90s, 8m, 1h")
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--target-attr", action="append", default=[])
+    parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--work", type=Path, default=Path("benchmarks/work/gpu"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -52,7 +56,10 @@ def main() -> None:
     where += [word for attr in options.target_attr for word in ("--target-attr", attr)]
     expected = FIRST
     # Those that had no time the last time come first now.
-    waiting = sorted(CASES, key=lambda case: measured_at(options.work / f"{case}.bench"))
+    graphs = ["--target-attr", "cuda-graphs=1"] if options.cuda_graphs else []
+    suffix = ".graphs.bench" if graphs else ".bench"
+    reports = {case: options.work / f"{case}{suffix}" for case in CASES}
+    waiting = sorted(CASES, key=lambda case: measured_at(reports[case]))
     failed = []
     while waiting:
         left = end - time.monotonic()
@@ -67,13 +74,13 @@ def main() -> None:
         begun = time.monotonic()
         tuning = left / fitting - expected
         try:
-            measure(options.work / f"{case}.json", words, tuning)
+            measure(options.work / f"{case}.json", words, tuning, graphs, reports[case])
         except subprocess.CalledProcessError as error:
             failed.append(case)
             print(f"{case} failed: {error}", file=sys.stderr)
         else:
             expected = time.monotonic() - begun - tuning
-    show(options.work)
+    show(options.work, reports)
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
@@ -82,20 +89,20 @@ def measured_at(report: Path) -> float:
     return report.stat().st_mtime if report.exists() else 0.0
 
 
-def measure(log: Path, words: list[str], tuning: float) -> None:
+def measure(log: Path, words: list[str], tuning: float, graphs: list[str], report: Path) -> None:
     """Tune for so many seconds, compile, compare with the others, and distill the log."""
-    library, report = log.with_suffix(".so"), log.with_suffix(".bench")
+    peers = [peer for peer in PEERS if not graphs or peer != "onnxruntime"]
+    library = report.with_suffix(".so")
     budget = ["--time-budget", f"{tuning:.0f}s"]
     tool("tune", *words, "--log", str(log), *budget, "--no-compile")
-    tool("compile", *words, "--log", str(log), "-o", str(library))
-    tool("bench", str(library), "--vs", ",".join(PEERS), "--check", "--repeat", "50",
+    tool("compile", *words, *graphs, "--log", str(log), "-o", str(library))
+    tool("bench", str(library), "--vs", ",".join(peers), "--check", "--repeat", "50",
          "--min-repeat-ms", "20", "--json", str(report))  # fmt: skip
     tool("distill", str(log))
 
 
-def show(work: Path) -> None:
+def show(work: Path, reports: dict[str, Path]) -> None:
     """The table of all that has been measured in ``work``, now or before."""
-    reports = {case: work / f"{case}.bench" for case in CASES}
     found = {case: json.loads(p.read_text()) for case, p in reports.items() if p.exists()}
     if not found:
         sys.exit("nothing was measured: give a larger --budget")
@@ -108,14 +115,21 @@ def show(work: Path) -> None:
     for case, each in found.items():
         device = each["runs"][0]["device"]
         # A peer that stayed on the CPU says nothing of the GPU.
-        times = {r["runtime"]: r["median_ms"] for r in each["runs"] if r["device"] == device}
+        there = {r["runtime"]: r for r in each["runs"] if r["device"] == device}
+        times = {name: run["median_ms"] for name, run in there.items()}
         others = [times[p] for p in PEERS if p in times]
-        cells = " | ".join(f"{times[p]:.3f}" if p in times else "-" for p in PEERS)
+        cells = " | ".join(both(there[p]) if p in there else "-" for p in PEERS)
         ratio = f"{min(others) / times['tvmtune']:.2f}" if others else "-"
         trials = len(read_log(work / f"{case}.json").trials)
-        print(f"| {case} | {trials} | {times['tvmtune']:.3f} | {cells} | {ratio} |")
+        print(f"| {case} | {trials} | {both(there['tvmtune'])} | {cells} | {ratio} |")
     for note in sorted({note for each in found.values() for note in each["notes"]}):
         print(f"\n- {note}")
+
+
+def both(run: dict[str, Any]) -> str:
+    """Milliseconds by the wall clock, and by the GPU's where that is told."""
+    told = run["device_ms"]
+    return f"{run['median_ms']:.3f}" + ("" if told is None else f" ({told:.3f})")
 
 
 def driver() -> str:
