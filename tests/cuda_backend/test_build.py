@@ -14,7 +14,7 @@ from cli.commands import tvmtune
 from cuda_backend.libraries import code_for_gpus, sampled
 from models import tiny_cnn
 from tvmtune import api, host, networks
-from tvmtune.deploy import program
+from tvmtune.deploy import metadata, program
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph import traces
 from tvmtune.measure import gpu_baseline
@@ -150,6 +150,7 @@ def test_a_library_may_capture_its_launches(nvcc, tmp_path):
         told = tvmtune("inspect", f"{name}.so", cwd=tmp_path).stdout
         captures = b"vm.builtin.cuda_graph.run_or_capture" in (tmp_path / f"{name}.so").read_bytes()
         assert captures == ("cuda-graphs" in told) == bool(more)
+        assert metadata.captures(metadata.read(tmp_path / f"{name}.so")) == bool(more)
 
 
 def test_records_are_for_libraries_with_graphs_and_without(nvcc):

@@ -36,6 +36,7 @@ CASES = [
     {"shape": (1, 16, 12, 12), "pads": (2, 2, 2, 2), "dilation": 2},
 ]
 LONG = {"shape": (1, 64, 7, 7), "out": 32}
+PIXEL = {"shape": (1, 256, 1, 1), "out": 16, "kernel": 1, "pads": (0, 0, 0, 0)}
 
 
 def kernel(found: Prepared, algorithm: Algorithm | None = None) -> tvm.IRModule:
@@ -86,8 +87,9 @@ def test_it_computes_the_convolution_and_what_follows(case, layout):
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_so_does_one_whose_sums_are_cut(layout):
-    found = prepared(one_conv(**LONG), layout)
+@pytest.mark.parametrize("case", [LONG, PIXEL])
+def test_so_does_one_whose_sums_are_cut(case, layout):
+    found = prepared(one_conv(**case), layout)
     assert gemm.splits(the_call(found))
     direct, parts = kernel(found), kernel(found, CUT)
     args = random_args(direct)
@@ -109,6 +111,7 @@ def test_the_pixels_are_a_multiple_that_tiles_divide():
         ({"shape": (1, 512, 7, 7), "out": 512}, True),  # the last layers of a ResNet
         ({"shape": (1, 64, 112, 112), "out": 64}, False),  # enough outputs as it is
         ({"shape": (1, 16, 7, 7), "out": 16}, False),  # its sums are short
+        ({"shape": (1, 2048, 1, 1), "out": 8}, True),  # one pixel
     ],
 )
 def test_sums_are_cut_where_outputs_are_few_and_sums_long(case, wanted):
@@ -116,6 +119,7 @@ def test_sums_are_cut_where_outputs_are_few_and_sums_long(case, wanted):
     assert gemm.splits(call) == wanted
     parts, length = gemm._parts(call), case["shape"][1] * 9
     assert length % parts == 0
+    assert parts <= gemm.PARTS
     assert parts == 1 or length // parts >= gemm.SHORTEST
 
 
@@ -145,7 +149,7 @@ def test_no_part_of_a_sum_shares_its_group_with_another():
 def test_tiles_in_registers_can_be_drawn_for_any_architecture(arch):
     """TVM's rule, by itself, fails for those that copy to shared memory in the background."""
     found = prepared(one_conv((1, 16, 14, 14), groups=16, tail=("relu",)))
-    space = RegisterTiles(H100 | {"arch": arch})
+    space = RegisterTiles(H100 | {"arch": arch}, lanes=4)
     for each in drawn(kernel(found), space, 3):
         assert 'scope="shared"' not in each.script()
     vectors = space.default(kernel(found), tvm.target.Target(space.target)).mod.script()

@@ -21,6 +21,7 @@ EARLIER = H100 | {"arch": "sm_75"}
 CASES = {
     "direct": (one_conv((1, 32, 14, 14), 32), None, GpuSpace(H100)),
     "strided": (one_conv((1, 32, 28, 28), 32, stride=2), None, GpuSpace(H100)),
+    "batch": (one_conv((4, 32, 8, 8), 32, dilation=2, pads=(2, 2, 2, 2)), None, GpuSpace(H100)),
     "earlier": (one_conv((1, 32, 14, 14), 32), None, GpuSpace(EARLIER)),
     "implicit-gemm": (one_conv((1, 32, 14, 14), 32), WHOLE, GpuSpace(H100)),
     "split-k": (one_conv(**LONG), CUT, GpuSpace(H100)),

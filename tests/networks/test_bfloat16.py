@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from onnx import TensorProto, helper, numpy_helper
 
 from cli.commands import complaint, tvmtune
 from graph.kernels import error, run_network, this_machine
 from models import tiny_cnn, tiny_encoder
 from tvmtune.accuracy import tolerance
-from tvmtune.deploy.verify import make_check
+from tvmtune.deploy.verify import allowed_error, make_check
 from tvmtune.errors import UsageError
 from tvmtune.graph import pipeline
 from tvmtune.networks.bfloat16 import Bfloat16Network
@@ -56,6 +57,37 @@ def test_it_computes_the_network_and_its_rounding_shows(make):
     ):
         assert got.dtype == want.dtype == np.float32
         assert 1e-4 < error(got, want) < 0.1
+
+
+@pytest.mark.parametrize("operator", ["Pad", "Tile"])
+def test_kernels_of_the_importers_own_compute_too(operator):
+    """TVM has no operator for these, and writes their loops for float32."""
+    data = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 2, 4, 4))
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    how = {"Pad": [0, 0, 1, 1, 0, 0, 1, 1], "Tile": [1, 2, 1, 1]}[operator]
+    given = numpy_helper.from_array(np.array(how, "int64"), "how")
+    nodes = [
+        helper.make_node(operator, ["x", "how"], ["moved"]),
+        helper.make_node("Relu", ["moved"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "moves", [data], [output], [given])
+    opset = [helper.make_opsetid("", 17)]
+    model = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=opset, ir_version=8)
+    )
+    found = Bfloat16Network(OnnxNetwork(model, name="moves"))
+    device = this_machine()
+    program = pipeline.legalize(pipeline.prepare(found, device).graph, device)
+    executable = tvm.compile(program, tvm.target.Target(device.target))
+    inputs = random_inputs(found.inputs)
+    (got,) = run_network(executable, found, inputs)
+    (want,) = found.reference(inputs)
+    assert error(got, want) < 1e-2
+
+
+def test_integers_are_held_to_every_bit_as_ever(network):
+    assert allowed_error(network, "int64") == tolerance("int64")
+    assert allowed_error(network, "float32") == tolerance("bfloat16", network=True)
 
 
 def test_sums_are_float32_and_so_is_what_is_fused_to_them(network):
@@ -115,6 +147,7 @@ def test_it_is_tuned_and_its_kernels_are_checked(tmp_path):
     assert "could not be checked" not in done.stderr
     lines = [json.loads(line) for line in (tmp_path / "log.json").read_text().splitlines()]
     assert any(line.get("verified") for line in lines)
+    assert not any(line.get("error") for line in lines)
     done = tvmtune("bench", "lib.so", "--check", "--vs", "torch", "--json", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ours, theirs = json.loads((tmp_path / "b.json").read_text())["runs"]

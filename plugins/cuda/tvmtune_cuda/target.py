@@ -12,6 +12,7 @@ from typing import Any
 
 from tvmtune import attributes, system, threads
 from tvmtune.boards import host_target, triple_of
+from tvmtune.deploy import metadata
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.farm import devices as boards_devices
 from tvmtune.farm import protocol
@@ -24,7 +25,7 @@ FLUSH = "flush-l2"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SWITCHES = (tensor_cores.NAME, FLUSH)
 """Those are part of what a log is for."""
-GRAPHS = "cuda-graphs"
+GRAPHS = metadata.GRAPHS
 """Libraries capture the launches of their kernels once, to launch them all together. No kernel is any
 different: records are for libraries with and without."""
 ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", "gpus", GRAPHS, *SWITCHES, *LIMITS)

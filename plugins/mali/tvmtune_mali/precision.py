@@ -17,11 +17,12 @@ def check(tasks: Sequence[Task], device: Device) -> None:
     """Raise :class:`TvmtuneError` if a task computes in what the device is known to lack."""
     told = device.params["extensions"]
     lacking = {dtype: name for dtype, name in EXTENSIONS.items() if told and name not in told}
-    lacking[UNKNOWN] = "OpenCL has no such type"
     for task in tasks:
-        text = task.implementations[0].mod.script()
-        for dtype, why in lacking.items():
-            if re.search(rf"\b{dtype}\b", text):
+        found = {arg.dtype for arg in task.args} & {UNKNOWN}
+        if lacking:
+            found |= {*re.findall(r"\bfloat\d+\b", task.implementations[0].mod.script())}
+        for dtype, why in {**lacking, UNKNOWN: "OpenCL has no such type"}.items():
+            if dtype in found:
                 raise TvmtuneError(
                     f"{device.model} cannot compute in {dtype} ({why}), which {task.name} does: "
                     "leave --dtype away, or give the network in float32."

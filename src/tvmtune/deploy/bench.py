@@ -216,8 +216,8 @@ def bench(
     rest = library.session.rest
     foreign = any(peer.foreign for peer in taking_part)
     _take_turns(runs, runtimes, rest, foreign, number, repeat, min_repeat_ms, seconds, on_round)
-    _ask_devices(runs, runtimes)
     taken = neighbours.share() if neighbours is not None else None
+    _ask_devices(runs, runtimes)
     for run, peer in zip(runs[1:], taking_part, strict=True):
         run.ratio = run.median_ms / runs[0].median_ms
         run.error = _disagreement(library.session.outputs(), peer.outputs())
@@ -277,15 +277,13 @@ def _take_turns(
 
 
 def _ask_devices(runs: list[Run], runtimes: list[_Runtime]) -> None:
-    """Time all that compute on a GPU once more, by its own clock, in turns."""
+    """Time all that compute on a GPU, and can tell, once more by its own clock, in turns."""
+    telling = [pair for pair in zip(runs, runtimes, strict=True) if pair[0].device != "cpu"]
     for _ in range(LEAST):
-        for run, runtime in zip(runs, runtimes, strict=True):
-            if run.device == "cpu":
-                continue
-            runtime.invoke(1)
-            told = runtime.device_seconds(run.number)
-            if told is not None:
-                run.device_seconds.append(told)
+        told = [(run, runtime, runtime.device_seconds(run.number)) for run, runtime in telling]
+        telling = [(run, runtime) for run, runtime, seconds in told if seconds is not None]
+        for run, _, seconds in told:
+            run.device_seconds += [] if seconds is None else [seconds]
 
 
 def _ready(

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     from tvmtune.types import JSON, Device, Network
 
+GRAPHS = "cuda-graphs"
+"""The parameter of a device whose libraries launch their kernels together."""
 RECORD_KINDS = ("exact", "anchor", "default")
 
 
@@ -166,7 +168,7 @@ def runtime(metadata: JSON) -> str:
 
 def captures(metadata: JSON) -> bool:
     """Whether the library launches its kernels together, by a CUDA graph."""
-    return bool(metadata.get("device", {}).get("params", {}).get("cuda-graphs"))
+    return bool(metadata.get("device", {}).get("params", {}).get(GRAPHS))
 
 
 def specs(entries: Iterable[JSON]) -> tuple[TensorSpec, ...]:

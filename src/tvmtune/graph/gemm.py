@@ -28,6 +28,8 @@ ROWS = 16
 OUTPUTS = 1 << 19
 """Outputs, counted once for each part of their sums, that keep a large GPU busy: 128 groups of threads
 with 64 by 64 of them each."""
+PARTS = 16
+"""The most of them: the kernel that adds them reads each."""
 SHORTEST = 128
 """Products that a part of a sum has at least."""
 
@@ -66,9 +68,13 @@ def _parts(call: Any) -> int:
     """Into how many parts the sums are cut: as many as keep a large GPU busy, if they are long
     enough; 1 for not at all."""
     *_, length, channels = _sizes(call)
-    pixels = product(call.ty.shape) // channels
-    most = min(OUTPUTS // (pixels * channels), length // SHORTEST)
+    pixels = _padded(product(call.ty.shape) // channels)
+    most = min(OUTPUTS // (pixels * channels), length // SHORTEST, PARTS)
     return max((n for n in range(2, most + 1) if length % n == 0), default=1)
+
+
+def _padded(pixels: int) -> int:
+    return -(-pixels // ROWS) * ROWS
 
 
 def _sizes(call: Any) -> tuple[int, ...]:
@@ -139,7 +145,7 @@ def gather(
         _, depth, height, width = (int(n) for n in data.shape)
         batch, _, out_height, out_width = output
     pixels = batch * out_height * out_width
-    padded = -(-pixels // ROWS) * ROWS
+    padded = _padded(pixels)
 
     def value(pixel: Any, k: Any) -> Any:
         if last:

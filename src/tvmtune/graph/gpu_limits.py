@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph.sites import blocks
+from tvmtune.graph.traces import SAMPLING
 from tvmtune.networks.inputs import numpy_dtype
 from tvmtune.types import product
 
@@ -111,7 +112,7 @@ class _Reader:
         kind = str(inst.kind.name)
         if hasattr(self, name := f"_{kind}"):
             getattr(self, name)(inst)
-        self._samples += kind.startswith("Sample")
+        self._samples += kind in SAMPLING
 
     def known(self) -> bool:
         """Whether all that makes up the threads cuts one of the block's axes."""

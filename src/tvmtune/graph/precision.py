@@ -132,6 +132,12 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
     return widen.builder_.get()
 
 
+def rounds_to(mod: tvm.IRModule) -> set[str]:
+    """The kinds of half precision that a kernel rounds to, wherever in it."""
+    text = mod.script(show_meta=False)
+    return {half for half in HALVES if f'T.Cast("{half}"' in text}
+
+
 def _uses(mod: tvm.IRModule) -> Counter[Any]:
     """How often each variable is read."""
     from tvm import relax

@@ -20,8 +20,8 @@ BLOCKS = 256
 UNROLL = (0, 16, 64, 128)
 GROUP = 64
 """Threads in a group that the default schedule aims at."""
-_WIDEST = 4
-"""Accesses that one vector of OpenCL C may comprise."""
+_WIDEST = {"opencl": 4}
+"""Accesses that one vector may comprise: of OpenCL C, of whose vectors TVM has the long ones."""
 _ROW = 16
 """Of these, along the contiguous axis where the others have enough."""
 _LARGEST = 16
@@ -68,7 +68,9 @@ def generator(target: dict[str, Any], lanes: int, *, inline_padding: bool) -> Sp
             disallow_op=[],
         ),
         rule.CrossThreadReduction([n for n in (4, 8, 16, 32, 64, 128) if n <= most]),
-        rule.ParallelizeVectorizeUnroll(-1, _WIDEST * lanes, list(UNROLL), True),
+        rule.ParallelizeVectorizeUnroll(
+            -1, _WIDEST.get(str(target["kind"]), 1) * lanes, list(UNROLL), True
+        ),
         rule.AutoBind(BLOCKS, threads),
     ]
     return PostOrderApply(

@@ -90,10 +90,9 @@ class RuleSpace:
 def _sound_rules(target: dict[str, Any]) -> str | None:
     """The rules to take in place of those that TVM 0.27 would choose; None for its own.
 
-    Those for CPUs multiply bytes by instructions that give wrong results
-    or cannot be compiled: on ARM (sdot: every kernel that ran; neon: none was built), on AVX-512
-    without VNNI, where pairs of products saturate, and with AVX-VNNI alone, for which they take the
-    instruction of AVX-512.
+    On some CPUs those multiply bytes by instructions that give wrong results or cannot be compiled: on
+    ARM (sdot: every kernel that ran; neon: none was built), on AVX-512 without VNNI, where pairs of
+    products saturate, and with AVX-VNNI alone, for which they take the instruction of AVX-512.
     """
     if target["kind"] != "llvm":
         return None

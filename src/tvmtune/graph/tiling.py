@@ -15,14 +15,15 @@ _SPATIAL = 0
 
 
 def adapted(rule: Any, *, shared: bool = True) -> Any:
-    """The schedule rule ``rule``, a ``MultiLevelTiling``, of which two things are kept:
+    """The schedule rule ``rule``, a ``MultiLevelTiling``, but for three things that it does:
 
-    It tiles every loop. First ones that every operand is indexed by (of a batch of matrix products)
-    become factors of the number of groups alone: what each iteration needs in shared memory is its
-    own, so that hardly one draw in a hundred would fit a GPU otherwise.
-
-    For NVIDIA's GPUs since sm_80 it looks for copies to shared memory to overlap with the product, and
-    TVM 0.27 fails where there are none; not so without ``shared``.
+    - It tiles every loop. Here first ones that every operand is indexed by (of a batch of matrix
+      products) are factors of the number of groups alone: what each iteration needs in shared memory
+      is its own, so that hardly one draw in a hundred would fit a GPU otherwise.
+    - For NVIDIA's GPUs since sm_80 it looks for copies to shared memory to overlap with the product,
+      and TVM 0.27 fails where there are none. Without ``shared`` it does not look.
+    - It caches an output where the block says so, at a level that is meant for CPUs' tiles; here it
+      does so where its own configuration says.
     """
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
@@ -104,6 +105,9 @@ def _untiled(workload: Any, trace: Any, count: int) -> Any:
     drawn = [at for at in range(start, len(insts)) if kinds[at] == "SamplePerfectTile"][:count]
     for at in drawn:
         split = insts[at + 1]
+        assert (
+            kinds[at + 1] == "Split"
+        )  # of the loop that was sampled, as the rule goes through them
         factors = [None, *[1] * (len(insts[at].outputs) - 1)]
         loop = insts[at].inputs[0]
         insts[at + 1] = Instruction(split.kind, [loop, *factors], split.attrs, split.outputs)

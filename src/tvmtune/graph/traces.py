@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 
+SAMPLING = (
+    "SamplePerfectTile",
+    "SamplePartitionedTile",
+    "SampleCategorical",
+    "SampleComputeLocation",
+)
+"""Kinds of instructions that decide something."""
+
+
 def to_json(sch: Schedule) -> Any:
     """The schedule's trace, post-processors included, in plain JSON types."""
     return _plain(sch.trace.simplified(remove_postproc=False).as_json())

@@ -74,12 +74,32 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
             return relax.Tuple([narrow(field) for field in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
             return relax.TupleGetItem(narrow(expr.tuple_value), expr.index)
+        if isinstance(expr, relax.Call) and len(expr.ty_args):
+            return rounded(called(expr))
         if isinstance(expr, relax.Call):
             args = [narrow(argument) for argument in expr.args]
             if expr.op.name == "relax.astype" and is_wide(expr):
                 return relax.op.astype(args[0], DTYPE)
             return relax.Call(expr.op, args, expr.attrs)
         return expr
+
+    def called(call: Any) -> Any:
+        """A call of one of the importer's own kernels, which are for float32."""
+        kernel, given = call.args[0], call.args[1]
+        if isinstance(kernel, tvm.ir.GlobalVar):
+            kernel = builder.add_func(mod[kernel], kernel.name_hint)
+        args = [widened(builder.emit(narrow(field)), field) for field in given.fields]
+        wide = relax.Tuple([builder.emit(each) for each in args])
+        return relax.Call(call.op, [kernel, wide, *call.args[2:]], call.attrs, call.ty_args)
+
+    def rounded(call: Any) -> Any:
+        result = builder.emit(call)
+        if not isinstance(result.ty, relax.TupleType):
+            return relax.op.astype(result, DTYPE) if is_wide(result) else result
+        fields = [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(result.ty.fields))]
+        return relax.Tuple(
+            [builder.emit(relax.op.astype(f, DTYPE)) if is_wide(f) else f for f in fields]
+        )
 
     def widened(result: Any, wanted: Any) -> Any:
         if not isinstance(wanted.ty, relax.TupleType):

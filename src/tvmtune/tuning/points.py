@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 Decision = tuple[int, ...] | int | None
 """Extents of a tile, index of a choice, or index of a loop; None leaves it to TVM's sampler."""
 _TILE, _CHOICE, _OPEN, _OTHER = "tile", "choice", "open", "other"
-_SAMPLING = (
-    "SamplePerfectTile",
-    "SamplePartitionedTile",
-    "SampleCategorical",
-    "SampleComputeLocation",
-)
 _LEVELS = 6
 """Volumes in a vector: of the four levels of spatial tiles, and of the two of reductions."""
 _MOST = 1 << 16
@@ -227,7 +221,7 @@ class Points:
         taken = [
             _plain(schedule.trace.get_decision(inst))
             for inst in schedule.trace.insts
-            if inst.kind.name in _SAMPLING
+            if inst.kind.name in traces.SAMPLING
         ]
         return schedule, Point(point.design, tuple(taken[: len(point.decisions)]))
 
@@ -281,8 +275,8 @@ class Points:
                 knob.options.sort(key=lambda d: (isinstance(d, tuple), d))
 
 
-def _design(trace: Any, limits: Limits | None) -> _Design:
-    samples = [inst for inst in trace.insts if inst.kind.name in _SAMPLING]
+def _design(trace: Any, bounds: Limits | None) -> _Design:
+    samples = [inst for inst in trace.insts if inst.kind.name in traces.SAMPLING]
     knobs = []
     for inst in samples:
         decision = _plain(trace.get_decision(inst))
@@ -299,7 +293,7 @@ def _design(trace: Any, limits: Limits | None) -> _Design:
         else:
             knobs.append(_Knob(_OPEN, 0, []))
     kinds = Counter(str(inst.kind.name) for inst in trace.insts)
-    return _Design(trace, samples, knobs, limits, kinds)
+    return _Design(trace, samples, knobs, bounds, kinds)
 
 
 def _columns(knob: _Knob) -> int:
@@ -400,7 +394,7 @@ def _decisions(trace: Any) -> tuple[Decision, ...]:
     return tuple(
         _plain(values.get(index))
         for index, inst in enumerate(traces.design(instructions))
-        if inst[0] in _SAMPLING
+        if inst[0] in traces.SAMPLING
     )
 
 

@@ -218,9 +218,8 @@ def _halved(module: Any, network: Network) -> Any:
 
         def forward(self, *inputs: Any) -> Any:
             result = self.inside(*[x.bfloat16() if x.is_floating_point() else x for x in inputs])
-            if isinstance(result, (tuple, list)):
-                return [each.float() for each in result]
-            return result.float()
+            found = result if isinstance(result, (tuple, list)) else [result]
+            return [each.float() if each.is_floating_point() else each for each in found]
 
     return Inside().eval()
 
