@@ -65,14 +65,14 @@ class GpuSpace(RuleSpace):
             found = register_tiles.first(mod, target, self._register_tiles(), self.lanes)
             if found is not None:
                 return found
-        rules: list[Any] = [gpu.Fallback()]
+        ways: list[Any] = [gpu.Fallback()]
         if not multiplies:
             # They reduce with all threads of a group, which takes local memory.
-            rules = [gpu.Reduction(), gpu.GeneralReduction(), *rules]
+            ways = [gpu.Reduction(), gpu.GeneralReduction(), *ways]
         most = int(target.attrs["max_threads_per_block"])
         with target:
-            for rule in rules:
-                made = rule.apply(mod["main"], target, False)
+            for way in ways:
+                made = way.apply(mod["main"], target, False)
                 for found in made if isinstance(made, list) else [made] * (made is not None):
                     if group_size(found.mod["main"]) <= most:
                         return found

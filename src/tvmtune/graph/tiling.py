@@ -39,14 +39,12 @@ def adapted(rule: Any, *, shared: bool = True) -> Any:
         def apply(self, sch: Any, block: Any) -> list[Any]:
             if _CACHED in sch.get(block).annotations:
                 sch.unannotate(block, _CACHED)
-            apart = outer_loops(sch.get(block))
-            found = []
-            for made in rule.apply(sch, block):
-                tiled = len(made.trace.insts) > len(sch.trace.insts)
-                found.append(
-                    _untiled(self.workload, made.trace, apart) if apart and tiled else made
-                )
-            return found
+            apart, before = outer_loops(sch.get(block)), len(sch.trace.insts)
+            made = rule.apply(sch, block)
+            tiled = any(len(each.trace.insts) > before for each in made)
+            if not apart or not tiled:
+                return list(made)
+            return [_untiled(self.workload, each.trace, apart) for each in made]
 
         def clone(self) -> Any:
             return adapted(rule.clone(), shared=shared)
@@ -104,10 +102,8 @@ def _untiled(workload: Any, trace: Any, count: int) -> Any:
     )
     drawn = [at for at in range(start, len(insts)) if kinds[at] == "SamplePerfectTile"][:count]
     for at in drawn:
-        split = insts[at + 1]
-        assert (
-            kinds[at + 1] == "Split"
-        )  # of the loop that was sampled, as the rule goes through them
+        split = insts[at + 1]  # of the loop that was sampled: so the rule goes through them
+        assert kinds[at + 1] == "Split"
         factors = [None, *[1] * (len(insts[at].outputs) - 1)]
         loop = insts[at].inputs[0]
         insts[at + 1] = Instruction(split.kind, [loop, *factors], split.attrs, split.outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.errors import UsageError
 from tvmtune.networks.float16 import float32_model, round_weights
 from tvmtune.networks.inputs import numpy_dtype
 from tvmtune.networks.onnx.network import OnnxNetwork
@@ -85,6 +86,8 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
 
     def called(call: Any) -> Any:
         """A call of one of the importer's own kernels, which are for float32."""
+        if call.op.name != "relax.call_tir":
+            raise UsageError(f"--dtype {DTYPE}: there is no {call.op.name} in it; try float16")
         kernel, given = call.args[0], call.args[1]
         if isinstance(kernel, tvm.ir.GlobalVar):
             kernel = builder.add_func(mod[kernel], kernel.name_hint)
