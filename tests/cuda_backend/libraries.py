@@ -1,15 +1,14 @@
-"""Draw schedules for GPUs, and look into what is built of them."""
+"""Libraries for GPUs: what they are made of, and what is in them."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from typing import Any
 
 import tvm
 
-from tvmtune.tuning.points import Points
-from tvmtune.types import Implementation
+from tvmtune import api
+from tvmtune.graph import traces
+from tvmtune.types import Implementation, Task, Trial
 
 EM_CUDA = 190
 
@@ -27,15 +26,15 @@ def code_for_gpus(path: Path) -> list[bytes]:
     return [data[start:] for start in starts]
 
 
-def sampled(implementation: Implementation, target: Any, count: int) -> list[tvm.IRModule]:
-    """Modules by schedules that a search would draw."""
-    points = Points(implementation, target, seed=1, threads=1)
-    rng = random.Random(1)
-    found: list[tvm.IRModule] = []
-    for seed in range(1, 100):
-        drawn = points.realise(points.draw(rng), seed)
-        if drawn is not None:
-            found.append(drawn[0].mod)
-        if len(found) == count:
-            break
-    return found
+def record(plan: api.Plan, task: Task, each: Implementation) -> Trial:
+    """One for the implementation's default schedule."""
+    target = tvm.target.Target(plan.device.target)
+    return Trial(
+        task=task.key,
+        implementation=each.name,
+        workload=each.workload_key,
+        candidate="made by hand",
+        trace=traces.to_json(each.space.default(each.mod, target)),
+        seconds=[1e-3],
+        device=plan.device.identity(),
+    )

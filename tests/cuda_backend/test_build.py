@@ -11,7 +11,8 @@ import pytest
 import tvm
 
 from cli.commands import tvmtune
-from cuda_backend.libraries import code_for_gpus, sampled
+from cuda_backend.libraries import code_for_gpus
+from graph.kernels import drawn
 from models import tiny_cnn
 from tvmtune import api, host, networks
 from tvmtune.deploy import metadata, program
@@ -108,7 +109,6 @@ def test_the_machine_code_takes_the_place_of_the_source_alone(nvcc):
 @pytest.mark.parametrize(("network", "arch", "every"), SAMPLE)
 def test_schedules_that_are_drawn_compile(network, arch, every, nvcc, tmp_path, seen):
     plan = api.plan(api.load(network), "cuda", attrs={"arch": arch})
-    target = tvm.target.Target(plan.device.target)
     options = plan.backend.make_builder(plan.device).options
     with build.sources():
         for task in plan.tasks[::every]:
@@ -116,7 +116,7 @@ def test_schedules_that_are_drawn_compile(network, arch, every, nvcc, tmp_path, 
                 kind = (arch, implementation.name, implementation.workload_key)
                 if kind in seen:  # networks share many kernels
                     continue
-                found = sampled(implementation, target, SAMPLED)
+                found = drawn(implementation.mod, implementation.space, SAMPLED)
                 assert found, (task.name, implementation.name)
                 for mod in found:
                     path = build.build(mod, plan.device.target, options, str(tmp_path))

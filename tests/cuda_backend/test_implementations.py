@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import tvm
 
-from cuda_backend.libraries import code_for_gpus, sampled
-from graph.kernels import one_conv
+from cuda_backend.libraries import code_for_gpus, record
+from graph.kernels import drawn, one_conv
 from tvmtune import api
-from tvmtune.graph import traces
 from tvmtune.networks.onnx.network import OnnxNetwork
-from tvmtune.types import Implementation, Task, Trial
+from tvmtune.types import Task
 from tvmtune_cuda import build
 
 NETWORKS = {
@@ -35,18 +34,6 @@ def convolution(name: str, layout: str | None = None) -> tuple[api.Plan, Task]:
     return plan, task
 
 
-def record(plan: api.Plan, task: Task, each: Implementation, mod: tvm.s_tir.Schedule) -> Trial:
-    return Trial(
-        task=task.key,
-        implementation=each.name,
-        workload=each.workload_key,
-        candidate="made by hand",
-        trace=traces.to_json(mod),
-        seconds=[1e-3],
-        device=plan.device.identity(),
-    )
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_search_may_choose_among_them(name, nvcc):
     _, task = convolution(name)
@@ -58,10 +45,8 @@ def test_a_search_may_choose_among_them(name, nvcc):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_library_is_made_of_a_record_of_each(name, layout, nvcc, tmp_path: Path):
     plan, task = convolution(name, layout)
-    target = tvm.target.Target(plan.device.target)
     for each in task.implementations:
-        schedule = each.space.default(each.mod, target)
-        chosen = {task.key: record(plan, task, each, schedule)}
+        chosen = {task.key: record(plan, task, each)}
         lowered = plan.backend.lower(plan.prepared, chosen, plan.device)
         assert json.loads(lowered.attrs["tvmtune_record"])[task.key] == "exact"
         path = plan.backend.export_lib(lowered, plan.device, tmp_path / f"{each.name}.so")
@@ -72,10 +57,9 @@ def test_a_library_is_made_of_a_record_of_each(name, layout, nvcc, tmp_path: Pat
 def test_what_is_drawn_of_each_compiles(name, nvcc, tmp_path: Path):
     plan, task = convolution(name)
     options = plan.backend.make_builder(plan.device).options
-    target = tvm.target.Target(plan.device.target)
     with build.sources():
         for each in task.implementations[1:]:
-            (mod,) = sampled(each, target, 1)
+            (mod,) = drawn(each.mod, each.space, 1)
             path = build.build(mod, plan.device.target, options, str(tmp_path))
             assert code_for_gpus(Path(path)), each.name
             Path(path).unlink()

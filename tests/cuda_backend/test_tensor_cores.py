@@ -12,12 +12,13 @@ import pytest
 import tvm
 
 from cli.commands import complaint, tvmtune
-from cuda_backend.libraries import code_for_gpus, sampled
+from cuda_backend.libraries import code_for_gpus, record
+from graph.kernels import drawn
 from models import tiny_cnn
 from tvmtune import api
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph import traces
-from tvmtune.types import Implementation, Task, Trial
+from tvmtune.types import Implementation, Task
 from tvmtune_cuda import build, tensor_cores
 
 ATTRS = {"arch": "sm_80", tensor_cores.NAME: 1}
@@ -98,19 +99,7 @@ def test_a_trace_is_applied_where_nothing_is_loaded_yet(plan, offered, tmp_path)
 
 @pytest.mark.slow
 def test_a_library_is_made_of_records_for_them(plan, offered, tmp_path):
-    target = tvm.target.Target(plan.device.target)
-    chosen = {
-        task.key: Trial(
-            task=task.key,
-            implementation=each.name,
-            workload=each.workload_key,
-            candidate="made by hand",
-            trace=traces.to_json(each.space.default(each.mod, target)),
-            seconds=[1e-3],
-            device=plan.device.identity(),
-        )
-        for task, each in offered.values()
-    }
+    chosen = {task.key: record(plan, task, each) for task, each in offered.values()}
     lowered = plan.backend.lower(plan.prepared, chosen, plan.device)
     kinds = json.loads(lowered.attrs["tvmtune_record"])
     assert [key for key, how in kinds.items() if how == "exact"] == [*chosen]
@@ -141,7 +130,6 @@ def test_schedules_that_are_drawn_for_them_compile(nvcc, tmp_path):
     plan = api.plan(
         api.load("resnet-18", dtype="float16"), "cuda", attrs={**ATTRS, "arch": "sm_90"}
     )
-    target = tvm.target.Target(plan.device.target)
     options = plan.backend.make_builder(plan.device).options
     built, refused = 0, 0
     with build.sources():
@@ -149,7 +137,7 @@ def test_schedules_that_are_drawn_for_them_compile(nvcc, tmp_path):
             for each in task.implementations:
                 if each.name != tensor_cores.NAME:
                     continue
-                for mod in sampled(each, target, 2):
+                for mod in drawn(each.mod, each.space, 2):
                     try:
                         path = build.build(mod, plan.device.target, options, str(tmp_path))
                     except TvmtuneError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmtune import host
 from tvmtune.graph import pipeline
+from tvmtune.graph.algorithms import Algorithm, Choice
+from tvmtune.graph.sites import as_workload, call_sites
+from tvmtune.graph.spaces import RuleSpace
 from tvmtune.networks.onnx.network import OnnxNetwork
-from tvmtune.types import Device, Prepared
+from tvmtune.records.identity import workload_key
+from tvmtune.tuning.points import Points
+from tvmtune.types import Device, Implementation, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,6 +91,40 @@ def one_conv(
     outputs = [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)]
     graph = helper.make_graph(nodes, "one-conv", inputs, outputs, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def kernel(found: Prepared, algorithm: Algorithm | None = None) -> tvm.IRModule:
+    """That of the network's one convolution, unscheduled."""
+    custom = Choice([algorithm]).legalizers() if algorithm else None
+    program = pipeline.legalize(found.graph, found.device, custom)
+    (site,) = [s for s in call_sites(program) if "conv2d" in s.name]
+    return as_workload(site.func)
+
+
+def convolution_of(found: Prepared) -> Any:
+    """The first call of a convolution in the network's graph."""
+    from tvm import relax
+
+    calls = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.nn.conv2d":
+            calls.append(node)
+
+    relax.analysis.post_order_visit(found.graph["main"], visit)
+    return calls[0]
+
+
+def drawn(mod: tvm.IRModule, space: RuleSpace, count: int) -> list[tvm.IRModule]:
+    """Modules by so many schedules that a search would draw, if there are as many."""
+    import tvm
+
+    target = tvm.target.Target(space.target)
+    each = Implementation("drawn", workload_key(mod), mod, space)
+    points = Points(each, target, seed=1, threads=1)
+    rng = random.Random(1)
+    tried = (points.realise(points.draw(rng), seed) for seed in range(1, 100))
+    return [*itertools.islice((made[0].mod for made in tried if made is not None), count)]
 
 
 def run_network(

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 
 import pytest
 import tvm
 from onnxconverter_common import float16
-from tvm import relax
 
-from graph.kernels import error, one_conv, prepared, random_args, run_kernel
-from tvmtune.graph import gemm, pipeline
-from tvmtune.graph.algorithms import ALGORITHMS, Algorithm, Choice, algorithms_for
+from graph.kernels import (
+    convolution_of,
+    drawn,
+    error,
+    kernel,
+    one_conv,
+    prepared,
+    random_args,
+    run_kernel,
+)
+from tvmtune.graph import gemm
+from tvmtune.graph.algorithms import ALGORITHMS, algorithms_for
 from tvmtune.graph.gpu_spaces import GpuSpace, RegisterTiles
-from tvmtune.graph.sites import as_workload, call_sites
-from tvmtune.graph.spaces import replay, tune_context
-from tvmtune.types import Prepared
 
 H100 = {
     "kind": "cuda",
@@ -40,40 +44,6 @@ LONG = {"shape": (1, 64, 7, 7), "out": 32}
 PIXEL = {"shape": (1, 256, 1, 1), "out": 16, "kernel": 1, "pads": (0, 0, 0, 0)}
 
 
-def kernel(found: Prepared, algorithm: Algorithm | None = None) -> tvm.IRModule:
-    """That of the network's one convolution, unscheduled."""
-    custom = Choice([algorithm]).legalizers() if algorithm else None
-    program = pipeline.legalize(found.graph, found.device, custom)
-    (site,) = [s for s in call_sites(program) if "conv2d" in s.name]
-    return as_workload(site.func)
-
-
-def the_call(found: Prepared):
-    calls = []
-
-    def visit(node):
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.nn.conv2d":
-            calls.append(node)
-
-    relax.analysis.post_order_visit(found.graph["main"], visit)
-    return calls[0]
-
-
-def drawn(mod: tvm.IRModule, space: GpuSpace, count: int) -> list[tvm.IRModule]:
-    target = tvm.target.Target(space.target)
-    context = tune_context(mod, target, space.generator(), seed=1)
-    postprocs = list(context.space_generator.postprocs)
-    designs = context.generate_design_space()
-    tried = (
-        replay(mod, tvm.s_tir.schedule.Trace(design.trace.insts, {}), postprocs, seed)
-        for seed in range(1, 60)
-        for design in designs
-    )
-    found = [*islice((sch.mod for sch in tried if sch is not None), count)]
-    assert len(found) == count
-    return found
-
-
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_computes_the_convolution_and_what_follows(case, layout):
@@ -91,7 +61,7 @@ def test_it_computes_the_convolution_and_what_follows(case, layout):
 @pytest.mark.parametrize("case", [LONG, PIXEL])
 def test_so_does_one_whose_sums_are_cut(case, layout):
     found = prepared(one_conv(**case), layout)
-    assert gemm.splits(the_call(found))
+    assert gemm.splits(convolution_of(found))
     direct, parts = kernel(found), kernel(found, CUT)
     args = random_args(direct)
     shape = [int(n) for n in parts["main"].params[1].shape]
@@ -116,7 +86,7 @@ def test_the_pixels_are_a_multiple_that_tiles_divide():
     ],
 )
 def test_sums_are_cut_where_outputs_are_few_and_sums_long(case, wanted):
-    call = the_call(prepared(one_conv(**case)))
+    call = convolution_of(prepared(one_conv(**case)))
     assert gemm.splits(call) == wanted
     parts, length = gemm._parts(call), case["shape"][1] * 9
     assert length % parts == 0
@@ -126,7 +96,7 @@ def test_sums_are_cut_where_outputs_are_few_and_sums_long(case, wanted):
 
 @pytest.mark.parametrize("case", [{"groups": 2}, {"constant": False}])
 def test_what_is_no_such_product_is_left_alone(case):
-    call = the_call(prepared(one_conv((1, 16, 8, 8), **case)))
+    call = convolution_of(prepared(one_conv((1, 16, 8, 8), **case)))
     assert not gemm.applies(call)
 
 
@@ -138,7 +108,9 @@ def test_they_are_for_gpus_whose_threads_share_memory():
 def test_no_part_of_a_sum_shares_its_group_with_another():
     """What a group has of two parts would be two copies of everything in shared memory."""
     found = prepared(one_conv(**LONG))
-    for each in drawn(kernel(found, CUT), GpuSpace(H100), 3):
+    modules = drawn(kernel(found, CUT), GpuSpace(H100), 3)
+    assert len(modules) == 3
+    for each in modules:
         bindings = re.findall(r"v_part = T.axis.spatial\(T.int64\(\d+\), (.*)\)", each.script())
         assert len(bindings) == 2  # where it begins and where it goes on
         for binding in bindings:
@@ -151,7 +123,9 @@ def test_tiles_in_registers_can_be_drawn_for_any_architecture(arch):
     """TVM's rule, by itself, fails for those that copy to shared memory in the background."""
     found = prepared(one_conv((1, 16, 14, 14), groups=16, tail=("relu",)))
     space = RegisterTiles(H100 | {"arch": arch}, lanes=4)
-    for each in drawn(kernel(found), space, 3):
+    modules = drawn(kernel(found), space, 3)
+    assert len(modules) == 3
+    for each in modules:
         assert 'scope="shared"' not in each.script()
     vectors = space.default(kernel(found), tvm.target.Target(space.target)).mod.script()
     assert "T.vectorized(T.int64(4)" in vectors

@@ -7,8 +7,8 @@ import random
 import pytest
 import tvm
 
-from graph.kernels import one_conv, prepared
-from graph.test_gemm import CUT, H100, LONG, WHOLE, kernel
+from graph.kernels import kernel, one_conv, prepared
+from graph.test_gemm import CUT, H100, LONG, WHOLE
 from tvmtune.graph import spaces
 from tvmtune.graph.algorithms import ALGORITHMS
 from tvmtune.graph.gpu_spaces import GpuSpace, RegisterTiles

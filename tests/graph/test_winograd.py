@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te
+from tvm import te
 
-from graph.kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
+from graph.kernels import (
+    convolution_of,
+    error,
+    one_conv,
+    prepared,
+    random_args,
+    run_kernel,
+    this_machine,
+)
 from tvmtune.graph import winograd
 from tvmtune.graph.tasks import extract_tasks
 from tvmtune_cpu.target import space
@@ -46,17 +54,6 @@ def program(shape, out: int, pads: tuple[int, ...]) -> tvm.IRModule:
     result = winograd.convolution(data, weight, list(pads))
     func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-
-
-def first_conv(model, layout: str = "NHWC"):
-    found = []
-
-    def visit(node):
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.nn.conv2d":
-            found.append(node)
-
-    relax.analysis.post_order_visit(prepared(model, layout).graph["main"], visit)
-    return found[0]
 
 
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
@@ -121,7 +118,7 @@ def test_the_matrices_make_a_convolution():
 
 @pytest.mark.parametrize("options", [{}, {"pads": (0, 0, 0, 0)}, {"pads": (0, 1, 2, 0)}])
 def test_it_takes_3x3_convolutions_of_stride_1(options):
-    assert winograd.applies(first_conv(one_conv(**options)))
+    assert winograd.applies(convolution_of(prepared(one_conv(**options))))
 
 
 @pytest.mark.parametrize(
@@ -141,8 +138,8 @@ def test_it_takes_3x3_convolutions_of_stride_1(options):
     ],
 )
 def test_it_leaves_other_convolutions_alone(options):
-    assert not winograd.applies(first_conv(one_conv(**options)))
+    assert not winograd.applies(convolution_of(prepared(one_conv(**options))))
 
 
 def test_it_leaves_other_layouts_alone():
-    assert not winograd.applies(first_conv(one_conv(), "NCHW"))
+    assert not winograd.applies(convolution_of(prepared(one_conv(), "NCHW")))

@@ -29,6 +29,16 @@ def network() -> Bfloat16Network:
     return Bfloat16Network(OnnxNetwork(tiny_cnn(), name="tiny"))
 
 
+def computed(network: Bfloat16Network) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each output, and what it should be."""
+    device = this_machine()
+    program = pipeline.legalize(pipeline.prepare(network, device).graph, device)
+    executable = tvm.compile(program, tvm.target.Target(device.target))
+    inputs = random_inputs(network.inputs)
+    found = run_network(executable, network, inputs)
+    return [*zip(found, network.reference(inputs), strict=True)]
+
+
 def test_inputs_and_outputs_stay_what_files_can_hold(network):
     assert {spec.dtype for spec in (*network.inputs, *network.outputs)} == {"float32"}
     program = network.to_relax()["main"]
@@ -48,13 +58,7 @@ def test_nothing_else_is_float32(make):
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
 def test_it_computes_the_network_and_its_rounding_shows(make):
     found = Bfloat16Network(OnnxNetwork(make(), name="tiny"))
-    device = this_machine()
-    program = pipeline.legalize(pipeline.prepare(found, device).graph, device)
-    executable = tvm.compile(program, tvm.target.Target(device.target))
-    inputs = random_inputs(found.inputs)
-    for got, want in zip(
-        run_network(executable, found, inputs), found.reference(inputs), strict=True
-    ):
+    for got, want in computed(found):
         assert got.dtype == want.dtype == np.float32
         assert 1e-4 < error(got, want) < 0.1
 
@@ -76,12 +80,7 @@ def test_kernels_of_the_importers_own_compute_too(operator):
         helper.make_model(graph, opset_imports=opset, ir_version=8)
     )
     found = Bfloat16Network(OnnxNetwork(model, name="moves"))
-    device = this_machine()
-    program = pipeline.legalize(pipeline.prepare(found, device).graph, device)
-    executable = tvm.compile(program, tvm.target.Target(device.target))
-    inputs = random_inputs(found.inputs)
-    (got,) = run_network(executable, found, inputs)
-    (want,) = found.reference(inputs)
+    ((got, want),) = computed(found)
     assert error(got, want) < 1e-2
 
 

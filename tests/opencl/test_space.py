@@ -13,9 +13,8 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from graph.kernels import one_conv, prepared, random_args, run_kernel
-from graph.test_gemm import drawn as designs_drawn
-from graph.test_gemm import kernel
+from graph import kernels
+from graph.kernels import kernel, one_conv, prepared, random_args, run_kernel
 from models import tiny_cnn
 from opencl.conftest import TESTS
 from tvmtune import api, host, networks
@@ -185,17 +184,9 @@ def test_a_kernel_that_only_a_cpu_can_run_is_refused():
 @pytest.mark.parametrize("name", ALL)
 def test_kernels_compute_what_they_should(name, run, tmp_path):
     mod = workload(name)
-    args = random_args(mod)
-    want = run_kernel(mod, args)
     schedules = [tiles(mod, DEVICE).default(mod, TARGET)]
     schedules += drawn(name, 2) if name in PRODUCTS else []
-    for number, schedule in enumerate(schedules):
-        case = tmp_path / str(number)
-        case.mkdir()
-        (case / "kernel.json").write_text(tvm.ir.save_json(schedule.mod))
-        np.savez(case / "arrays.npz", *args, want)
-    errors = run("errors_of_kernels", [str(tmp_path / str(n)) for n in range(len(schedules))])
-    assert all(e <= 1e-5 for e in errors), errors
+    assert_they_compute(mod, [schedule.mod for schedule in schedules], run, tmp_path)
 
 
 @pytest.mark.slow
@@ -204,16 +195,22 @@ def test_convolutions_as_matrix_products_compute_what_they_should(name, run, tmp
     """By the rules for GPUs of NVIDIA and AMD, whose backends offer them: a stand-in for those."""
     found = prepared(one_conv((1, 64, 7, 7), 32))
     mod = kernel(found, next(each for each in ALGORITHMS if each.name == name))
+    space = GpuSpace(DEVICE.target)
+    scheduled = [space.default(mod, TARGET).mod, *kernels.drawn(mod, space, 3)]
+    assert len(scheduled) == 4
+    assert_they_compute(mod, scheduled, run, tmp_path)
+
+
+def assert_they_compute(mod, scheduled, run, folder):
+    """What ``mod`` computes on this CPU, on the device."""
     args = random_args(mod)
     want = run_kernel(mod, args)
-    space = GpuSpace(DEVICE.target)
-    schedules = [space.default(mod, TARGET).mod, *designs_drawn(mod, space, 3)]
-    for number, scheduled in enumerate(schedules):
-        case = tmp_path / str(number)
+    for number, each in enumerate(scheduled):
+        case = folder / str(number)
         case.mkdir()
-        (case / "kernel.json").write_text(tvm.ir.save_json(scheduled))
+        (case / "kernel.json").write_text(tvm.ir.save_json(each))
         np.savez(case / "arrays.npz", *args, want)
-    errors = run("errors_of_kernels", [str(tmp_path / str(n)) for n in range(len(schedules))])
+    errors = run("errors_of_kernels", [str(folder / str(n)) for n in range(len(scheduled))])
     assert all(e <= 1e-5 for e in errors), errors
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.errors import UsageError
 from tvmtune.graph import intrinsics
 from tvmtune.graph.gpu_spaces import DrawnSpace, is_product, vector_lanes
-from tvmtune.graph.spaces import tune_context
+from tvmtune.graph.spaces import applying, tune_context
 from tvmtune.types import Device, Task
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ class TensorCores(DrawnSpace):
     not match falls to its rules for all GPUs."""
 
     def generator(self) -> SpaceGenerator:
-        from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule
+        from tvm.s_tir.meta_schedule import ScheduleRule
         from tvm.s_tir.meta_schedule import schedule_rule as rule
-        from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
 
         intrinsics.load_for("cuda")
         intrinsics.load_tensor_cores()
@@ -44,11 +43,7 @@ class TensorCores(DrawnSpace):
             reuse_read=rule.ReuseType("must", [4], _SCOPE),
             reuse_write=rule.ReuseType("must", [2], _SCOPE),
         )
-        return PostOrderApply(
-            sch_rules=[first, tiles, *others],
-            postprocs=Postproc.create("cuda-tensorcore"),
-            mutator_probs=Mutator.create("cuda-tensorcore"),
-        )
+        return applying([first, tiles, *others], "cuda-tensorcore")
 
 
 def space(mod: tvm.IRModule, device: Device) -> TensorCores | None:

@@ -97,6 +97,8 @@ def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> A
     else:
         matrix = empty(shape, numpy_dtype(str(call.args[1].ty.dtype)))
 
+    output = [int(n) for n in call.ty.shape]
+
     def program(data: Any, weight: Any) -> Any:
         patches = gather(
             data,
@@ -104,12 +106,10 @@ def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> A
             strides=[int(n) for n in attrs.strides],
             dilation=[int(n) for n in attrs.dilation],
             padding=[int(n) for n in attrs.padding],
-            output=[int(n) for n in call.ty.shape],
+            output=output,
             last=last,
         )
-        return multiply(
-            patches, weight, [int(n) for n in call.ty.shape], str(call.ty.dtype), parts, name, last
-        )
+        return multiply(patches, weight, output, str(call.ty.dtype), parts, name, last)
 
     return builder.call_te(
         program,

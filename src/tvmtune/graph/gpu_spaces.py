@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.errors import TvmtuneError
 from tvmtune.graph import intrinsics, register_tiles, rules, tiling
 from tvmtune.graph.sites import blocks
-from tvmtune.graph.spaces import RuleSpace, replay, tune_context
+from tvmtune.graph.spaces import RuleSpace, applying, replay, tune_context
 from tvmtune.networks.inputs import numpy_dtype
 from tvmtune.types import Device, Space, product
 
@@ -44,17 +44,14 @@ class GpuSpace(RuleSpace):
     def generator(self) -> SpaceGenerator:
         # By itself TVM would take those for tensor cores for GPUs of NVIDIA, which compute in other
         # precisions than the network's.
-        from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule
+        from tvm.s_tir.meta_schedule import ScheduleRule
         from tvm.s_tir.meta_schedule.schedule_rule import MultiLevelTiling
-        from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
 
         intrinsics.load_for(str(self.target["kind"]))
         rules.register()
         chosen = ScheduleRule.create("cuda")
-        return PostOrderApply(
-            sch_rules=[tiling.adapted(r) if isinstance(r, MultiLevelTiling) else r for r in chosen],
-            postprocs=Postproc.create("cuda"),
-            mutator_probs=Mutator.create("cuda"),
+        return applying(
+            [tiling.adapted(r) if isinstance(r, MultiLevelTiling) else r for r in chosen], "cuda"
         )
 
     def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import intrinsics, rules, tiling
-from tvmtune.graph.spaces import divisor, extent, replay, tune_context
+from tvmtune.graph.spaces import applying, divisor, extent, replay, tune_context
 
 if TYPE_CHECKING:
     import tvm
@@ -36,9 +36,7 @@ def generator(target: dict[str, Any], lanes: int, *, inline_padding: bool) -> Sp
     ``lanes``: values in one access. Without ``inline_padding`` it has a kernel of its own, and no
     product begins with a look at where it is.
     """
-    from tvm.s_tir.meta_schedule import Mutator, Postproc
     from tvm.s_tir.meta_schedule import schedule_rule as rule
-    from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
 
     intrinsics.load_for(str(target["kind"]))
     rules.register()
@@ -73,11 +71,7 @@ def generator(target: dict[str, Any], lanes: int, *, inline_padding: bool) -> Sp
         ),
         rule.AutoBind(BLOCKS, threads),
     ]
-    return PostOrderApply(
-        sch_rules=chosen,
-        postprocs=Postproc.create("cuda"),
-        mutator_probs=Mutator.create("cuda"),
-    )
+    return applying(chosen, "cuda")
 
 
 def first(

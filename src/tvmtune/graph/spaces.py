@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.graph import intrinsics, rules, traces
@@ -39,14 +40,9 @@ class RuleSpace:
         kind = _sound_rules(self.target)
         if kind is None:
             return SpaceGenerator.create("post-order-apply")
-        from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule
-        from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+        from tvm.s_tir.meta_schedule import ScheduleRule
 
-        return PostOrderApply(
-            sch_rules=ScheduleRule.create(kind),
-            postprocs=Postproc.create(kind),
-            mutator_probs=Mutator.create(kind),
-        )
+        return applying(ScheduleRule.create(kind), kind)
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """The schedule that :meth:`choose` chooses; it is shared, and not to be changed.
@@ -85,6 +81,19 @@ class RuleSpace:
             if best is not None:
                 return best[1]
         return _as_written(mod)
+
+
+def applying(chosen: Sequence[Any], kind: str) -> SpaceGenerator:
+    """A generator that applies schedule rules to each block, with TVM's post-processors and mutators of
+    this kind."""
+    from tvm.s_tir.meta_schedule import Mutator, Postproc
+    from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+
+    return PostOrderApply(
+        sch_rules=[*chosen],
+        postprocs=Postproc.create(kind),
+        mutator_probs=Mutator.create(kind),
+    )
 
 
 def _sound_rules(target: dict[str, Any]) -> str | None:

@@ -97,21 +97,23 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
 
     def rounded(call: Any) -> Any:
         result = builder.emit(call)
-        if not isinstance(result.ty, relax.TupleType):
-            return relax.op.astype(result, DTYPE) if is_wide(result) else result
-        fields = [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(result.ty.fields))]
-        return relax.Tuple(
-            [builder.emit(relax.op.astype(f, DTYPE)) if is_wide(f) else f for f in fields]
-        )
+        return cast(result, [DTYPE if kind == "float32" else kind for kind in kinds(result)])
 
     def widened(result: Any, wanted: Any) -> Any:
-        if not isinstance(wanted.ty, relax.TupleType):
-            return relax.op.astype(result, str(wanted.ty.dtype))
-        fields = [builder.emit(relax.TupleGetItem(result, n)) for n in range(len(wanted.ty.fields))]
-        pairs = zip(fields, wanted.ty.fields, strict=True)
-        return relax.Tuple(
-            [builder.emit(relax.op.astype(each, str(ty.dtype))) for each, ty in pairs]
-        )
+        return cast(result, kinds(wanted))
+
+    def kinds(value: Any) -> list[str]:
+        fields = value.ty.fields if isinstance(value.ty, relax.TupleType) else [value.ty]
+        return [str(field.dtype) for field in fields]
+
+    def cast(value: Any, wanted: list[str]) -> Any:
+        """A value, or those of a tuple, as these dtypes."""
+        if not isinstance(value.ty, relax.TupleType):
+            (kind,) = wanted
+            return value if kinds(value) == wanted else relax.op.astype(value, kind)
+        fields = [builder.emit(relax.TupleGetItem(value, n)) for n in range(len(wanted))]
+        pairs = zip(fields, wanted, strict=True)
+        return relax.Tuple([builder.emit(cast(field, [kind])) for field, kind in pairs])
 
     with builder.function("main", params, attrs=dict(function.attrs or {})):
         with builder.dataflow():
