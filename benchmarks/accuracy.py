@@ -1,11 +1,11 @@
-"""Whether a session's times are true: 20 of its kernels timed again, each alone in a fresh process.
+"""Benchmark the accuracy of a session's times: time 20 of its kernels again, alone in fresh processes.
 
     python benchmarks/accuracy.py [--network resnet-18] [--trials 300] [--log LOG] [--work DIR]
 
-Tunes the network first, if there is no log yet. Then takes the best candidate and a mediocre one (the
-median of its trials) of the ten tasks that weigh most, and times each in a process of its own that has
-measured nothing else, by the session's protocol. Prints session / alone for each, and the median: 1.00
-is true. About 12 minutes on two idle cores with the session of 300 trials, 4 without.
+Tunes the network first if there is no log yet. Then takes the best candidate and a mediocre one (the
+median of the trials) of the ten tasks with the largest share of the latency, and times each by the
+session's protocol in a process that has measured nothing else. Prints session / alone for each, and the
+median: 1.00 is exact. About 12 minutes on two idle cores with the session of 300 trials, 4 without.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pathlib import Path
 
 import convergence
 
-from tvmtune import host, system
-from tvmtune.graph import traces
+from tvmtune import host
+from tvmtune.machine import cpu_count
 from tvmtune.measure.measurer import Measurer
 from tvmtune.records.log import Log, read_log
+from tvmtune.spaces import traces
 from tvmtune.types import Device, Implementation, Timing, Trial
 
 TASKS = 10
@@ -49,13 +50,13 @@ def main() -> None:
     print("|---" * 6 + "|")
     ratios = []
     for kind, trial in chosen(read):
-        said = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, "--log", str(log), "--candidate", key(trial)],
             check=True,
             capture_output=True,
             text=True,
         )
-        seconds = json.loads(said.stdout)
+        seconds = json.loads(process.stdout)
         name = read.tasks[trial.task]["name"]
         if seconds is None:
             print(f"| {name} | {trial.candidate} | {kind} | {trial.latency * 1e3:.4f} | failed | |")
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def chosen(log: Log) -> list[tuple[str, Trial]]:
-    """The best and a mediocre trial of each of the tasks that weigh most."""
+    """The best and a mediocre trial of each of the tasks with the largest share of the latency."""
     by_task: dict[str, list[Trial]] = {}
     for trial in log.trials:
         if trial.ok:
@@ -96,12 +97,12 @@ def key(trial: Trial) -> str:
 
 
 def alone(log: Log, wanted: str) -> float | None:
-    """Median seconds of one candidate, in a process that does nothing else; None if it failed."""
+    """Median seconds of one candidate in this fresh process; None if it failed."""
     trial = next(t for t in log.trials if key(t) == wanted)
     line = log.tasks[trial.task]
     part = next(i for i in line["implementations"] if i["name"] == trial.implementation)
     device = Device.from_json(log.devices()[trial.device])
-    system.set_threads(device.threads)
+    cpu_count.set_threads(device.threads)
     backend = host.backend(device.backend)
     mod = traces.load_module(part["module"])
     nothing: object = None

@@ -1,4 +1,4 @@
-"""Builders and boards that take their time and nobody's processor; for saturation.py."""
+"""A builder and a runner that sleep instead of working; for saturation.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmtune.farm.lending import Board, with_board
+from tvmtune.remote.client.board_client import LeasedBoard, with_board
 
 SIZE = 40_000
-"""Bytes of a library: a convolution's has as many."""
+"""Bytes of a library, as of a convolution's."""
 
 
 def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
-    """Take ``options["seconds"]``."""
+    """Sleep ``options["seconds"]`` and write a library of zeros."""
     time.sleep(options["seconds"])
     path = Path(directory) / f"{uuid.uuid4().hex}.so"
     path.write_bytes(bytes(SIZE))
@@ -24,7 +24,7 @@ def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: 
 
 @with_board
 def run(
-    board: Board, artifact: str, args: Sequence[Any], timing: Any, options: dict[str, Any]
+    board: LeasedBoard, artifact: str, args: Sequence[Any], timing: Any, options: dict[str, Any]
 ) -> list[float]:
     """Upload the library, and keep the board for ``options["seconds"]``."""
     board.session.upload(artifact)

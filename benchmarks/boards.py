@@ -74,12 +74,12 @@ def main() -> None:
 
 
 def soak(farm: Farm, tune: subprocess.Popen[bytes], every: float, rng: random.Random) -> int:
-    """Kill boards until the run has ended; how many."""
+    """Kill boards until the run ends; returns the number of kills."""
     kills = 0
     due = time.monotonic() + rng.expovariate(1 / every)
     while tune.poll() is None:
         time.sleep(0.5)
-        farm.weigh()
+        farm.sample_memory()
         if time.monotonic() > due:
             farm.kill(rng.randrange(len(farm.boards)))
             kills += 1
@@ -94,7 +94,7 @@ class Farm:
         self.marker = f"{os.getpid()}-{time.time()}"
         self.folder = Path(tempfile.mkdtemp(prefix="soak-"))
         self.peak = {"tune": 0.0, "board": 0.0}
-        """The most resident memory in MB: of all of the host's processes, of all of one board's."""
+        """Peak resident memory in MB: of all processes of the host, and of one board."""
         self._started: list[subprocess.Popen[bytes]] = []
         self.ports = free_ports(count + 1)
         self.tracker = f"{HOST}:{self.ports[0]}"
@@ -121,15 +121,15 @@ class Farm:
         board.wait()
         self.boards[number] = self._board(self.ports[1 + number])
 
-    def weigh(self) -> None:
-        """Note how much memory is in use."""
+    def sample_memory(self) -> None:
+        """Update the peaks."""
         self.peak["tune"] = max(self.peak["tune"], self._memory(self.marked("tune")))
         for port in self.ports[1:]:
             mine = self.marked(f"board{port}")
             self.peak["board"] = max(self.peak["board"], self._memory(mine))
 
     def marked(self, name: str = "") -> list[int]:
-        """Processes that were started under this name, or under any."""
+        """Ids of processes started under this name, or under any."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -156,7 +156,7 @@ class Farm:
 
     @staticmethod
     def _memory(pids: list[int]) -> float:
-        """Proportional set size in MB: what forked processes share counts once."""
+        """Proportional set size in MB: memory shared by forked processes counts once."""
         total = 0
         for pid in pids:
             try:
@@ -178,7 +178,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for_boards(port: int, count: int) -> None:
-    from tvmtune.farm.protocol import Address, Tracker, Unreachable
+    from tvmtune.remote.protocol import Address, Tracker, Unreachable
 
     end = time.monotonic() + 120
     while time.monotonic() < end:

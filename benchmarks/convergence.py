@@ -1,8 +1,8 @@
-"""What the benchmarks of the search share: runs, and how fast they came to what.
+"""Shared by the search benchmarks: tuning runs and their convergence over time.
 
-A run is a list of found candidates with the time at which each was measured. Two runs are compared by
-the candidates that each of them held for its best at a time, timed again after both: in turns, by one
-runner, so that neither luck nor another way of timing decides.
+A run is a list of candidates with the time at which each was measured. Runs are compared by their
+incumbents over time, which are timed again after all runs: in turns, by one runner, so that neither
+luck nor different ways of timing decide.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tvmtune.records.log import read_log
 from tvmtune.types import Implementation, Timing
 
 BATCH = 32
-"""Candidates that are built together when they are timed again."""
+"""Candidates per batch of the second timing."""
 
 
 @dataclass
@@ -33,30 +33,30 @@ class Found:
     """One measured candidate."""
 
     seconds: float
-    """When its result was there, since the run began."""
+    """Time of the result since the run began."""
     trial: int
-    """How many trials the run had done by then."""
+    """Trials that the run had done by then."""
     task: str
     implementation: Implementation
     trace: Any
     latency: float
     """Seconds, as the run measured it."""
     again: list[float] = field(default_factory=list)
-    """Seconds, as it was timed again: a median of each round."""
+    """Seconds in the second timing: one median per round."""
 
     @property
     def key(self) -> str:
         return f"{self.implementation.workload_key}/{json.dumps(self.trace)}"
 
     @property
-    def settled(self) -> float:
-        """Median seconds of the second timing, infinity where it failed."""
+    def confirmed(self) -> float:
+        """Median seconds of the second timing; infinity if it failed."""
         return statistics.median(self.again) if self.again else float("inf")
 
 
 @dataclass
 class Run:
-    """What a tuning session found, and what it took."""
+    """The results and the cost of one tuning session."""
 
     name: str
     found: list[Found]
@@ -66,11 +66,11 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Trials a minute, the start of the process included."""
+        """Trials per minute, including the start of the process."""
         return 60 * self.trials / self.seconds
 
-    def leaders(self) -> list[Found]:
-        """Those that were the best of their task when they were measured."""
+    def incumbents(self) -> list[Found]:
+        """Candidates that were the best of their task when they were measured."""
         best: dict[str, float] = {}
         chosen = []
         for found in sorted(self.found, key=lambda f: f.seconds):
@@ -80,20 +80,20 @@ class Run:
         return chosen
 
     def curve(self, plan: api.Plan) -> list[Point]:
-        """The weighted latency over time, from when every task has a candidate; leaders count with
-        their second timing."""
-        held: dict[str, float] = {}
+        """The weighted latency over time, once every task has a candidate, with incumbents' second
+        timings."""
+        latencies: dict[str, float] = {}
         points = []
-        for found in self.leaders():
-            held[found.task] = found.settled
-            if len(held) == len(plan.tasks):
-                weighted = sum(task.weight * held[task.key] for task in plan.tasks)
+        for found in self.incumbents():
+            latencies[found.task] = found.confirmed
+            if len(latencies) == len(plan.tasks):
+                weighted = sum(task.weight * latencies[task.key] for task in plan.tasks)
                 points.append(Point(found.seconds, found.trial, weighted))
         return points
 
-    def told(self, plan: api.Plan) -> float:
+    def reported(self, plan: api.Plan) -> float:
         """The final weighted latency in seconds by the run's own measurements."""
-        best = {found.task: found.latency for found in self.leaders()}
+        best = {found.task: found.latency for found in self.incumbents()}
         return sum(task.weight * best.get(task.key, float("inf")) for task in plan.tasks)
 
 
@@ -106,7 +106,7 @@ class Point:
 
 
 def reached(curve: Sequence[Point], latency: float) -> Point | None:
-    """Where the curve comes to a latency."""
+    """The first point of the curve with at most that latency; None if there is none."""
     return next((point for point in curve if point.latency <= latency), None)
 
 
@@ -115,13 +115,13 @@ def plan_of(network: str) -> api.Plan:
 
 
 def tune(network: str, log: Path, trials: int, *more: str) -> tuple[float, float]:
-    """``tvmtune tune`` in a process of its own; returns when it began and the seconds that it took."""
+    """Run ``tvmtune tune`` in a separate process; returns as :func:`process` does."""
     words = ["tune", "--network", network, "--trials", str(trials), "--log", str(log), *more]
     return process([sys.executable, "-m", "tvmtune.cli", *words, "--no-compile"])
 
 
 def process(command: Sequence[str]) -> tuple[float, float]:
-    """Run it; when it began, seconds since the epoch, and the seconds that it took."""
+    """Run a command; returns when it began, in seconds since the epoch, and the seconds it took."""
     began = time.time()
     subprocess.run(command, check=True, stdout=sys.stderr)
     return began, time.time() - began
@@ -130,8 +130,9 @@ def process(command: Sequence[str]) -> tuple[float, float]:
 def from_log(
     name: str, plan: api.Plan, log: Path, began: float, seconds: float, only: str | None = None
 ) -> Run:
-    """What a session of tvmtune wrote since ``began``; ``only`` one implementation of each task."""
-    arms = {
+    """The run of a tvmtune session that began at ``began``; ``only`` selects one implementation by
+    name."""
+    implementations = {
         (task.key, i.name): i
         for task in plan.tasks
         for i in task.implementations
@@ -141,11 +142,11 @@ def from_log(
     trials = 0
     for trial in read_log(log).trials:
         trials += trial.own
-        implementation = arms.get((trial.task, trial.implementation))
+        implementation = implementations.get((trial.task, trial.implementation))
         if implementation is not None and trial.ok:
-            # what was taken over from another log was there at once
+            # transferred records were available from the start
             when = max(0.0, trial.time - began) if trial.own else 0.0
-            # as the run believed when it measured it, before it timed its leaders again
+            # the run's own first measurement, before it timed its incumbents again
             first = trial.seconds[: len(trial.seconds) - int(trial.extra.get("remeasured", 0))]
             latency = statistics.median(first or trial.seconds)
             found.append(Found(when, trials, trial.task, implementation, trial.trace, latency))
@@ -155,18 +156,18 @@ def from_log(
 def time_again(
     plan: api.Plan, runs: Sequence[Run], timing: Timing, *, rounds: int = 3
 ) -> dict[str, list[float]]:
-    """Time the leaders of all runs again, in turns, and note the results in them.
+    """Time the incumbents of all runs again, in turns, and store the results in them.
 
-    Equal candidates of two runs are timed once a round.
+    Candidates that several runs share are timed once per round.
     """
     by_key: dict[str, list[Found]] = {}
-    for found in _in_turns([run.leaders() for run in runs]):
+    for found in _in_turns([run.incumbents() for run in runs]):
         by_key.setdefault(found.key, []).append(found)
     groups = list(by_key.values())
     builder, runner = plan.backend.make_builder(plan.device), plan.backend.make_runner(plan.device)
     with Measurer(plan.device, builder, runner, timing) as measurer:
         for number in range(rounds):
-            print(f"timing {len(groups)} leaders again, round {number + 1}", file=sys.stderr)
+            print(f"timing {len(groups)} incumbents again, round {number + 1}", file=sys.stderr)
             for first in range(0, len(groups), BATCH):
                 part = groups[first : first + BATCH]
 
@@ -180,7 +181,7 @@ def time_again(
 
 
 def _in_turns(lists: Sequence[Sequence[Found]]) -> Iterator[Found]:
-    """One of each list after the other, from the last leaders back."""
+    """One of each list in turn, from the last incumbents back."""
     for number in range(max(map(len, lists), default=0)):
         for each in lists:
             if number < len(each):
@@ -191,24 +192,26 @@ def to_json(run: Run, plan: api.Plan) -> dict[str, Any]:
     return {
         "trials": run.trials,
         "seconds": run.seconds,
-        "told_ms": run.told(plan) * 1e3,
+        "told_ms": run.reported(plan) * 1e3,
         "curve": [[p.seconds, p.trials, p.latency * 1e3] for p in run.curve(plan)],
     }
 
 
 def stem(network: str) -> str:
-    """A network's name, or that of its file, for the names of other files."""
+    """A network's name, or its file's without the extension, for use in file names."""
     return Path(network).name.removesuffix(".py").removesuffix(".onnx")
 
 
 def warn_if_busy() -> None:
-    """Figures of a busy machine are void."""
+    """Figures measured on a busy machine are worthless."""
     load = os.getloadavg()[0]
     if load > 0.5:
-        print(f"warning: the load is {load:.2f} before anything has begun", file=sys.stderr)
+        print(
+            f"warning: the load average is {load:.2f} before the benchmark starts", file=sys.stderr
+        )
 
 
 def at(curve: Sequence[Point], seconds: float) -> float:
-    """The weighted latency at a time, infinity before there is one."""
+    """The weighted latency at a time; infinity before the first point."""
     place = bisect.bisect_right([p.seconds for p in curve], seconds)
     return curve[place - 1].latency if place else float("inf")

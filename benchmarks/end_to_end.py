@@ -1,10 +1,10 @@
-"""Whole networks against their peers: untuned and tuned libraries, timed in turns with each peer.
+"""Benchmark whole networks: untuned and tuned libraries, timed in turns with other runtimes.
 
     python benchmarks/end_to_end.py [--networks resnet-18,mobilenet] [--trials 1000] [--work DIR]
 
-Prints a Markdown table for benchmarks/README.md. An existing log in DIR is continued, so that an
-interrupted run costs nothing. Look at the machine's load first: on a busy machine the figures are
-void, and the script says so.
+Prints a Markdown table for benchmarks/README.md. An existing log in DIR is resumed, so that an
+interrupted run costs nothing. Figures measured on a busy machine are worthless: the script warns if the
+load is high.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     if load > 0.5:
-        print(f"warning: the load is {load:.2f} before anything has begun", file=sys.stderr)
+        print(f"warning: the load is {load:.2f} before the benchmark starts", file=sys.stderr)
     rows = []
     for network in options.networks.split(","):
         log = options.work / f"{network}.json"
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def bench(library: Path) -> dict[str, float]:
-    """Median milliseconds by runtime, all timed in turns in one run, outputs checked."""
+    """Median milliseconds by runtime, timed in turns in one run; the outputs are checked."""
     report = library.with_suffix(".bench.json")
     tool("bench", str(library), "--vs", PEERS, "--check", "--repeat", "50", "--json", str(report))
     runs = json.loads(report.read_text())["runs"]

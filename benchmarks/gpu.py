@@ -1,17 +1,17 @@
-"""Whole networks on a GPU against other runtimes on the same GPU, within a budget of time.
+"""Compare whole networks with other runtimes on the same GPU, within a time budget.
 
     python benchmarks/gpu.py [--budget 8m] [--target cuda] [--target-attr KEY=VALUE] [--cuda-graphs]
         [--work DIR]
 
-Tunes resnet-18 in float32, again in float16 with tensor cores, and mobilenet in float32; compiles
-each; and has the library take turns with PyTorch (channels last, cuDNN), torch.compile (max-autotune)
-and ONNX Runtime, where they are installed with CUDA. Medians by the wall clock and, in brackets, by
-the GPU's own; batch 1. Nobody uses TF32, and nobody CUDA graphs: with --cuda-graphs the libraries do
-and PyTorch does, and ONNX Runtime is left out. Prints a Markdown table for benchmarks/README.md.
+Tunes resnet-18 in float32 and in float16 with tensor cores, and mobilenet in float32; compiles each;
+and times its library in turns with PyTorch (channels last, cuDNN), torch.compile (max-autotune) and
+ONNX Runtime, if they are installed with CUDA. Prints medians of wall-clock times and, in parentheses,
+of the GPU's own times, at batch 1, as a Markdown table for benchmarks/README.md. No runtime uses TF32
+or CUDA graphs; with --cuda-graphs the libraries and PyTorch do, and ONNX Runtime is omitted.
 
-Logs in DIR are continued, so that several short runs add up; what a run has no time for stays for the
-next, and its row in the table is that of the last run that had. The distilled logs are DIR/*.best.json:
-put them into an empty DIR under the names of the logs (*.json) to start from there.
+Logs in DIR are continued, so several short runs add up. A network for which a run has no time is left
+to the next run; its row in the table is then from an earlier run. The distilled logs are
+DIR/*.best.json: to start from them, copy them to an empty DIR under the names of the logs (*.json).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from end_to_end import tool
 
-from tvmtune.cli.options import seconds_of
+from tvmtune.cli.parsing import seconds_of
 from tvmtune.records.log import read_log
 
 PEERS = ("torch", "torch-compile", "onnxruntime")
@@ -37,9 +37,9 @@ CASES = {
     "mobilenet": ["--network", "mobilenet"],
 }
 FIRST = 60.0
-"""Seconds that compiling and comparing are expected to take where nothing is known."""
+"""Seconds that compiling and comparing are assumed to take before the first measurement."""
 LEAST = 10.0
-"""Seconds below which tuning is not worth its beginning."""
+"""Seconds below which tuning is not worth starting."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     where = ["--target", options.target]
     where += [word for attr in options.target_attr for word in ("--target-attr", attr)]
     expected = FIRST
-    # Those that had no time the last time come first now.
+    # Networks that the last run had no time for come first.
     graphs = ["--target-attr", "cuda-graphs=1"] if options.cuda_graphs else []
     suffix = ".graphs.bench" if graphs else ".bench"
     reports = {case: options.work / f"{case}{suffix}" for case in CASES}
@@ -85,12 +85,12 @@ def main() -> None:
 
 
 def measured_at(report: Path) -> float:
-    """Seconds since the epoch; 0 for never."""
+    """When a report was written, in seconds since the epoch; 0 for never."""
     return report.stat().st_mtime if report.exists() else 0.0
 
 
 def measure(log: Path, words: list[str], tuning: float, graphs: list[str], report: Path) -> None:
-    """Tune for so many seconds, compile, compare with the others, and distill the log."""
+    """Tune for ``tuning`` seconds, compile, compare with the other runtimes, and distill the log."""
     peers = [peer for peer in PEERS if not graphs or peer != "onnxruntime"]
     library = report.with_suffix(".so")
     budget = ["--time-budget", f"{tuning:.0f}s"]
@@ -102,7 +102,7 @@ def measure(log: Path, words: list[str], tuning: float, graphs: list[str], repor
 
 
 def show(work: Path, reports: dict[str, Path]) -> None:
-    """The table of all that has been measured in ``work``, now or before."""
+    """Print the table of everything measured in ``work``, now or earlier."""
     found = {case: json.loads(p.read_text()) for case, p in reports.items() if p.exists()}
     if not found:
         sys.exit("nothing was measured: give a larger --budget")
@@ -110,30 +110,30 @@ def show(work: Path, reports: dict[str, Path]) -> None:
     versions = {r["runtime"]: r["version"] for each in found.values() for r in each["runs"]}
     print(f"{one['device']['model']}; {driver()}; {versions}\n")
     print(f"| network | trials | tvmtune ms | {' | '.join(f'{p} ms' for p in PEERS)} | "
-          "best of these / tvmtune |")  # fmt: skip
+          "fastest of these / tvmtune |")  # fmt: skip
     print("|---" * (len(PEERS) + 4) + "|")
     for case, each in found.items():
         device = each["runs"][0]["device"]
-        # A peer that stayed on the CPU says nothing of the GPU.
-        there = {r["runtime"]: r for r in each["runs"] if r["device"] == device}
-        times = {name: run["median_ms"] for name, run in there.items()}
+        # A peer that ran on the CPU says nothing about the GPU.
+        on_gpu = {r["runtime"]: r for r in each["runs"] if r["device"] == device}
+        times = {name: run["median_ms"] for name, run in on_gpu.items()}
         others = [times[p] for p in PEERS if p in times]
-        cells = " | ".join(both(there[p]) if p in there else "-" for p in PEERS)
+        cells = " | ".join(both(on_gpu[p]) if p in on_gpu else "-" for p in PEERS)
         ratio = f"{min(others) / times['tvmtune']:.2f}" if others else "-"
         trials = len(read_log(work / f"{case}.json").trials)
-        print(f"| {case} | {trials} | {both(there['tvmtune'])} | {cells} | {ratio} |")
+        print(f"| {case} | {trials} | {both(on_gpu['tvmtune'])} | {cells} | {ratio} |")
     for note in sorted({note for each in found.values() for note in each["notes"]}):
         print(f"\n- {note}")
 
 
 def both(run: dict[str, Any]) -> str:
-    """Milliseconds by the wall clock, and by the GPU's where that is told."""
-    told = run["device_ms"]
-    return f"{run['median_ms']:.3f}" + ("" if told is None else f" ({told:.3f})")
+    """Wall-clock milliseconds, followed by the GPU's own if they were measured."""
+    device_ms = run["device_ms"]
+    return f"{run['median_ms']:.3f}" + ("" if device_ms is None else f" ({device_ms:.3f})")
 
 
 def driver() -> str:
-    """The driver's version, as NVIDIA's tool tells it."""
+    """The driver's version, from nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return "no nvidia-smi"
     words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]

@@ -3,8 +3,8 @@
     TVMTUNE_SOAK_KILLS=100 python benchmarks/kills.py [--work DIR]
 
 Each round starts ``tvmtune -v tune --no-compile`` on one log, kills it with SIGKILL after a random
-time, and compares the trials that it had shown with those in the log. Prints one line of figures;
-exits 1 if a shown trial is missing, a candidate was measured twice, or a process was left behind.
+time, and compares the trials that it had printed with those in the log. Prints one line of figures;
+exits 1 if a printed trial is missing, a candidate was measured twice, or a process survived.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def main() -> None:
         f"{kills} kills: {len(shown)} trials shown, {len(trials)} in the log, {len(missing)} lost, "
         f"{twice} measured twice, {left} processes left"
     )
-    # nothing shown would mean that nothing was tested
+    # no trials shown would mean that nothing was tested
     sys.exit(1 if missing or twice or left or not shown else 0)
 
 
 def killed_run(network: str, log: Path, seconds: float, marker: str) -> list[str]:
-    """Candidates that a run showed before it was killed."""
+    """Candidates that a run printed before it was killed."""
     command = [sys.executable, "-m", "tvmtune.cli", "-v", "tune", "--network", network,
                "--shape", "data:1x3x64x64", "--trials", "100000", "--no-compile",
                "--log", str(log)]  # fmt: skip
@@ -68,7 +68,7 @@ def killed_run(network: str, log: Path, seconds: float, marker: str) -> list[str
 
 
 def survivors(marker: str) -> int:
-    """Processes of the session, by a variable that all inherit, two seconds later."""
+    """Number of the session's processes alive after two seconds, found by an inherited variable."""
     time.sleep(2)
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):

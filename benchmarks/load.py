@@ -1,11 +1,10 @@
-"""How large a log of many trials is, how long it takes to load, and how much memory it holds.
+"""Measure the size of a log with many trials, and the time and memory to load it.
 
     tvmtune tune --network mobilenet --trials 300 --no-compile --log mobilenet.json
     python benchmarks/load.py mobilenet.json [--trials 10000] [--work DIR]
 
-The trials of the given log are written again and again, under candidates of their own, into one log
-of format 1 and one of format 2; each is read by a process of its own. Memory is what reading it added
-to the resident memory, after the garbage was collected.
+Repeats the trials of the given log, as new candidates, in one log of format 1 and one of format 2, and
+reads each in a fresh process. Memory is the growth of resident memory after garbage collection.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tvmtune.records.log import FORMAT, Log, LogWriter, read_log, trial_to_json
+from tvmtune.records import schema
+from tvmtune.records.log import FORMAT, Log, LogWriter, read_log
 from tvmtune.types import Trial
 
 MEASURE = """
@@ -47,9 +47,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     log = read_log(options.log)
     if not log.trials:
-        sys.exit(f"{options.log} holds no trial to repeat.")
+        sys.exit(f"{options.log} contains no trial to repeat.")
     print(f"{options.trials} trials, from {len(log.trials)} of {options.log.name}\n")
-    print("| format | MB | bytes a trial | load s | resident MB |")
+    print("| format | MB | bytes per trial | load s | resident MB |")
     print("|---|---|---|---|---|")
     for version, write in ((1, write_plain), (FORMAT, write_packed)):
         path = options.work / f"load-{version}.json"
@@ -65,22 +65,23 @@ def main() -> None:
 
 
 def repeated(log: Log, count: int) -> Iterator[Trial]:
-    """``count`` trials of the log, over and over; no candidate occurs twice."""
+    """``count`` trials, cycling through the log; each becomes a new candidate."""
     for number, trial in enumerate(itertools.islice(itertools.cycle(log.trials), count)):
         yield replace(trial, candidate=f"0x{number:016x}")
 
 
 def write_plain(path: Path, log: Log, count: int) -> None:
-    """A log as format 1 had it: every trial with its whole trace."""
+    """Write a log of format 1: every trial with its complete trace."""
     with path.open("w") as file:
         for line in (log.headers[0] | {"format": 1}, *log.tasks.values()):
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
         for trial in repeated(log, count):
-            line = {"type": "trial", **trial_to_json(trial)}
+            line = {"type": "trial", **schema.trial(trial).fields}
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def write_packed(path: Path, log: Log, count: int) -> None:
+    """Write a log of the current format."""
     with LogWriter(path) as writer:
         writer.append("header", {**log.headers[0], "format": FORMAT})
         for line in log.tasks.values():
@@ -90,7 +91,7 @@ def write_packed(path: Path, log: Log, count: int) -> None:
 
 
 def loaded(path: Path) -> tuple[int, float, int]:
-    """Trials, seconds and bytes of resident memory of reading a log in a fresh process."""
+    """Read a log in a fresh process; returns trials, seconds and bytes of resident memory."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
     )

@@ -1,12 +1,12 @@
-"""The space for Mali beside TVM's own rules for GPUs, on an OpenCL device of this machine.
+"""Compare the design space for Mali with TVM's own rules for GPUs, on this machine's OpenCL device.
 
     python benchmarks/mali.py [--network resnet-18] [--trials 200] [--seeds 0,1] [--work DIR]
 
-Tunes the products of the network (convolutions, matrix products) with each of the two spaces alone,
-and the same number of trials; everything else of the network is the same in both. The libraries, and
-one that was compiled without any log, then take turns. Prints their medians, and how many trials
-failed. Winograd is left out: it would be the same kernels in both. With PoCL, which computes on the
-CPU, about 15 minutes for each seed; its figures say nothing of a GPU's.
+Tunes the network's products (convolutions, matrix products) with only one of the two spaces at a time
+and the same number of trials; the rest of the network is the same in both. Then times the two
+libraries, and one compiled without a log, in turns. Prints their medians and how many trials failed.
+Winograd is omitted, because both spaces would have the same kernels. With PoCL, which computes on the
+CPU, one seed takes about 15 minutes; its figures say nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 import convergence
 
 from tvmtune import api
-from tvmtune.deploy.library import Library
 from tvmtune.records.log import read_log
+from tvmtune.runtime.library import Library
 from tvmtune.tuning.budget import Budget
 from tvmtune.types import Timing
 
@@ -61,15 +61,15 @@ def main() -> None:
 
 
 def tuned(plan: api.Plan, space: str, log: Path, seed: int, trials: int) -> tuple[Path, list]:
-    """The library of one space alone, and its trials; a log that is there already is continued."""
+    """A library tuned with one space only, and its trials; an existing log is continued."""
     tasks = []
-    both = {t.index for t in plan.tasks if {i.name for i in t.implementations} >= {*SPACES}}
+    in_both = {t.index for t in plan.tasks if {i.name for i in t.implementations} >= {*SPACES}}
     for task in plan.tasks:
-        alone = [i for i in task.implementations if i.name == space]
-        tasks.append(replace(task, implementations=alone or task.implementations[:1]))
+        of_space = [i for i in task.implementations if i.name == space]
+        tasks.append(replace(task, implementations=of_space or task.implementations[:1]))
     only = replace(plan, tasks=tasks)
     timing = Timing(build_timeout=60.0, run_timeout=30.0)
-    products = [t for t in tasks if t.index in both]
+    products = [t for t in tasks if t.index in in_both]
     budget = Budget(trials=trials)
     api.tune(only, log, budget=budget, timing=timing, seed=seed, tasks=products)
     path = log.with_suffix(".so")
@@ -78,7 +78,7 @@ def tuned(plan: api.Plan, space: str, log: Path, seed: int, trials: int) -> tupl
 
 
 def in_turns(paths: dict[str, Path]) -> dict[str, float]:
-    """Median seconds of each library."""
+    """Median seconds of each library, timed in turns."""
     libraries = {name: Library.open(path) for name, path in paths.items()}
     times: dict[str, list[float]] = {name: [] for name in paths}
     for _ in range(ROUNDS):

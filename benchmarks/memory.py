@@ -1,11 +1,11 @@
-"""The memory that a long session holds: the resident memory of its process tree over time.
+"""Benchmark the memory of a long tuning session: that of its process tree over time.
 
     python benchmarks/memory.py [--network resnet-18] [--target cpu] [--trials 2000] [--every 5]
                                 [--work DIR]
 
 Samples the session, its fork server and its workers while it tunes: resident memory, which counts
-what processes share once for each, and proportional memory (PSS), which counts it once. Prints both at
-each tenth of the session, the peaks, and what became of trials that failed; all samples are in
+shared pages once per process, and proportional memory (PSS), which counts them once. Prints both at
+each tenth of the session, the peaks, and the causes of failed trials; all samples are in
 DIR/memory-NETWORK-TARGET.json. 2000 trials of resnet-18 take about 20 minutes on two idle cores.
 """
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def watch(options: argparse.Namespace, log: Path) -> list[dict[str, float]]:
-    """Tune, and sample until it ends."""
+    """Tune and take samples until the session ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tvmtune.cli", "tune", "--network", options.network,
          "--target", options.target, "--trials", str(options.trials), "--log", str(log),
@@ -102,21 +102,21 @@ class Trials:
 
 
 def memory(pid: int) -> dict[str, float] | None:
-    """MB of a process and all below it; None if it has just ended."""
+    """MB of a process and its descendants; None if it has just ended."""
     try:
         root = psutil.Process(pid)
         tree = [root, *root.children(recursive=True)]
         own = root.memory_info().rss
     except psutil.Error:
         return None
-    if not own:  # it has ended, and nobody has asked yet for its exit status
+    if not own:  # a zombie: it has ended, and its exit status has not been collected
         return None
     resident = proportional = 0
     count = 0
     for each in tree:
         try:
             found = each.memory_full_info()
-        except psutil.Error:  # a worker that was recycled meanwhile
+        except psutil.Error:  # a worker that was just recycled
             continue
         resident += found.rss
         proportional += found.pss

@@ -1,10 +1,10 @@
-"""What it takes to propose candidates for a GPU, with and without a look at their numbers first.
+"""Benchmark proposing candidates for a GPU, with and without the analytical check of limits.
 
     python benchmarks/proposals.py [--network resnet-18] [--target-attr arch=sm_90] [--tasks 9,13,16]
 
-For each implementation of the tasks a fresh tuner proposes 16 candidates, in turns with
-:meth:`tvmtune.tuning.points.Points.fits` and without (everything is then lowered by TVM to find out).
-Needs nvcc or NVRTC, and no GPU.
+For each implementation of the tasks, a fresh tuner proposes 16 candidates, in turns with and without
+:meth:`tvmtune.tuning.space_points.PointSpace.fits`; without it, TVM lowers every candidate to find out.
+Needs nvcc or NVRTC, but no GPU.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from unittest import mock
 
 import tvm
 
-from tvmtune import api, system
+from tvmtune import api
+from tvmtune.machine import cpu_count
 from tvmtune.tuning.model import CostModel
-from tvmtune.tuning.points import Points
+from tvmtune.tuning.space_points import PointSpace
 from tvmtune.tuning.tuners import evolutionary
 from tvmtune.tuning.tuners.base import TunerArgs
 from tvmtune.types import Implementation
@@ -58,10 +59,10 @@ def asked(
         CostModel(seed=1),
         known=set(),
         seed=1,
-        threads=system.usable_cpus(),
+        threads=cpu_count.usable_cpus(),
     )
     began = time.perf_counter()
-    with mock.patch.object(Points, "fits", (lambda *_: True) if always else Points.fits):
+    with mock.patch.object(PointSpace, "fits", (lambda *_: True) if always else PointSpace.fits):
         found = evolutionary.create(args).ask(COUNT)
     return time.perf_counter() - began, len(found)
 

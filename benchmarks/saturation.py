@@ -1,12 +1,12 @@
-"""Which part of a farm is at its limit first: builders, boards, or the machine that tunes.
+"""Find which part of a device farm saturates first: builders, boards, or the tuning machine.
 
-    python benchmarks/saturation.py [--builders 8] [--boards 8,16,32,64]
-                                    [--build-seconds 0.5] [--run-seconds 2.0] [--rounds 4]
+python benchmarks/saturation.py [--builders 8] [--boards 8,16,32,64] [--build-seconds 0.5]
+[--run-seconds 2.0] [--rounds 4]
 
-A Dask cluster builds and boards measure, all of them processes on this machine that are real but for
-the work: they sleep for as long as it would take. Between them and with them works what tunes, the
-measurer with its queue, lanes, uploads and deadlines. For each number of boards it prints candidates a
-minute, and the share of its capacity that each part used; 1.00 is saturated.
+A Dask cluster builds and boards measure. All are real processes on this machine, except that they
+sleep for as long as the work would take. The measurer, with its queue, board workers, uploads and
+deadlines, is the real one. For each number of boards, prints candidates per minute and the share of
+its capacity that each part used; 1.00 is saturated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from boards import HOST, KEY, Farm, free_ports
 
 HERE = Path(__file__).parent
 ROUND = 64
-"""Candidates that are proposed together, as a session does."""
+"""Candidates per round, as in a session."""
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def measure(farm: Farm, cluster: Cluster, counts: list[int], options: Any) -> No
         for count in counts:
             farm.add(free_ports(count - started))
             started = count
-            rounds(measurer, max(2, count // 8))  # each lane is a process that imports TVM first
+            rounds(measurer, max(2, count // 8))  # each board worker's process imports TVM first
             load = psutil.cpu_times()
             began = time.monotonic()
             done = rounds(measurer, options.rounds)
@@ -92,7 +92,8 @@ def measure(farm: Farm, cluster: Cluster, counts: list[int], options: Any) -> No
 
 
 def rounds(measurer: Any, count: int) -> int:
-    """Build and measure so many rounds, the next being built while one is measured; candidates."""
+    """Build and measure ``count`` rounds, each built while the one before is measured; returns the
+    number of candidates."""
     wanted = [(workload(), None)] * ROUND
     ended: list[Any] = []
 
@@ -110,7 +111,7 @@ def rounds(measurer: Any, count: int) -> int:
 
 
 def workload() -> Any:
-    """Something for the builders to read."""
+    """A workload for the builders to read."""
     import tvm
     from tvm import te
 
@@ -127,7 +128,7 @@ _made: dict[str, Any] = {}
 
 
 def busy(before: Any) -> float:
-    """Seconds of all processors together since ``before``."""
+    """CPU seconds of all processors since ``before``."""
     now = psutil.cpu_times()
     return sum(getattr(now, k) - getattr(before, k) for k in ("user", "system", "nice"))
 
@@ -137,14 +138,14 @@ class Cluster:
 
     def __init__(self, folder: Path, builders: int) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
-        told = folder / "scheduler.json"
+        file = folder / "scheduler.json"
         self._start(
             "scheduler", "--host", HOST, "--port", "0", "--no-dashboard",
-            "--scheduler-file", str(told),
+            "--scheduler-file", str(file),
         )  # fmt: skip
-        while not told.exists() or not told.read_text():
+        while not file.exists() or not file.read_text():
             time.sleep(0.2)
-        self.address = str(json.loads(told.read_text())["address"])
+        self.address = str(json.loads(file.read_text())["address"])
         self._start(
             "worker", self.address, "--nworkers", str(builders), "--nthreads", "1",
             "--no-dashboard", "--local-directory", str(folder),

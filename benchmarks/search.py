@@ -1,18 +1,18 @@
-"""tvmtune's search against MetaSchedule's, on the same tasks, one after the other in one run.
+"""Compare tvmtune's search with MetaSchedule's on the same tasks, one after the other.
 
     python benchmarks/search.py [--network resnet-18] [--trials 1600] [--work DIR]
 
-Both tune the tasks of tvmtune's own extraction with as many threads, each in a process of its own:
-tvmtune with its defaults, and ``ms.tune_tasks`` with its (stock.py). Then every candidate that either
-of them held for the best of its task at some time is timed again, in turns, by tvmtune's runner. That
-gives the weighted latency of both over time, and the time that tvmtune took to MetaSchedule's last.
-MetaSchedule knows the direct implementations alone; the row "direct only" counts those of tvmtune's run
-alone, whose time then went into others as well.
+Both tune the tasks that tvmtune extracts, with the same number of threads, each in a separate process
+and with its own defaults: ``tvmtune tune`` and ``ms.tune_tasks`` (stock.py). Then tvmtune's runner
+times all candidates that were incumbents of either run a second time, in turns. This gives the weighted
+latency of both over time, and the time that tvmtune took to reach MetaSchedule's final latency.
+MetaSchedule has only the direct implementations; the row "direct only" counts only those of tvmtune's
+run, although the run spent time on the others as well.
 
 Prints a Markdown table for benchmarks/README.md, and writes the curves to
-DIR/search-NETWORK-curves.json: [seconds, trials, weighted ms]. What a run has left in DIR is used again
-by the next, so that an interrupted one costs little. On two idle cores resnet-18 takes about 45 minutes
-(25 of them MetaSchedule's), mobilenet about 35.
+DIR/search-NETWORK-curves.json: [seconds, trials, weighted ms]. A run reuses what an earlier one left in
+DIR, so an interruption costs little. On two idle cores resnet-18 takes about 45 minutes (25 of them
+MetaSchedule's), mobilenet about 35.
 """
 
 from __future__ import annotations
@@ -26,22 +26,30 @@ from pathlib import Path
 import convergence
 from convergence import Found, Point, Run
 
-from tvmtune import api, system
-from tvmtune.records.identity import workload_key
+from tvmtune import api
+from tvmtune.machine import package_versions
+from tvmtune.passes.workload_keys import workload_key
 from tvmtune.types import Implementation, Timing
 
 STOCK = "MetaSchedule"
 FAILED = 1e9
-"""Seconds; MetaSchedule notes 1e10 for a candidate that failed."""
+"""Seconds, as a threshold: MetaSchedule records 1e10 for a candidate that failed."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", default="resnet-18")
     parser.add_argument("--trials", type=int, default=1600)
-    parser.add_argument("--rounds", type=int, default=3, help="of the second timing")
-    parser.add_argument("--number", type=int, default=1, help="calls per repeat of it; 1: cold")
-    parser.add_argument("--build-timeout", type=float, default=30.0, help="of MetaSchedule")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the second timing")
+    parser.add_argument(
+        "--number",
+        type=int,
+        default=1,
+        help="calls per repeat; 1: cold caches",
+    )
+    parser.add_argument(
+        "--build-timeout", type=float, default=30.0, help="seconds, for MetaSchedule"
+    )
     parser.add_argument("--work", type=Path, default=Path("benchmarks/work"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -57,7 +65,7 @@ def main() -> None:
         times.write_text(json.dumps(took))
     if STOCK not in took:
         if folder.exists():
-            sys.exit(f"{folder} is what an interrupted run has left: remove it")
+            sys.exit(f"{folder} was left by an interrupted run: remove it")
         took[STOCK] = convergence.process(
             [sys.executable, str(Path(__file__).with_name("stock.py")), "--network",
              options.network, "--trials", str(options.trials), "--build-timeout",
@@ -74,7 +82,7 @@ def main() -> None:
     report = {
         "network": plan.network.name,
         "device": plan.device.to_json(),
-        "versions": system.versions(),
+        "versions": package_versions.versions(),
         "number": options.number,
         "runs": {run.name: convergence.to_json(run, plan) for run in runs},
     }
@@ -84,33 +92,33 @@ def main() -> None:
 
 
 def table(plan: api.Plan, runs: list[Run]) -> str:
-    """A row for each run; the last columns say when it came to MetaSchedule's last latency."""
+    """One row per run; the last columns show when it reached MetaSchedule's final latency."""
     curves = {run.name: run.curve(plan) for run in runs}
     last = curves[STOCK][-1].latency if curves[STOCK] else float("inf")
     lines = [
         f"{plan.network.name}: {len(plan.tasks)} tasks, weighted latency over all kernels",
         "",
-        f"| | trials | minutes | trials a minute | ms by its own timing | ms | ms at the time of "
-        f"{STOCK}'s end | minutes to {STOCK}'s last | trials to it | of {STOCK}'s time |",
+        f"| | trials | minutes | trials a minute | own ms | ms | ms when "
+        f"{STOCK} ended | minutes to {STOCK}'s result | trials to it | fraction of its time |",
         "|---" * 10 + "|",
     ]
-    whole = next(run.seconds for run in runs if run.name == STOCK)
+    total = next(run.seconds for run in runs if run.name == STOCK)
     for run in runs:
         curve = curves[run.name]
-        there = convergence.reached(curve, last) if last < float("inf") else None
+        point = convergence.reached(curve, last) if last < float("inf") else None
         final = curve[-1].latency if curve else float("inf")
         lines.append(
             f"| {run.name} | {run.trials} | {run.seconds / 60:.1f} | {run.rate:.0f} | "
-            f"{run.told(plan) * 1e3:.3f} | {final * 1e3:.3f} | "
-            f"{convergence.at(curve, whole) * 1e3:.3f} | {_arrival(there, whole)} |"
+            f"{run.reported(plan) * 1e3:.3f} | {final * 1e3:.3f} | "
+            f"{convergence.at(curve, total) * 1e3:.3f} | {_arrival(point, total)} |"
         )
     return "\n".join(lines)
 
 
-def _arrival(there: Point | None, whole: float) -> str:
-    if there is None:
+def _arrival(point: Point | None, total: float) -> str:
+    if point is None:
         return "never | - | -"
-    return f"{there.seconds / 60:.1f} | {there.trials} | {there.seconds / whole:.2f}"
+    return f"{point.seconds / 60:.1f} | {point.trials} | {point.seconds / total:.2f}"
 
 
 def from_database(plan: api.Plan, folder: Path, began: float, seconds: float) -> Run:
@@ -118,14 +126,14 @@ def from_database(plan: api.Plan, folder: Path, began: float, seconds: float) ->
     from stock import BATCHES
     from tvm.s_tir import meta_schedule as ms
 
-    arms: dict[str, tuple[str, Implementation]] = {
+    implementations: dict[str, tuple[str, Implementation]] = {
         workload_key(task.implementation("direct").mod): (task.key, task.implementation("direct"))
         for task in plan.tasks
     }
     workloads = []
     for line in (folder / "database_workload.json").read_text().splitlines():
         mod = ms.database.Workload.from_json(json.loads(line)).mod
-        workloads.append(arms.get(workload_key(mod)))
+        workloads.append(implementations.get(workload_key(mod)))
     times: list[float] = []
     for line in (folder / BATCHES).read_text().splitlines():
         batch = json.loads(line)
@@ -134,10 +142,10 @@ def from_database(plan: api.Plan, folder: Path, began: float, seconds: float) ->
     records = (folder / "database_tuning_record.json").read_text().splitlines()
     for number, line in enumerate(records):
         workload, (trace, results, *_) = json.loads(line)
-        arm = workloads[workload]
+        direct = workloads[workload]
         latency = statistics.median(results) if results else FAILED
-        if arm is not None and latency < FAILED:
-            found.append(Found(times[number], number + 1, *arm, trace, latency))
+        if direct is not None and latency < FAILED:
+            found.append(Found(times[number], number + 1, *direct, trace, latency))
     return Run(STOCK, found, len(records), seconds)
 
 

@@ -1,16 +1,16 @@
-"""Tune tvmtune's tasks with MetaSchedule as it comes, in a process of its own; search.py calls it.
+"""Tune tvmtune's tasks with unmodified MetaSchedule in a separate process; search.py calls it.
 
     python benchmarks/stock.py --network resnet-18 --trials 1600 --work benchmarks/work/stock
 
-``ms.tune_tasks`` with its defaults: XGBModel, evolutionary search, gradient scheduler, LocalBuilder,
-LocalRunner, layout rewriting. The tasks are those of tvmtune's own extraction, direct implementations
-alone, and threads are set to those that tvmtune uses. DIR then holds MetaSchedule's database, and
-``batches.json``, a line with time and size for each batch that went into it. 1600 trials take about 25
+Runs ``ms.tune_tasks`` with its defaults: XGBModel, evolutionary search, gradient scheduler,
+LocalBuilder, LocalRunner, layout rewriting. The tasks are the ones that tvmtune extracts, with only
+their direct implementations, and the number of threads is tvmtune's. DIR then contains MetaSchedule's
+database and ``batches.json``, one line per batch with its time and size. 1600 trials take about 25
 minutes on two cores.
 
-Each batch is built by fresh processes, which import TVM first (10 to 15 s on two idle cores). That
-counts towards the time limit of 30 s for a candidate: on a machine that is slow or busy all builds time
-out, and ``--build-timeout`` helps.
+Fresh processes build each batch, and first import TVM (10 to 15 s on two idle cores), which counts
+toward the limit of 30 s per candidate: if all builds time out on a slow or busy machine, raise
+``--build-timeout``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     options = parser.parse_args()
     options.work.mkdir(parents=True)
-    plan = api.plan(api.load(options.network), "cpu")  # it sets TVM_NUM_THREADS, too
+    plan = api.plan(api.load(options.network), "cpu")  # also sets TVM_NUM_THREADS
     tune(plan, options)
 
 
@@ -64,7 +64,7 @@ def tune(plan: api.Plan, options: argparse.Namespace) -> None:
 
 
 def stopwatch(path: Path) -> Any:
-    """A callback that notes when results went into the database, and how many."""
+    """A callback that records when results were added to the database, and how many."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 

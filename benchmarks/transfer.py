@@ -1,15 +1,15 @@
-"""What is learnt elsewhere, and what an interruption costs: trials to the same latency.
+"""Measure what transfer and resumption save: trials to the same latency.
 
     python benchmarks/transfer.py [--source resnet-18] [--networks resnet-34,mobilenet] [--work DIR]
                                   [--source-trials 1000] [--trials 400]
 
-Tunes the source network, then each of the others three times: afresh, with ``--transfer-from`` the
-source's log, and afresh but stopped after half of the trials and resumed. All candidates that one of
-the three held for the best at some time are timed again, in turns. Prints, for each network and run,
-the final weighted latency, the trials and minutes to a latency that all three reached (the worst of the
-final ones), the records that were taken over, and how many candidates were measured twice. Writes the
-curves to DIR/transfer-NETWORK.json. What is there already in DIR is not tuned again. About 70 minutes
-on two idle cores.
+Tunes the source network, then each of the others three times: from scratch, with ``--transfer-from``
+the source's log, and from scratch but stopped after half of the trials and resumed. Then times all
+candidates that were incumbents in any of the three a second time, in turns. Prints, for each network
+and run, the final weighted latency, the trials and minutes to a latency that all three reached (the
+worst of the final ones), the number of transferred records, and how many candidates were measured
+twice. Writes the curves to DIR/transfer-NETWORK.json. Runs already in DIR are not repeated. Takes about
+70 minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet-34,mobilenet")
     parser.add_argument("--source-trials", type=int, default=1000)
     parser.add_argument("--trials", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3, help="of the second timing")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the second timing")
     parser.add_argument("--work", type=Path, default=Path("benchmarks/work"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def main() -> None:
     source = options.work / f"transfer-source-{convergence.stem(options.source)}.json"
     session(options.source, source, options.source_trials)
     print(
-        "| network | run | final ms | common ms | trials to it | minutes to it | taken over | "
+        "| network | run | final ms | common ms | trials to it | minutes to it | transferred | "
         f"measured twice |\n{'|---' * 8}|"
     )
     for network in options.networks.split(","):
@@ -61,10 +61,10 @@ def main() -> None:
 
 def row(network: str, plan: api.Plan, run: Run, common: float, log: Path) -> str:
     curve = run.curve(plan)
-    there = convergence.reached(curve, common)
+    point = convergence.reached(curve, common)
     trials = read_log(log).trials
     measured = [(t.workload, t.candidate) for t in trials if t.tuner != TRANSFER]
-    arrival = f"{there.trials} | {there.seconds / 60:.1f}" if there else "never | -"
+    arrival = f"{point.trials} | {point.seconds / 60:.1f}" if point else "never | -"
     final = f"{curve[-1].latency * 1e3:.3f}" if curve else "-"
     return (
         f"| {network} | {run.name} | {final} | {common * 1e3:.3f} | {arrival} | "
@@ -79,7 +79,7 @@ def tuned(name: str, plan: api.Plan, network: str, options: argparse.Namespace, 
 
 
 def resumed(name: str, plan: api.Plan, network: str, options: argparse.Namespace) -> Run:
-    """Two sessions on one log; the time between them does not count."""
+    """Two sessions on one log, without the time between them."""
     log = path(network, name, options)
     first = session(network, log, options.trials // 2, part=1)
     second = session(network, log, options.trials, part=2)
@@ -92,7 +92,7 @@ def resumed(name: str, plan: api.Plan, network: str, options: argparse.Namespace
 
 
 def session(network: str, log: Path, trials: int, *more: str, part: int = 1) -> tuple[float, float]:
-    """Tune, unless that was done by an earlier run; when it began, and the seconds it took."""
+    """Tune unless an earlier run did; returns when it began, and the seconds it took."""
     times = log.with_suffix(f".{part}.times")
     if not times.exists():
         if part == 1:

@@ -1,4 +1,4 @@
-"""The networks of the zoo, one after the other: compiled, checked, tuned a little, timed with a peer.
+"""Benchmark the zoo: compile, check and briefly tune each network, and time it beside ONNX Runtime.
 
     python benchmarks/zoo.py [--networks NAME,...] [--trials 64] [--layout NHWC] [--work DIR]
 
@@ -35,7 +35,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     if load > 0.5:
-        print(f"warning: the load is {load:.2f} before anything has begun", file=sys.stderr)
+        print(f"warning: the load is {load:.2f} before the benchmark starts", file=sys.stderr)
     header = ("network", "tasks", "untuned ms", "tuned ms", f"{PEER} ms", "error", "compile s",
               "compile peak MB", "weights MB")  # fmt: skip
     print(f"| {' | '.join(header)} |\n{'|---' * len(header)}|", flush=True)
@@ -76,29 +76,29 @@ def row(network: str, options: argparse.Namespace) -> list[str]:
 
 
 def bench(library: Path) -> dict[str, dict]:
-    """The runs by runtime; the outputs are checked, a wrong one fails."""
+    """Runs by runtime; raises CalledProcessError if the outputs are wrong."""
     report = library.with_suffix(".bench.json")
     tool("bench", str(library), "--vs", PEER, "--check", "--json", str(report))
     return {run["runtime"]: run for run in json.loads(report.read_text())["runs"]}
 
 
 def tool(*words: str) -> tuple[str, float, int]:
-    """Standard output, seconds, and the peak of resident bytes over the whole process tree."""
+    """Run a command: standard output, seconds, and the process tree's peak of resident bytes."""
     begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "tvmtune.cli", *words], stdout=subprocess.PIPE, text=True
     )
     peak = 0
-    said = ""
+    output = ""
     while True:
         try:
-            said, _ = process.communicate(timeout=0.05)
+            output, _ = process.communicate(timeout=0.05)
             break
         except subprocess.TimeoutExpired:
             peak = max(peak, resident(process.pid))
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(words))
-    return said, time.monotonic() - begun, peak
+    return output, time.monotonic() - begun, peak
 
 
 def resident(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""RGB to YUV (BT.601, studio swing without its offsets) of one image with interleaved channels.
+"""Convert an image with interleaved channels from RGB to YUV (BT.601, studio swing, no offsets).
 
 tvmtune tune --network examples/rgb2yuv.py --arg w=1920 --arg h=1080 -o rgb2yuv.so
 """
@@ -13,7 +13,7 @@ YUV = (
     (-0.148, -0.291, 0.439),
     (0.439, -0.368, -0.071),
 )
-"""Rows: what Y, U and V take of R, G and B."""
+"""Rows: the weights of R, G and B in Y, U and V."""
 
 
 @tvmtune.operator
@@ -34,7 +34,7 @@ def in_numpy(rgb):
 
 @rgb2yuv.template("cpu")
 def on_cpu(sch):
-    """Rows and parts of rows on all cores; the three channels unrolled, pixels as vector lanes."""
+    """Parallel over rows and row segments, unrolled over channels, vectorized over pixels."""
     i, j, k = sch.get_loops(sch.get_sblock("yuv"))
     outer, middle, lanes = sch.split(j, sch.sample_perfect_tile(j, n=3, max_innermost_factor=64))
     rows, row = sch.split(i, sch.sample_perfect_tile(i, n=2, max_innermost_factor=64))
@@ -46,7 +46,7 @@ def on_cpu(sch):
 
 @rgb2yuv.template("gpu")
 def on_gpu(sch):
-    """A thread for each pixel; how many of them make a block is searched."""
+    """One thread per pixel; the block size is a knob."""
     i, j, k = sch.get_loops(sch.get_sblock("yuv"))
     pixels = sch.fuse(i, j)
     blocks, threads = sch.split(

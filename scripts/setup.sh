@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv in this checkout, with tvmtune and the runtimes that it is compared with in it.
+# Creates .venv in this checkout with tvmtune and the runtimes to compare with.
 #
-#   scripts/setup.sh [--tests]      --tests: with PyTorch, TFLite, ncnn, the tools of the tests, and
-#                                   the C++ compilers, the linker and the OpenCL device that some
-#                                   of them use
+#   scripts/setup.sh [--tests]      --tests: also PyTorch, TFLite, ncnn, the test tools, and the C++
+#                                   compilers, the linker and the OpenCL device that some tests use
 #
-# Safe to call again: it returns at once as long as pyproject.toml has not changed.
-# TVMTUNE_PYTHON names the interpreter to take instead of the first python3 >= 3.10.
+# Safe to run again: it returns at once unless pyproject.toml has changed.
+# TVMTUNE_PYTHON names the interpreter to use instead of the first python3 >= 3.10.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -36,15 +35,15 @@ found() {
     return 1
 }
 
-# Installs Debian packages, or says how to and fails.
+# Installs Debian packages; if it cannot, prints how to and fails.
 apt_install() {
     local prefix=()
     if ! found apt-get; then
-        say "please install what Debian calls: $*"
+        say "please install these Debian packages or their equivalents: $*"
         return 1
     fi
     if [ "$(id -u)" -ne 0 ]; then
-        # sudo may only ask for a password where someone can type it.
+        # sudo may ask for a password only on a terminal.
         if ! found sudo || { [ ! -t 0 ] && ! sudo -n true 2>/dev/null; }; then
             say "please run: sudo apt-get install $*"
             return 1
@@ -66,34 +65,34 @@ for argument in "$@"; do
 done
 
 if [ "$tests" = yes ] && ! found g++ clang++ c++; then
-    apt_install g++ || say "going on without: the tests that compile C++ will be skipped"
+    apt_install g++ || say "continuing without it: tests that compile C++ will be skipped"
 fi
 if [ "$tests" = yes ] && ! found ld.lld; then
-    apt_install lld || say "going on without: the tests that link for other machines will be skipped"
+    apt_install lld || say "continuing without it: tests that link for other machines will be skipped"
 fi
 if [ "$tests" = yes ] && [ ! -e /usr/lib/x86_64-linux-gnu/amdgcn/bitcode/ocml.bc ] &&
     [ "$(uname -m)" = x86_64 ]; then
     apt_install rocm-device-libs ||
-        say "going on without: the test that links ROCm's functions will be skipped"
+        say "continuing without it: the test that links ROCm device functions will be skipped"
 fi
 if [ "$tests" = yes ] && [ ! -e /etc/OpenCL/vendors/pocl.icd ]; then
     apt_install pocl-opencl-icd ocl-icd-libopencl1 ||
-        say "going on without: the tests that run OpenCL will be skipped"
+        say "continuing without them: tests that run OpenCL will be skipped"
 fi
 if [ "$tests" = yes ] && ! found aarch64-linux-gnu-g++; then
     apt_install g++-aarch64-linux-gnu libc6-dev-arm64-cross ||
-        say "going on without: the test that builds the OpenCL runtime for ARM will be skipped"
+        say "continuing without them: the test that builds the OpenCL runtime for ARM will be skipped"
 fi
 if [ -z "${TVMTUNE_LINKER:-}" ] && ! found ld.lld ld gcc cc clang; then
     apt_install binutils
 fi
 
-# A checkout that moved needs a new environment: its scripts hold absolute paths.
+# A checkout that was moved needs a new environment, because scripts in it contain absolute paths.
 wanted="$root $(cksum <"$root/pyproject.toml")"
 extras=peers
 if [ "$tests" = yes ]; then extras=test; fi
 if [ -f "$stamp" ] && [ -x "$venv/bin/python" ]; then
-    # What the tests need includes all the rest.
+    # The test extra includes all others.
     case $(cat "$stamp") in
         "$wanted test" | "$wanted $extras") exit 0 ;;
     esac
@@ -107,7 +106,7 @@ if ! python=$(find_python); then
     apt_install python3 python3-venv
     python=$(find_python) || { say "Python 3.10 or later is needed"; exit 1; }
 fi
-# Debian ships Python without ensurepip, and so without the means to fill an environment.
+# Debian ships Python without ensurepip, which venv needs.
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     case ${python##*/} in
         python3) apt_install python3-venv ;;
@@ -115,22 +114,22 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     esac
 fi
 
-# PyTorch compiles against Python's own headers.
+# PyTorch compiles against Python's headers.
 if [ "$tests" = yes ] && ! "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then
     case ${python##*/} in
         python3) apt_install python3-dev ;;
         *) apt_install "${python##*/}-dev" ;;
-    esac || say "going on without: the tests that compile with PyTorch will be skipped"
+    esac || say "continuing without it: tests that compile with PyTorch will be skipped"
 fi
 
 rm -f "$stamp"
 if [ ! -e "$venv" ] || ! new_enough "$venv/bin/python" || ! "$venv/bin/python" -c 'import pip' \
     2>/dev/null; then
-    say "making .venv with $("$python" --version)"
+    say "creating .venv with $("$python" --version)"
     "$python" -m venv --clear "$venv"
 fi
-say "installing tvmtune and what it needs into .venv (a few minutes the first time)"
+say "installing tvmtune and its dependencies into .venv (takes a few minutes the first time)"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[$extras]" >&2
 printf '%s %s\n' "$wanted" "$extras" >"$stamp"
 say "ready"

@@ -1,8 +1,9 @@
-"""For every test."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,40 +11,80 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tvmtune import torchless
+from libraries import make_library, spoiled
+from models import tiny_cnn
+from tvmtune import block_torch_import
+from tvmtune.library import metadata
+from tvmtune.machine.threads import allowed_cpus
+from tvmtune.runtime.library import Library
 
 if TYPE_CHECKING:
-    from farm.served import Farm
+    from remote.served import Farm
 
-# Some tests limit the size of files in a process of their own. Python would leave bytecode there that
-# is cut short, and every later import of that module would fail ("marshal data too short").
+# Some tests limit the file size of a child process. Python would leave truncated bytecode there,
+# and every later import of that module would fail ("marshal data too short").
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
-torchless.install()  # as in tvmtune's own processes
+# The thread pool that the first kernel starts keeps this size; it cannot grow later.
+os.environ.setdefault("TVM_NUM_THREADS", str(min(2, len(allowed_cpus()))))
+
+block_torch_import.install()  # as in tvmtune's own processes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes begins first: begun last, it would run on alone while other workers idle.
+    """Start long tests first: started last, they would run alone while other workers idle.
 
-    Then whole modules, mixed: neighbours in a folder all compute, or all wait for boards and deadlines,
-    and two of the same kind side by side leave a processor idle, or have three share it.
+    Then run whole modules in mixed order: those of one folder all compute, or all wait for boards and
+    deadlines, and two of the same kind in parallel leave a CPU idle or overload it.
     """
 
     def order(item: pytest.Item) -> tuple[bool, int]:
         return item.get_closest_marker("long") is None, zlib.crc32(item.path.name.encode())
 
     items.sort(key=order)
+    for item in items:
+        # Tracing slows Python by 40%, and much of what slow tests do is in other processes.
+        if item.get_closest_marker("slow"):
+            item.add_marker("no_cover")
 
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Farm]:
-    """What it starts has ended, and left nothing behind, when the test has."""
-    from farm.served import Farm
+    """A farm whose processes end with the test and leave nothing behind."""
+    from remote.served import Farm
 
     folder = tmp_path / "farm"
     folder.mkdir()
-    made = Farm(folder)
+    started = Farm(folder)
     try:
-        yield made
+        yield started
     finally:
-        made.close()
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of ``tiny_cnn``, with a check; its network is ``model.onnx`` beside it."""
+    return make_library(tiny_cnn(), tmp_path_factory.mktemp("made"), threads=default_threads())
+
+
+@pytest.fixture(scope="session")
+def opened(tiny_library: Path) -> Library:
+    return Library.open(tiny_library)
+
+
+@pytest.fixture
+def copy(tiny_library: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(tiny_library, tmp_path / "copy.so"))
+
+
+@pytest.fixture(scope="session")
+def wrong(tiny_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with one wrong weight that claims to be ``tiny_library``."""
+    path = make_library(spoiled(tiny_cnn()), tmp_path_factory.mktemp("wrong"), check=False)
+    metadata.append(path, metadata.read(tiny_library))
+    return path
+
+
+def default_threads() -> int:
+    return min(2, len(allowed_cpus()))

@@ -1,4 +1,4 @@
-"""Small file systems for tests of disks that are full, or take nothing."""
+"""Small file systems for tests of full and read-only disks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 _LIMIT = 30.0
-"""Seconds in which whoever still has something open there has to be done."""
+"""Seconds within which files that are still open there must be closed."""
 
 
 @contextlib.contextmanager
 def mounted(disk: Path, options: str) -> Iterator[None]:
-    """A tmpfs with these options at ``disk``, which is made; the test is skipped where none can be."""
+    """Mount a tmpfs with these options at the new folder ``disk``, or skip the test."""
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
@@ -28,6 +28,6 @@ def mounted(disk: Path, options: str) -> Iterator[None]:
     finally:
         end = time.monotonic() + _LIMIT
         while subprocess.run(["umount", str(disk)], capture_output=True).returncode:
-            gc.collect()  # a file may be open that only a cycle of garbage knows
+            gc.collect()  # a garbage cycle may hold an open file
             assert time.monotonic() < end, f"somebody keeps a file of {disk} open"
             time.sleep(0.1)

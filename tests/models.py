@@ -120,7 +120,7 @@ def tiny_encoder(batch: int | str = 1, sequence: int | str = 8) -> onnx.ModelPro
 def one_node(
     op: str, *, domain: str = "", shape: Sequence[int | str | None] = (2, 3), **attributes: object
 ) -> onnx.ModelProto:
-    """``x`` -> one node called ``the_node`` -> ``y``, whose shape the file does not tell."""
+    """``x`` -> one node called ``the_node`` -> ``y``, whose shape the file does not declare."""
     node = helper.make_node(op, ["x"], ["y"], name="the_node", domain=domain, **attributes)
     graph = helper.make_graph(
         [node],

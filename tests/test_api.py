@@ -1,7 +1,8 @@
-"""The Python API from end to end: plan, tune and compile, and the library's answer is right."""
+"""The Python API from end to end: plan, tune, compile, and check the library's outputs."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +11,27 @@ import pytest
 
 from models import tiny_cnn, tiny_encoder
 from tvmtune import api
-from tvmtune.deploy.library import Library
-from tvmtune.deploy.verify import run_check
+from tvmtune.bench.verify import run_check
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.records.log import read_log
-from tvmtune.tuning.session import Budget
+from tvmtune.runtime.library import Library
+from tvmtune.tuning.budget import Budget
+from tvmtune.tuning.options import TuneOptions
 from tvmtune.types import Timing
 
 QUICK = Timing(repeat=3)
 
 
 def plan_of(model: onnx.ModelProto, folder: Path, **options) -> api.Plan:
-    """Through a file, as users come."""
+    """Plan a network from a file, as users do."""
     path = folder / "network.onnx"
     onnx.save(model, path)
     return api.plan(api.load(str(path)), **options)
 
 
-def assert_right(path: Path, plan: api.Plan) -> None:
-    """Its outputs are ONNX Runtime's, and others for other inputs."""
+def assert_correct(path: Path, plan: api.Plan) -> None:
+    """The outputs equal ONNX Runtime's and change with the inputs."""
     library = Library.open(path)
     assert library.inputs == plan.network.inputs
     assert library.outputs == plan.network.outputs
@@ -47,7 +49,7 @@ def assert_right(path: Path, plan: api.Plan) -> None:
     assert run_check(library, library.metadata["check"]).passed
 
 
-def test_a_plan_knows_its_network_its_device_and_its_log(tmp_path):
+def test_a_plan_describes_its_network_device_and_log(tmp_path):
     plan = plan_of(tiny_cnn(batch=2), tmp_path, attrs={"threads": 1})
     assert plan.device.threads == 1
     assert plan.prepared.layout == "NHWC"
@@ -66,15 +68,51 @@ def test_a_plan_knows_its_network_its_device_and_its_log(tmp_path):
         ({"remote": "board:9"}, "'board:9' cannot be the key of a board"),
     ],
 )
-def test_a_plan_refuses_what_it_does_not_know(tmp_path, options, message):
+def test_a_plan_rejects_unknown_names_and_values(tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
         plan_of(tiny_cnn(), tmp_path, **options)
 
 
-def test_given_hardware_parameters_win_over_those_found(tmp_path):
-    found = plan_of(tiny_cnn(), tmp_path).device.params
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Budget(trials=0), "--trials must be at least 1, not 0"),
+        (lambda: Budget(seconds=0.0), "--time-budget must be above 0, not 0"),
+        (lambda: Budget(failure_rate=1.5), "--max-failure-rate must be from 0 to 1, not 1.5"),
+        (lambda: Timing(repeat=0), "--repeat must be at least 1, not 0"),
+        (lambda: Timing(run_timeout=-3.0), "--run-timeout must be above 0, not -3"),
+        (lambda: TuneOptions(tuner="xgbb"), "tuner 'xgbb' is not known. Did you mean xgb"),
+        (lambda: TuneOptions(scheduler="efect"), "scheduler 'efect' is not known."),
+        (lambda: TuneOptions(wait=0.0), "--wait must be above 0, not 0"),
+        (
+            lambda: TuneOptions(tuner="ga", tuner_options={"populaton": 2}),
+            "--tuner-option populaton: tuner 'ga' has no such option. Did you mean population",
+        ),
+    ],
+)
+def test_options_are_validated_with_the_messages_of_the_command_line(make, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        make()
+
+
+def test_options_hold_canonical_names_and_typed_values():
+    options = TuneOptions(tuner="genetic", tuner_options={"mutate": 1})
+    assert options.tuner == "ga"
+    assert options.tuner_options == {"mutate": 1.0}
+    assert isinstance(options.tuner_options["mutate"], float)
+
+
+def test_tuning_with_an_invalid_option_leaves_no_log(tmp_path):
+    plan = plan_of(tiny_cnn(), tmp_path)
+    with pytest.raises(UsageError, match="scheduler 'efect' is not known"):
+        api.tune(plan, tmp_path / "log.json", scheduler="efect")
+    assert not (tmp_path / "log.json").exists()
+
+
+def test_given_hardware_parameters_override_detected_ones(tmp_path):
+    detected = plan_of(tiny_cnn(), tmp_path).device.params
     given = plan_of(tiny_cnn(), tmp_path, params={"l2_bytes": 12345}).device.params
-    assert given == {**found, "l2_bytes": 12345}
+    assert given == {**detected, "l2_bytes": 12345}
 
 
 @pytest.mark.parametrize("layout", ["NHWC", pytest.param("NCHW", marks=pytest.mark.slow)])
@@ -83,12 +121,12 @@ def test_compiling_needs_no_log(tmp_path, make, layout):
     plan = plan_of(make(), tmp_path, layout=layout)
     compiled = api.compile(plan, tmp_path / "lib.so")
     assert compiled.counts == {"exact": 0, "anchor": 0, "default": len(plan.tasks)}
-    assert_right(compiled.path, plan)
+    assert_correct(compiled.path, plan)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
-def test_tuned_networks_are_right(tmp_path, make):
+def test_tuned_networks_are_correct(tmp_path, make):
     plan = plan_of(make(), tmp_path)
     log = tmp_path / "log.json"
     trials = sum(len(t.implementations) for t in plan.tasks) + 8
@@ -100,11 +138,11 @@ def test_tuned_networks_are_right(tmp_path, make):
     assert set(written.tasks) == {t.key for t in plan.tasks}
     compiled = api.compile(plan, tmp_path / "lib.so", [log])
     assert compiled.counts == {"exact": len(plan.tasks), "anchor": 0, "default": 0}
-    assert_right(compiled.path, plan)
+    assert_correct(compiled.path, plan)
 
 
 @pytest.mark.slow
-def test_a_second_run_continues_and_other_networks_are_refused(tmp_path):
+def test_a_second_run_continues_and_other_networks_are_rejected(tmp_path):
     (tmp_path / "other").mkdir()
     plan, log = plan_of(tiny_cnn(), tmp_path), tmp_path / "log.json"
     trials = sum(len(t.implementations) for t in plan.tasks)
@@ -128,7 +166,7 @@ def test_a_second_run_continues_and_other_networks_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_only_the_chosen_tasks_are_tuned(tmp_path):
+def test_only_selected_tasks_are_tuned(tmp_path):
     plan, log = plan_of(tiny_cnn(), tmp_path), tmp_path / "log.json"
     (task,) = [t for t in plan.tasks if len(t.implementations) == 2]
     api.tune(plan, log, budget=Budget(trials=6), timing=QUICK, tasks=[task])
@@ -137,16 +175,16 @@ def test_only_the_chosen_tasks_are_tuned(tmp_path):
     assert {t.implementation for t in trials} == {"direct", "winograd"}
     compiled = api.compile(plan, tmp_path / "lib.so", [log])
     assert compiled.counts == {"exact": 1, "anchor": 0, "default": len(plan.tasks) - 1}
-    assert_right(compiled.path, plan)
+    assert_correct(compiled.path, plan)
 
 
 @pytest.mark.slow
-def test_a_log_serves_the_network_with_another_head(tmp_path):
-    """Keys hold for equal kernels wherever they stand; only the classifier is another."""
+def test_records_are_reused_for_a_network_with_another_classifier(tmp_path):
+    """Equal kernels have equal keys in both networks."""
     plan, log = plan_of(tiny_cnn(classes=10), tmp_path), tmp_path / "log.json"
     trials = sum(len(t.implementations) for t in plan.tasks)
     api.tune(plan, log, budget=Budget(trials=trials), timing=QUICK)
     other = plan_of(tiny_cnn(classes=7, seed=3), tmp_path)
     compiled = api.compile(other, tmp_path / "lib.so", [log])
     assert compiled.counts == {"exact": len(other.tasks) - 1, "anchor": 0, "default": 1}
-    assert_right(compiled.path, other)
+    assert_correct(compiled.path, other)

@@ -1,4 +1,4 @@
-"""The documents are held to the code."""
+"""The documentation matches the code."""
 
 import importlib
 import inspect
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import tvmtune
 from tvmtune import hookspecs
 from tvmtune.cli import COMMANDS
 from tvmtune.host import HOOKS
-from tvmtune.records.log import trial_to_json
+from tvmtune.records import schema
 from tvmtune.tuning.tuners import TUNERS
 from tvmtune.types import Stage, Trial
 
@@ -23,24 +24,24 @@ def read(name: str) -> str:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_the_signature_of_every_hook_stands_in_the_plugin_guide(hook):
+def test_the_plugin_guide_has_the_signature_of_every_hook(hook):
     parameters = inspect.signature(getattr(hookspecs, hook)).parameters
     assert f"`{hook}({', '.join(parameters)})`" in read("docs/plugins.md")
 
 
-def test_every_field_of_a_trial_stands_in_the_log_format():
+def test_the_log_format_documents_every_field_of_a_trial():
     section = read("docs/log-format.md").split("## `trial`")[1].split("## `verdict`")[0]
-    fields = trial_to_json(Trial("t", "direct", "w", "c", []))
+    fields = schema.trial(Trial("t", "direct", "w", "c", [])).fields
     assert [f for f in fields if f"`{f}`" not in section] == []
 
 
-def test_every_stage_of_failure_stands_in_the_log_format():
+def test_the_log_format_documents_every_failure_stage():
     text = read("docs/log-format.md")
     assert [s for s in Stage.__args__ if f"`{s}`" not in text] == []
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-def test_every_tuner_stands_with_its_options_among_the_tuners(tuner):
+def test_the_tuners_page_lists_every_tuner_with_its_options(tuner):
     options = importlib.import_module(TUNERS[tuner]).OPTIONS
     row = next(r for r in read("docs/tuners.md").splitlines() if r.startswith(f"| `{tuner}`"))
     listed = " ".join(f"`{name}={value}`" for name, value in options.items()) or "none"
@@ -48,28 +49,44 @@ def test_every_tuner_stands_with_its_options_among_the_tuners(tuner):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_stands_in_the_readme(command):
+def test_the_readme_lists_every_command(command):
     assert f"`tvmtune {command}" in read("README.md")
 
 
-def test_every_room_that_the_architecture_names_exists():
+def test_every_package_that_the_architecture_names_exists():
     text = read("docs/architecture.md")
     rooms = re.findall(r"`((?:\w+/)|(?:\w+\.py))`", text)
     assert len(rooms) > 8
-    core = ROOT / "src/tvmtune"
-    known = {f"{p.name}/" if p.is_dir() else p.name for p in core.rglob("*")}
+    roots = (ROOT / "src/tvmtune", ROOT / "plugins")
+    known = {f"{p.name}/" if p.is_dir() else p.name for root in roots for p in root.rglob("*")}
     assert [r for r in rooms if r not in known] == []
 
 
-def test_the_links_of_the_readme_lead_somewhere():
+def test_the_map_of_the_architecture_has_every_room_and_module():
+    rows = [r for r in read("docs/architecture.md").splitlines() if r.startswith("| `")]
+    named = re.findall(r"`([^`]+)`", " ".join(row.split("|")[1] for row in rows))
+    core = ROOT / "src/tvmtune"
+    rooms = [f"{p.parent.name}/" for p in core.glob("*/__init__.py")]
+    modules = [p.name for p in core.glob("*.py") if p.name != "__init__.py"]
+    assert sorted({*rooms, *modules} - {*named}) == []
+
+
+def test_the_links_of_the_readme_are_valid():
     links = re.findall(r"\]\((docs/[^)#]+)\)", read("README.md"))
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_python_example_of_the_readme_names_what_exists():
+def test_the_imports_of_the_readmes_python_example_work():
     block = re.search(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
     assert block
     imports = [line for line in block[1].splitlines() if re.match(r"(import|from) ", line)]
     exec("\n".join(imports), {})
     assert "tvmtune" in sys.modules
+    used = set(re.findall(r"\btvmtune\.(\w+)", block[1]))
+    assert used
+    assert used <= set(tvmtune.__all__)
+
+
+def test_every_public_name_exists():
+    assert [name for name in tvmtune.__all__ if not hasattr(tvmtune, name)] == []

@@ -1,4 +1,4 @@
-"""The host: which backends there are, and that a bad one harms only itself."""
+"""The plugin host: finding backends, and isolating broken ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from kernels import one_conv, prepared
 from tvmtune import hookspecs, host
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.hookspecs import hookimpl
+from tvmtune.operators.implementations import WINOGRAD
+from tvmtune.tasks import extract
+from tvmtune.tasks import lower as lowering
 
 REPO = Path(__file__).resolve().parents[1]
 OWNER_HOOKS = {"extract_tasks", "make_builder", "make_runner", "export_lib", "hardware_params"}
@@ -67,8 +72,8 @@ def distribution(tmp_path, monkeypatch):
 
 
 def info_of(name: str) -> host.PluginInfo:
-    (found,) = [info for info in host.installed() if name in info.names]
-    return found
+    (plugin,) = [info for info in host.installed() if name in info.names]
+    return plugin
 
 
 def plugin_without(*hooks: str) -> types.ModuleType:
@@ -79,11 +84,12 @@ def plugin_without(*hooks: str) -> types.ModuleType:
     return module
 
 
-def test_the_hooks_are_these():
+def test_the_list_of_hooks():
     assert host.HOOKS == (
         "make_target",
         "hardware_params",
         "prepare",
+        "implementations",
         "extract_tasks",
         "make_builder",
         "make_runner",
@@ -100,15 +106,27 @@ def test_host_and_hookspecs_agree():
         if hasattr(function, "tvmtune_spec")
     }
     assert set(specs) == set(host.HOOKS)
-    assert set(host.OPTIONAL) < set(host.HOOKS)
-    for name in host.HOOKS:
+    assert host.OPTIONAL == ("implementations", "serve_init")
+    # The host adds arguments: a backend knows its own name and implementations.
+    added = {"name", "implementations"}
+    for name in set(host.HOOKS) & set(vars(host.Backend)):
         arguments = set(inspect.signature(specs[name]).parameters)
         offered = set(inspect.signature(getattr(host.Backend, name)).parameters) - {"self"}
-        # A backend knows its own name.
-        assert offered == arguments - ({"name"} if name == "make_target" else set())
+        assert offered == arguments - added
 
 
-def test_the_built_in_backends_are_these():
+def test_a_new_hook_needs_no_code_in_the_host(monkeypatch):
+    """A hook without host code is callable as a method, by position and by name."""
+    assert "make_builder" not in vars(host.Backend)
+    plugin = plugin_without("make_builder")
+    plugin.make_builder = hookimpl(lambda device: f"builder for {device}")
+    backend = host.Backend("plain", plugin)
+    assert backend.make_builder("this") == backend.make_builder(device="this") == "builder for this"
+    with pytest.raises(AttributeError, match="no hook 'make_bilder'"):
+        backend.make_bilder("this")
+
+
+def test_the_built_in_backends():
     ours = {info.names: info for info in host.installed() if info.distribution == "tvmtune"}
     assert [names for names in ours if "cpu" in names] == [("cpu", "llvm")]
     assert {info.error for info in ours.values()} == {None}
@@ -143,7 +161,7 @@ def test_only_the_backend_asked_for_is_imported(distribution):
     assert "fake_two" not in sys.modules
 
 
-def test_unknown_backend_names_the_nearest(distribution):
+def test_an_unknown_backend_suggests_the_nearest(distribution):
     distribution("fake-one", "onion = fake_one", fake_one=SOUND)
     with pytest.raises(UsageError, match=r"'onio' is not known\. Did you mean onion"):
         host.backend("onio")
@@ -158,7 +176,7 @@ def test_unknown_backend_names_the_nearest(distribution):
         ("import not_there_at_all", "No module named 'not_there_at_all'"),
     ],
 )
-def test_a_plugin_that_cannot_be_imported_harms_only_itself(distribution, source, why):
+def test_a_plugin_that_cannot_be_imported_affects_only_itself(distribution, source, why):
     distribution("fake-good", "good = fake_good", fake_good=SOUND)
     distribution("fake-bad", "bad = fake_bad", fake_bad=source)
     with pytest.raises(TvmtuneError) as caught:
@@ -170,13 +188,13 @@ def test_a_plugin_that_cannot_be_imported_harms_only_itself(distribution, source
     assert host.backend("good").hardware_params(host.backend("good").make_target()) == {}
 
 
-def test_a_module_that_is_gone_is_explained(distribution):
+def test_a_missing_module_is_reported(distribution):
     distribution("fake-gone", "gone = fake_gone")
-    with pytest.raises(TvmtuneError, match=r"module 'fake_gone' is not there\. Install fake-gone"):
+    with pytest.raises(TvmtuneError, match=r"module 'fake_gone' is missing\. Reinstall fake-gone"):
         host.backend("gone")
 
 
-def test_entry_points_that_cannot_be_read_are_reported(distribution):
+def test_invalid_entry_points_are_reported(distribution):
     distribution("fake-good", "good = fake_good", fake_good=SOUND)
     distribution("fake-torn", "torn")
     (torn,) = [info for info in host.installed() if info.distribution == "fake-torn"]
@@ -184,7 +202,7 @@ def test_entry_points_that_cannot_be_read_are_reported(distribution):
     assert host.backend("good").name == "good"
 
 
-def test_a_misspelt_hook_is_refused(distribution):
+def test_a_misspelled_hook_is_rejected(distribution):
     bad = SOUND + "\n@hookimpl\ndef hardware_param(device): ...\n"
     distribution("fake-bad", "bad = fake_bad", fake_bad=bad)
     wanted = r"'bad' \(fake-bad 1\.0\).*'hardware_param' is not a hook\. Did you mean hardware_para"
@@ -193,7 +211,7 @@ def test_a_misspelt_hook_is_refused(distribution):
     assert "hardware_param" in info_of("bad").error
 
 
-def test_an_argument_that_the_hook_lacks_is_refused(distribution):
+def test_an_unknown_argument_of_a_hook_is_rejected(distribution):
     bad = SOUND.replace("def make_builder(device)", "def make_builder(gadget)")
     distribution("fake-bad", "bad = fake_bad", fake_bad=bad)
     with pytest.raises(TvmtuneError, match=r"'bad'.*make_builder.*gadget"):
@@ -201,19 +219,19 @@ def test_an_argument_that_the_hook_lacks_is_refused(distribution):
 
 
 @pytest.mark.parametrize("hook", sorted({*OWNER_HOOKS, "make_target", "prepare", "lower"}))
-def test_a_missing_hook_is_refused(hook):
+def test_a_missing_hook_is_rejected(hook):
     with pytest.raises(TvmtuneError, match=f"'partial' is refused: it lacks the hook {hook}$"):
         host.Backend("partial", plugin_without(hook))
 
 
-def test_a_hook_without_its_mark_is_pointed_out():
+def test_a_hook_without_its_decorator_is_pointed_out():
     plugin = plugin_without("lower")
     plugin.lower = lambda prepared, chosen, device: None
     with pytest.raises(TvmtuneError, match=r"lacks the hook lower \(lower: there, but without @ho"):
         host.Backend("unmarked", plugin)
 
 
-def test_a_name_claimed_twice_is_refused_naming_both(distribution):
+def test_a_name_registered_twice_is_rejected_naming_both(distribution):
     distribution(
         "fake-one", "twin = fake_one\nother = fake_other", fake_one=SOUND, fake_other=SOUND
     )
@@ -240,8 +258,8 @@ def test_a_failing_hook_names_backend_and_hook():
         backend.extract_tasks(None, device)
 
 
-def test_a_plugin_of_the_first_version_of_the_hooks_is_sound_and_takes_no_calibration():
-    """Its ``prepare`` knows nothing of that argument."""
+def test_version_1_plugins_still_work_and_take_no_calibration():
+    """Their ``prepare`` lacks that argument."""
     plugin = plugin_without("prepare")
 
     @hookimpl
@@ -250,10 +268,50 @@ def test_a_plugin_of_the_first_version_of_the_hooks_is_sound_and_takes_no_calibr
 
     plugin.prepare = prepare
     backend = host.Backend("old", plugin)
-    assert hookspecs.API_VERSION == 2
     assert backend.prepare("net", "device", "NCHW") == ["net", "device", "NCHW"]
-    with pytest.raises(UsageError, match="takes no calibration data: leave --calibration away"):
+    with pytest.raises(UsageError, match="takes no calibration data.*omit --calibration"):
         backend.prepare("net", "device", calibration={})
+
+
+def test_version_2_plugins_still_work_and_get_winograd():
+    """Their hooks do not have the argument ``implementations``; the core's default applies."""
+    plugin = plugin_without("extract_tasks", "lower")
+
+    @hookimpl
+    def extract_tasks(prepared, device):
+        return extract.extract_tasks(prepared, device)
+
+    @hookimpl
+    def lower(prepared, chosen, device):
+        return lowering.lower(prepared, chosen, device)
+
+    plugin.extract_tasks, plugin.lower = extract_tasks, lower
+    backend = host.Backend("old", plugin)
+    assert hookspecs.API_VERSION == 3
+    network = prepared(one_conv())
+    assert backend.implementations(network.device) is None
+    (task,) = [t for t in backend.extract_tasks(network, network.device) if "conv2d" in t.name]
+    assert [each.name for each in task.implementations] == ["direct", "winograd"]
+    assert "conv2d" in backend.lower(network, {}, network.device).script()
+
+
+def test_implementations_reach_the_hooks_that_take_them():
+    plugin = plugin_without("extract_tasks", "lower")
+    plugin.implementations = hookimpl(lambda device: [device])
+    plugin.extract_tasks = hookimpl(lambda implementations: implementations)
+    plugin.lower = hookimpl(lambda device, implementations: [device, *implementations])
+    backend = host.Backend("new", plugin)
+    assert backend.hooks == tuple(hook for hook in host.HOOKS if hook != "serve_init")
+    assert backend.extract_tasks(None, "device") == ["device"]
+    assert backend.lower(None, {}, "device") == ["device", "device"]
+
+
+@pytest.mark.parametrize("name", ["direct", "winograd"])
+def test_two_implementations_of_the_same_name_are_rejected(name):
+    network = prepared(one_conv())
+    twins = [WINOGRAD, replace(WINOGRAD, name=name)]
+    with pytest.raises(TvmtuneError, match=f"'cpu': two implementations are called '{name}'"):
+        extract.extract_tasks(network, network.device, implementations=twins)
 
 
 def test_a_backends_own_error_passes_through():
@@ -268,7 +326,7 @@ def test_a_backends_own_error_passes_through():
         host.Backend("own", plugin).make_builder(None)
 
 
-def test_serve_init_may_be_left_out():
+def test_serve_init_is_optional():
     backend = host.Backend("plain", plugin_without())
     assert "serve_init" not in backend.hooks
     assert backend.serve_init() is None
@@ -288,8 +346,8 @@ def test_the_host_imports_neither_tvm_nor_a_backend():
     code = "import sys, tvmtune.host; print([m for m in sys.modules if m.startswith('tvm')])"
     done = run_python(code, REPO / "src")
     assert done.returncode == 0, done.stderr
-    found = set(json.loads(done.stdout.replace("'", '"')))
-    assert not {name for name in found if name.split(".")[0] != "tvmtune"}
+    imported = set(json.loads(done.stdout.replace("'", '"')))
+    assert not {name for name in imported if name.split(".")[0] != "tvmtune"}
 
 
 def test_without_plugins_tvmtune_imports_and_explains(tmp_path):
@@ -356,10 +414,10 @@ def test_the_third_party_example_is_listed(example):
     assert plugins[("example",)]["distribution"] == "tvmtune-example"
     table = run_python("from tvmtune.cli.plugins import command; command([])", example).stdout
     assert "tvmtune-example 0.1.0" in table
-    assert "all 9" in table
+    assert "all 10" in table
 
 
-def test_the_third_party_example_refuses_what_it_does_not_know(example):
+def test_the_third_party_example_rejects_unknown_attributes(example):
     code = """
 from tvmtune import errors, host
 try:

@@ -1,4 +1,4 @@
-"""Workers: whatever a call does to its process, the session gets an answer and goes on."""
+"""Workers: whatever a call does to its process, the session gets a result and continues."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ def call(workers: Workers, function: str, *args: object, deadline: float = 30.0)
     return outcome
 
 
-def noted(note: Path) -> list[int]:
-    """A worker, a compiler's driver and its compiler: see ``start_child_and_wait``."""
+def process_ids(note: Path) -> list[int]:
+    """The process IDs of a worker, a compiler driver and its compiler: see ``start_child_and_wait``."""
     return [int(pid) for pid in note.read_text().split()]
 
 
-def test_results_come_in_order_and_are_told_in_order(workers):
-    heard: list[tuple[int, object]] = []
+def test_results_are_returned_and_reported_in_order(workers):
+    reported: list[tuple[int, object]] = []
     outcomes = workers.map(
         f"{CALLS}:sleep",
         [(0.3,), (0.0,), (0.1,)],
         deadline=30,
         stage="run",
-        on_result=lambda index, outcome: heard.append((index, outcome.value)),
+        on_result=lambda index, outcome: reported.append((index, outcome.value)),
     )
     assert [o.value for o in outcomes] == [0.3, 0.0, 0.1]
-    assert heard == [(0, 0.3), (1, 0.0), (2, 0.1)]
+    assert reported == [(0, 0.3), (1, 0.0), (2, 0.1)]
     assert workers.map(f"{CALLS}:double", [], deadline=1, stage="run") == []
 
 
-def test_workers_are_other_processes_that_live_on(workers):
+def test_workers_are_other_processes_that_are_reused(workers):
     calls = [(n,) for n in range(12)]
     seen = [o.value for o in workers.map(f"{CALLS}:process", calls, deadline=30, stage="run")]
     assert os.getpid() not in seen
     assert len(set(seen)) <= 2
 
 
-def test_init_has_run_in_each_worker(workers):
+def test_init_runs_in_each_worker(workers):
     assert call(workers, "initial", "colour") == Outcome(value="green")
 
 
-def test_a_call_past_its_deadline_is_killed_and_named(workers, tmp_path):
+def test_a_call_past_its_deadline_is_killed(workers, tmp_path):
     note = tmp_path / "pid"
     outcome = call(workers, "start_child_and_wait", str(note), deadline=3.0)
     assert outcome == Outcome(stage="timeout", message="killed after 3 s (run)")
     assert not outcome.ok
-    assert processes.ended(noted(note))
+    assert processes.ended(process_ids(note))
     assert call(workers, "double", 21).value == 42
 
 
@@ -79,7 +79,7 @@ def test_a_call_past_its_deadline_is_killed_and_named(workers, tmp_path):
         ("leave", (3,), "exit code 3"),
     ],
 )
-def test_a_crash_is_named_with_its_signal_and_the_pool_goes_on(workers, function, args, how):
+def test_a_crash_names_its_signal_and_the_pool_continues(workers, function, args, how):
     import re
 
     outcome = call(workers, function, *args)
@@ -89,7 +89,7 @@ def test_a_crash_is_named_with_its_signal_and_the_pool_goes_on(workers, function
     assert call(workers, "double", 21).value == 42
 
 
-def test_a_crash_takes_no_other_call_with_it(workers):
+def test_a_crash_affects_no_other_call(workers):
     done = workers.map(f"{CALLS}:double", [(n,) for n in range(8)], deadline=30, stage="run")
     assert [o.value for o in done] == [2 * n for n in range(8)]
     mixed = workers.map(
@@ -98,7 +98,7 @@ def test_a_crash_takes_no_other_call_with_it(workers):
     assert [o.stage for o in mixed] == ["build", "build", "crash", "crash"]
 
 
-def test_what_a_call_raises_is_its_message(workers):
+def test_an_exception_becomes_the_message(workers):
     outcome = call(workers, "complain", "no such register: zmm99")
     assert outcome == Outcome(stage="run", message="no such register: zmm99")
     assert call(workers, "complain", "").message == "ValueError"
@@ -112,13 +112,13 @@ def test_an_unknown_function_is_an_error_of_the_call(workers):
     assert "absent" in outcome.message
 
 
-def test_a_worker_is_replaced_after_its_share_of_calls():
+def test_a_worker_is_replaced_after_recycle_calls():
     with Workers(1, recycle=2) as pool:
         seen = [o.value for o in pool.map(f"{CALLS}:process", [()] * 6, deadline=30, stage="run")]
     assert len(set(seen)) == 3
 
 
-def test_an_interrupt_in_the_session_leaves_a_pool_that_closes_at_once():
+def test_a_pool_closes_at_once_after_an_interrupt():
     pool = Workers(1)
 
     def interrupt(index: int, outcome: Outcome) -> None:
@@ -127,10 +127,10 @@ def test_an_interrupt_in_the_session_leaves_a_pool_that_closes_at_once():
     with pytest.raises(KeyboardInterrupt), pool:
         calls = [(0.0,), (600.0,), (600.0,)]
         pool.map(f"{CALLS}:sleep", calls, deadline=900, stage="run", on_result=interrupt)
-    pool.close()  # a second time does no harm
+    pool.close()  # closing twice is harmless
 
 
-# A session of its own: the pool is told to work for ten minutes.
+# A session in another process whose pool works for ten minutes.
 SESSION = f"""
 import sys
 sys.path[:] = {sys.path!r}
@@ -156,7 +156,7 @@ def test_workers_die_with_their_session(tmp_path, how):
     try:
         while not all(n.exists() and n.read_text() for n in notes):
             assert session.poll() is None
-        assert {pid for n in notes for pid in noted(n)} < set(processes.marked(mark))
+        assert {pid for n in notes for pid in process_ids(n)} < set(processes.marked(mark))
         session.send_signal(how)
         session.wait(20)
         assert processes.after_a_while(mark) == {}
@@ -171,7 +171,7 @@ def test_workers_leave_the_terminal_clean():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_workers_may_use_every_cpu_even_if_the_session_was_bound_to_one():
+def test_workers_can_use_every_cpu_even_if_the_session_is_bound_to_one():
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(mine)})
     try:
@@ -184,12 +184,12 @@ def test_workers_may_use_every_cpu_even_if_the_session_was_bound_to_one():
 
 @pytest.fixture
 def worker():
-    made = Worker(init=f"{CALLS}:init", options={"colour": "green"})
-    yield made
-    made.close()
+    started = Worker(init=f"{CALLS}:init", options={"colour": "green"})
+    yield started
+    started.close()
 
 
-def test_a_single_worker_makes_one_call_after_another(worker):
+def test_a_single_worker_runs_one_call_after_another(worker):
     assert worker.call(f"{CALLS}:initial", ("colour",), 60.0) == Outcome(value="green")
     first = worker.call(f"{CALLS}:process", (), 60.0).value
     assert worker.call(f"{CALLS}:process", (), 60.0).value == first != os.getpid()
@@ -197,11 +197,11 @@ def test_a_single_worker_makes_one_call_after_another(worker):
     assert outcome == Outcome(stage="run", message="no such register: zmm99")
 
 
-def test_a_single_worker_that_hung_or_died_is_replaced(worker, tmp_path):
+def test_a_single_worker_that_hangs_or_dies_is_replaced(worker, tmp_path):
     note = tmp_path / "pid"
     hung = worker.call(f"{CALLS}:start_child_and_wait", (str(note),), 3.0)
     assert hung == Outcome(stage="timeout", message="killed after 3 s")
-    assert processes.ended(noted(note))
+    assert processes.ended(process_ids(note))
     died = worker.call(f"{CALLS}:abort", (), 60.0)
     assert died.stage == "crash"
     assert died.message == "the worker died: SIGABRT: the heap is in pieces"
@@ -209,8 +209,8 @@ def test_a_single_worker_that_hung_or_died_is_replaced(worker, tmp_path):
     assert worker.call(f"{CALLS}:double", (21,), 60.0).value == 42
 
 
-def test_what_a_worker_leaves_behind_is_the_fork_servers(worker):
-    # Not process 1's, which in a container may never wait for anybody.
+def test_orphans_of_a_worker_are_adopted_by_the_fork_server(worker):
+    # Not by process 1, which in a container may never reap it.
     daemon, server = worker.call(f"{CALLS}:leave_behind", (), 60.0).value
     try:
         assert worker.call(f"{CALLS}:abort", (), 60.0).stage == "crash"
@@ -220,10 +220,10 @@ def test_what_a_worker_leaves_behind_is_the_fork_servers(worker):
     assert processes.soon(lambda: processes.state(daemon) == "")
 
 
-def test_a_single_worker_may_be_closed_while_it_is_at_work(worker):
-    found: list[Outcome] = []
+def test_a_single_worker_can_be_closed_during_a_call(worker):
+    outcomes: list[Outcome] = []
     arguments = (f"{CALLS}:sleep", (600.0,), 900.0)
-    thread = threading.Thread(target=lambda: found.append(worker.call(*arguments)))
+    thread = threading.Thread(target=lambda: outcomes.append(worker.call(*arguments)))
     thread.start()
     while worker._process is None:
         time.sleep(0.01)
@@ -231,7 +231,7 @@ def test_a_single_worker_may_be_closed_while_it_is_at_work(worker):
     time.sleep(0.5)
     worker.close()
     thread.join(10)
-    assert [outcome.stage for outcome in found] == ["crash"]
+    assert [outcome.stage for outcome in outcomes] == ["crash"]
     assert not Path(f"/proc/{pid}").exists()
     assert worker.call(f"{CALLS}:double", (1,), 60.0) == Outcome(
         stage="crash", message="the worker is closed"

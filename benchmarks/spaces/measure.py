@@ -3,10 +3,10 @@
     python benchmarks/spaces/measure.py benchmarks/spaces/conv3x3.py
     python benchmarks/spaces/measure.py benchmarks/spaces/dense.py
 
-Writes ``conv3x3.json.gz`` beside the kernel file, some 150 KB. Only the template is measured, by the
-tuner ``grid``; TVM's own rules, which ``tvmtune tune`` searches beside it, span a space without end.
-The log is kept in benchmarks/work until it is whole: after an interruption the same command continues.
-About 15 to 25 minutes each on two cores, which should be idle.
+Writes ``conv3x3.json.gz`` next to the kernel file, about 150 KB. The tuner ``grid`` measures only the
+template; TVM's own rules, which ``tvmtune tune`` also searches, span an unbounded space. The log stays
+in benchmarks/work until it is complete: after an interruption, the same command continues. Each takes
+about 15 to 25 minutes on two cores, which should be idle.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from tvmtune import api
 from tvmtune.cli import progress
 from tvmtune.records.log import read_log
-from tvmtune.tuning import simulate
 from tvmtune.tuning.budget import Budget, space_size
 from tvmtune.tuning.limits import COMPLETE
+from tvmtune.tuning.simulation import simulate
 from tvmtune.types import Timing
 
 

@@ -1,30 +1,50 @@
-"""From a network to a tuned, verified library on your device; nothing measured is ever lost."""
+"""From a network to a tuned, verified library on your device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.version import __version__
+
 if TYPE_CHECKING:
-    from tvmtune.api import compile, load, tune
-    from tvmtune.deploy.library import Library
+    from tvmtune.api import compile, load, plan, ship, tune
+    from tvmtune.networks.declaration import Operator, operator
+    from tvmtune.records.log import read_log
+    from tvmtune.runtime.library import Library
+    from tvmtune.tuning.budget import Budget
 
-__version__ = "0.1.0"
-__all__ = ["Library", "__version__", "compile", "load", "tune"]
+__all__ = [
+    "Budget",
+    "Library",
+    "Operator",
+    "__version__",
+    "compile",
+    "load",
+    "operator",
+    "plan",
+    "read_log",
+    "ship",
+    "tune",
+]
 
-_HOMES = {
-    "Library": "tvmtune.deploy.library",
+_MODULES = {
+    "Budget": "tvmtune.tuning.budget",
+    "Library": "tvmtune.runtime.library",
     "Operator": "tvmtune.networks.declaration",
-    "operator": "tvmtune.networks.declaration",
     "compile": "tvmtune.api",
     "load": "tvmtune.api",
+    "operator": "tvmtune.networks.declaration",
+    "plan": "tvmtune.api",
+    "read_log": "tvmtune.records.log",
+    "ship": "tvmtune.api",
     "tune": "tvmtune.api",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """The public API, imported when it is first used: TVM takes seconds, ``--help`` must not."""
+    """Import the public API on first use: importing TVM takes seconds, and ``--help`` must not."""
     import importlib
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'tvmtune' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,11 +1,12 @@
-"""The plugin host: a backend by name, and what is installed.
+"""The plugin host: loads a backend by name and lists the installed ones.
 
-Backends are found through the entry-point group ``tvmtune``. Only the one that is asked for is
-imported, and each has a plugin manager of its own: a hook call reaches that backend and no other.
+Backends are found through the entry-point group ``tvmtune``. Only the requested one is imported, and
+each has its own plugin manager: a hook call reaches that backend alone.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -18,34 +19,25 @@ from tvmtune import hookspecs
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     import tvm
 
-    from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+    from tvmtune.types import Algorithm, Device, ExtraSpace, Network, Prepared, Task, Trial
 
 GROUP = "tvmtune"
 
-HOOKS = (
-    "make_target",
-    "hardware_params",
-    "prepare",
-    "extract_tasks",
-    "make_builder",
-    "make_runner",
-    "lower",
-    "export_lib",
-    "serve_init",
-)
-OPTIONAL = ("serve_init",)
-"""Hooks that a backend may leave out: only accelerators need it."""
+_SPECS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, "tvmtune_spec")}
+HOOKS = tuple(_SPECS)
+"""All hooks, in the order of :mod:`tvmtune.hookspecs`."""
+OPTIONAL = tuple(name for name, spec in _SPECS.items() if getattr(spec, "optional", False))
+"""Hooks that a backend may omit."""
 
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """One installed plugin, sound or broken."""
+    """One installed plugin, working or broken."""
 
     names: tuple[str, ...]
     """The backend's name and its aliases."""
@@ -62,19 +54,20 @@ class PluginInfo:
 
 
 class Backend:
-    """The hooks of one backend, callable as methods.
+    """One backend; its hooks are methods of the same names and arguments.
 
-    A hook that fails raises TvmtuneError naming the backend and the hook, the cause attached; a
-    TvmtuneError of the backend's own passes through.
+    Only hooks to which the host adds something are written out here. A failing hook raises
+    TvmtuneError that names the backend and the hook, with the cause attached; the backend's own
+    TvmtuneErrors pass through.
     """
 
     def __init__(
         self, name: str, plugin: object, distribution: str = "", version: str = ""
     ) -> None:
-        """Check and register ``plugin``, a module or an object that carries hook implementations.
+        """Check and register ``plugin``, a module or an object with hook implementations.
 
-        Raises TvmtuneError if it implements something that is no hook, takes arguments that a hook
-        does not have, or lacks a hook that is not optional.
+        Raises TvmtuneError for an unknown hook, an argument that a hook does not have, or a missing
+        required hook.
         """
         self.name = name
         self.distribution = distribution
@@ -86,25 +79,26 @@ class Backend:
     def __repr__(self) -> str:
         return f"<Backend {self.label}>"
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _SPECS:
+            raise AttributeError(f"a backend has no hook '{name}'")
+        return functools.partial(self._call, name)
+
     @property
     def label(self) -> str:
-        """The backend and where it comes from, for messages."""
+        """The backend and its distribution, for messages."""
         origin = f"{self.distribution} {self.version}".strip()
         return f"'{self.name}' ({origin})" if origin else f"'{self.name}'"
 
-    def make_target(self, attrs: dict[str, Any] | None = None, remote: str | None = None) -> Device:
-        device: Device = self._call("make_target", name=self.name, attrs=attrs or {}, remote=remote)
-        return device
-
-    def hardware_params(self, device: Device) -> dict[str, Any]:
-        params: dict[str, Any] = self._call("hardware_params", device=device)
-        return params
-
     @property
     def calibrates(self) -> bool:
-        """Whether it computes in whole numbers where it is asked to."""
+        """Whether it can compute in int8, and so takes calibration data."""
         (hook,) = self._manager.hook.prepare.get_hookimpls()
         return "calibration" in hook.argnames
+
+    def make_target(self, attrs: dict[str, Any] | None = None, remote: str | None = None) -> Device:
+        device: Device = self._call("make_target", self.name, attrs or {}, remote)
+        return device
 
     def prepare(
         self,
@@ -113,39 +107,32 @@ class Backend:
         layout: str | None = None,
         calibration: Mapping[str, np.ndarray] | None = None,
     ) -> Prepared:
-        """Raises UsageError if ``calibration`` is given to a backend that has no use for it."""
+        """Raises UsageError if the backend takes no calibration data and there are some."""
         if calibration is not None and not self.calibrates:
             raise UsageError(
-                f"backend '{self.name}' computes as the network says and takes no calibration data: "
-                "leave --calibration away."
+                f"backend '{self.name}' takes no calibration data, because it does not quantize: "
+                "omit --calibration."
             )
-        prepared: Prepared = self._call(
-            "prepare", network=network, device=device, layout=layout, calibration=calibration
-        )
+        prepared: Prepared = self._call("prepare", network, device, layout, calibration)
         return prepared
 
+    def implementations(self, device: Device) -> Sequence[Algorithm | ExtraSpace] | None:
+        """None if the backend omits the hook."""
+        made: Sequence[Algorithm | ExtraSpace] | None = self._call("implementations", device)
+        return made
+
     def extract_tasks(self, prepared: Prepared, device: Device) -> list[Task]:
-        tasks: list[Task] = self._call("extract_tasks", prepared=prepared, device=device)
+        tasks: list[Task] = self._call(
+            "extract_tasks", prepared, device, self.implementations(device)
+        )
         return tasks
 
-    def make_builder(self, device: Device) -> BuilderSpec:
-        spec: BuilderSpec = self._call("make_builder", device=device)
-        return spec
-
-    def make_runner(self, device: Device) -> RunnerSpec:
-        spec: RunnerSpec = self._call("make_runner", device=device)
-        return spec
-
     def lower(self, prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-        return self._call("lower", prepared=prepared, chosen=chosen, device=device)
-
-    def export_lib(self, lowered: tvm.IRModule, device: Device, path: Path) -> Path:
-        written: Path = self._call("export_lib", lowered=lowered, device=device, path=path)
-        return written
+        return self._call("lower", prepared, chosen, device, self.implementations(device))
 
     def serve_init(self, options: dict[str, Any] | None = None) -> None:
-        """Does nothing where the backend has nothing to prepare."""
-        self._call("serve_init", options=options or {})
+        """Does nothing if the backend has nothing to prepare."""
+        self._call("serve_init", options or {})
 
     def _register(self, plugin: object) -> tuple[str, ...]:
         try:
@@ -153,23 +140,24 @@ class Backend:
         except (pluggy.PluginValidationError, ValueError, TypeError) as exc:
             raise TvmtuneError(f"backend {self.label} is refused: {_flat(exc)}") from exc
         callers = self._manager.get_hookcallers(plugin) or []
-        found = [caller.name for caller in callers]
-        unknown = sorted(set(found) - set(HOOKS))
+        implemented = [caller.name for caller in callers]
+        unknown = sorted(set(implemented) - set(HOOKS))
         if unknown:
             raise TvmtuneError(
                 f"backend {self.label} is refused: '{unknown[0]}' is not a hook."
                 f"{nearest(unknown[0], list(HOOKS))}"
             )
-        missing = [hook for hook in HOOKS if hook not in found and hook not in OPTIONAL]
+        missing = [hook for hook in HOOKS if hook not in implemented and hook not in OPTIONAL]
         if missing:
             unmarked = [hook for hook in missing if callable(getattr(plugin, hook, None))]
             hint = f" ({', '.join(unmarked)}: there, but without @hookimpl)" if unmarked else ""
             raise TvmtuneError(f"backend {self.label} is refused: it lacks {_hooks(missing)}{hint}")
-        return tuple(hook for hook in HOOKS if hook in found)
+        return tuple(hook for hook in HOOKS if hook in implemented)
 
-    def _call(self, hook: str, **arguments: Any) -> Any:
+    def _call(self, hook: str, *arguments: Any, **named: Any) -> Any:
+        bound = inspect.signature(_SPECS[hook]).bind(*arguments, **named)
         try:
-            result = getattr(self._manager.hook, hook)(**arguments)
+            result = getattr(self._manager.hook, hook)(**bound.arguments)
         except TvmtuneError:
             raise
         except Exception as exc:
@@ -184,37 +172,37 @@ def backend(name: str) -> Backend:
     """Load the backend called ``name`` and nothing else.
 
     Raises UsageError if no plugin has that name, TvmtuneError if its plugin is broken or if two
-    distributions claim the name.
+    distributions register the name.
     """
-    found, _ = _discover()
-    sources = [source for source in found if source.name == name]
+    available, _ = _discover()
+    sources = [source for source in available if source.name == name]
     if not sources:
-        known = sorted({source.name for source in found})
+        known = sorted({source.name for source in available})
         if not known:
             raise UsageError(
                 f"backend '{name}' is not known: no backend is installed. Backends are found "
-                "through entry points, so tvmtune has to be installed (pip install -e . in its "
-                "checkout), not only be on the path."
+                "through entry points: install tvmtune (pip install -e . in its checkout); a path "
+                "to its sources is not enough."
             )
         raise UsageError(f"backend '{name}' is not known.{nearest(name, known)}")
-    _refuse_rivals(sources)
+    _refuse_duplicates(sources)
     return sources[0].load()
 
 
 def names() -> list[str]:
-    """What ``--target`` takes, sorted; no plugin is imported."""
+    """Values of ``--target``, sorted; imports no plugin."""
     return sorted({source.name for source in _discover()[0]})
 
 
 def installed() -> list[PluginInfo]:
-    """Every installed plugin, aliases joined, in alphabetical order; broken ones say why.
+    """Every installed plugin in alphabetical order, aliases joined; broken ones carry their error.
 
-    All of them are imported. Never raises.
+    Imports all of them. Never raises.
     """
-    found, infos = _discover()
-    by_name: dict[str, list[_Source]] = {}
-    by_module: dict[tuple[str, str], list[_Source]] = {}
-    for source in found:
+    available, infos = _discover()
+    by_name: dict[str, list[_PluginEntry]] = {}
+    by_module: dict[tuple[str, str], list[_PluginEntry]] = {}
+    for source in available:
         by_name.setdefault(source.name, []).append(source)
         by_module.setdefault((source.distribution, source.entry.value), []).append(source)
     for sources in by_module.values():
@@ -223,7 +211,7 @@ def installed() -> list[PluginInfo]:
         error = None
         try:
             for source in sources:
-                _refuse_rivals(by_name[source.name])
+                _refuse_duplicates(by_name[source.name])
             hooks = first.load().hooks
         except TvmtuneError as exc:
             error = str(exc)
@@ -235,7 +223,7 @@ def installed() -> list[PluginInfo]:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _PluginEntry:
     """An entry point and the distribution that declares it."""
 
     entry: metadata.EntryPoint
@@ -254,8 +242,8 @@ class _Source:
             if exc.name is None or exc.name.split(".")[0] != self.entry.module.split(".")[0]:
                 raise TvmtuneError(f"backend {label} cannot be loaded: {_brief(exc)}") from exc
             raise TvmtuneError(
-                f"backend {label} cannot be loaded: its module '{self.entry.module}' is not there. "
-                f"Install {self.distribution} again."
+                f"backend {label} cannot be loaded: its module '{self.entry.module}' is missing. "
+                f"Reinstall {self.distribution}."
             ) from exc
         except (Exception, SystemExit) as exc:
             raise TvmtuneError(f"backend {label} cannot be loaded: {_brief(exc)}") from exc
@@ -266,12 +254,12 @@ class _Source:
         return Backend(self.name, plugin, self.distribution, self.version)
 
 
-def _discover() -> tuple[list[_Source], list[PluginInfo]]:
+def _discover() -> tuple[list[_PluginEntry], list[PluginInfo]]:
     """The entry points of the group, and the distributions whose entry points cannot be read.
 
-    Distributions are read one at a time, so that a damaged one does no harm to the others.
+    Distributions are read one at a time, so that a damaged one does not affect the others.
     """
-    found: list[_Source] = []
+    available: list[_PluginEntry] = []
     broken: list[PluginInfo] = []
     seen: set[str] = set()
     for dist in metadata.distributions():
@@ -282,7 +270,7 @@ def _discover() -> tuple[list[_Source], list[PluginInfo]]:
         if f"[{GROUP}]" not in text:
             continue
         name, version = _identity(dist)
-        # The same distribution may be on the path twice: what Python would import first counts.
+        # A distribution may be on the path twice: the one that Python would import counts.
         key = name.lower().replace("_", "-").replace(".", "-")
         if key in seen:
             continue
@@ -293,18 +281,18 @@ def _discover() -> tuple[list[_Source], list[PluginInfo]]:
             error = f"the entry points of {name} {version} cannot be read: {_brief(exc)}"
             broken.append(PluginInfo((), name, version, "", (), error))
             continue
-        found += [_Source(entry, name, version) for entry in entries]
-    return found, broken
+        available += [_PluginEntry(entry, name, version) for entry in entries]
+    return available, broken
 
 
 def _identity(dist: metadata.Distribution) -> tuple[str, str]:
     try:
-        return dist.metadata["Name"] or "unnamed", dist.version or "of no version"
-    except Exception:  # metadata that cannot be read: importlib raises various things
-        return "unnamed", "of no version"
+        return dist.metadata["Name"] or "unnamed", dist.version or "without a version"
+    except Exception:  # unreadable metadata: importlib raises various types
+        return "unnamed", "without a version"
 
 
-def _refuse_rivals(sources: list[_Source]) -> None:
+def _refuse_duplicates(sources: list[_PluginEntry]) -> None:
     if len(sources) > 1:
         names = " and ".join(f"{source.distribution} {source.version}" for source in sources)
         raise TvmtuneError(

@@ -1,15 +1,19 @@
-"""The nouns of the flow: what one stage hands to the next.
+"""The types that one stage hands to the next.
 
-Nothing here imports TVM at run time, so that the command line can name these types without paying
-for the import.
+Nothing here imports TVM at run time: the command line can use these types without paying for the
+import. It is one file of over 400 lines on purpose: these types are the vocabulary that all rooms and
+backends share, and a reader looks them up in one place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from tvmtune import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +25,8 @@ if TYPE_CHECKING:
 
 JSON = dict[str, Any]
 Stage = Literal["space", "build", "timeout", "run", "crash", "wrong-answer"]
-"""Where a trial failed. ``space``: the trace could not be applied; ``timeout``: build or run passed
-its deadline; ``crash``: the worker process died."""
+"""Where a trial failed. ``space``: the trace could not be applied; ``timeout``: the build or the run
+exceeded its deadline; ``crash``: the worker process died."""
 
 
 @dataclass(frozen=True)
@@ -54,47 +58,48 @@ class Network(Protocol):
         """Import into Relax, weights as constants, one function ``main``."""
 
     def to_onnx(self) -> bytes | None:
-        """The serialised ONNX model for peers that read it, or None where there is no such form."""
+        """The serialized ONNX model, for peers that read ONNX; None if there is none."""
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Run it in an implementation that is not TVM, output by output."""
+        """The outputs, in order, computed without TVM."""
 
 
 @runtime_checkable
 class Templated(Protocol):
-    """A network that brings schedule templates of its author."""
+    """A network with schedule templates written by its author."""
 
     def template(self, keys: Sequence[str]) -> Callable[[Schedule], None] | None:
-        """The one for a target of these names, the most specific first; it samples knobs."""
+        """The template for a target with these names, most specific first; it samples knobs."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What is tuned for. Two devices whose :meth:`identity` differs are never ranked together."""
+    """The hardware that kernels are tuned for. Measurements from devices with different
+    :meth:`identity` are never ranked together."""
 
     backend: str
     target: JSON
     """The TVM target as a dict, host included where there is one."""
     threads: int
-    """CPU threads used for measuring, compiling for and benching alike."""
+    """CPU threads, the same for measuring, compiling and benchmarking."""
     attrs: JSON = field(default_factory=dict)
-    """The backend's own attributes, which TVM would reject as unknown keys."""
+    """Backend-specific attributes that TVM would reject as unknown target keys."""
     params: JSON = field(default_factory=dict)
     """Hardware parameters, read from the device or given by the user."""
     remote: str | None = None
-    """Key of the boards that it is measured on, ``KEY@HOST:PORT`` where their tracker is not the
-    default one; None for this machine."""
+    """Key of the boards that measure, ``KEY@HOST:PORT`` if their tracker is not the default one; None
+    for this machine."""
     runtime: str = "cpu"
     """TVM's name of the device type that kernels run on."""
     model: str = ""
     """Human-readable name of the hardware, e.g. the CPU's."""
     needs_init: bool = False
-    """Whether the backend's ``serve_init`` comes before a library is loaded, for packed functions that
-    it calls; with what does not run on the CPU it does in any case."""
+    """Whether the backend's ``serve_init`` must run before a library is loaded, to register packed
+    functions that the library calls. For devices other than the CPU it always runs."""
 
     absent: bool = False
-    """Whether this machine lacks the accelerator: kernels for it are compiled here, and not run. Of a
-    CPU, the triple tells."""
+    """Whether this machine lacks the accelerator, so that kernels are compiled here but never run. For
+    a CPU the target triple decides."""
 
     def identity(self) -> str:
         """Hex digest of everything that makes measured times comparable."""
@@ -104,13 +109,13 @@ class Device:
 
     @property
     def mtriple(self) -> str:
-        """LLVM's triple of the system whose CPU calls the kernels; empty for this machine's."""
+        """LLVM target triple of the system whose CPU calls the kernels; empty for this machine."""
         host = self.target.get("host", self.target)
         return str(host.get("mtriple", "")) if isinstance(host, dict) else ""
 
     @property
     def key(self) -> str | None:
-        """What its boards are called, whichever tracker knows them."""
+        """Key of its boards, without the tracker's address."""
         return self.remote.partition("@")[0] if self.remote else None
 
     def to_json(self) -> JSON:
@@ -125,16 +130,16 @@ class Device:
 
 
 class Space(Protocol):
-    """The schedules that an implementation may take."""
+    """The design space of an implementation."""
 
     size: int | None
-    """Number of points, where it is known."""
+    """Number of points, if known."""
 
     def generator(self) -> SpaceGenerator:
-        """The space as MetaSchedule's search wants it."""
+        """The space as a MetaSchedule space generator."""
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
-        """A sound schedule without any measurement: the first trial, and what compile falls back to."""
+        """A good schedule without any measurement: the first trial, and the fallback of compile."""
 
 
 @dataclass
@@ -150,8 +155,36 @@ class Implementation:
     """False if it rounds differently from the direct algorithm (Winograd does)."""
 
 
+@dataclass(frozen=True)
+class Algorithm:
+    """Another way to compute some calls of one Relax operator, e.g. Winograd's convolution.
+
+    Every kernel whose program it changes gets an implementation of this name.
+    """
+
+    name: str
+    operator: str
+    """Name of the Relax operator, e.g. ``relax.nn.conv2d``."""
+    applies: Callable[[Any], bool]
+    """Whether it can compute this call."""
+    replace: Callable[[Any, Any, bool], Any]
+    """``(block_builder, call, values) -> expression`` for a call that it applies to. Without ``values``
+    only the program is needed: precomputed weights may stay uninitialized."""
+    exact: bool = True
+    """False if it rounds differently from the direct algorithm."""
+
+
+@dataclass(frozen=True)
+class ExtraSpace:
+    """Another design space for the direct workload of some kernels, e.g. for tensor cores."""
+
+    name: str
+    space_for: Callable[[tvm.IRModule], Space | None]
+    """The space for a workload, or None where it does not apply."""
+
+
 DEFAULT, TRANSFER = "default", "transfer"
-"""In the place of a tuner's name: default schedules, and records that another log was found to hold."""
+"""Values of :attr:`Trial.tuner` for default schedules and for records transferred from other logs."""
 
 
 @dataclass
@@ -163,15 +196,15 @@ class Task:
     key: str
     """Exact key: the structure of the direct workload, TVM's version, the space's version."""
     anchor_key: str
-    """Operator, shapes, dtypes and layout of the anchor block; survives another fusion around it."""
+    """Operator, shapes, dtypes and layout of the anchor block, whatever is fused around it."""
     weight: int
     """How often it appears in the network."""
     flop: float
     args: tuple[TensorSpec, ...]
-    """Inputs and then the output of the fused function."""
+    """The inputs of the fused function, then its output."""
     implementations: list[Implementation]
     sites: tuple[int, ...] = ()
-    """Which calls of the prepared program it stands for, in program order."""
+    """Indices of its calls in the prepared program, in program order."""
 
     def implementation(self, name: str) -> Implementation:
         return next(i for i in self.implementations if i.name == name)
@@ -179,36 +212,36 @@ class Task:
 
 @dataclass
 class Prepared:
-    """A network made ready for a device: laid out, and not yet cut into kernels."""
+    """A network prepared for a device: layouts chosen, not yet split into kernels."""
 
     network: Network
     device: Device
     layout: str
     graph: tvm.IRModule
-    """Relax operators, constants folded, before legalisation."""
+    """Relax operators, constants folded, before legalization."""
     extra: JSON = field(default_factory=dict)
-    """A backend's own findings on the way, which its later hooks read; the core does not."""
+    """Backend-specific data for its later hooks; the core ignores it."""
 
 
 @dataclass(frozen=True)
 class BuilderSpec:
-    """How a candidate becomes an artifact. The core owns processes, deadlines and recycling."""
+    """How a candidate becomes an artifact. The core manages processes, deadlines and recycling."""
 
     build: str
     """``"package.module:function"``, called in a build worker as
-    ``function(mod, target, options, directory) -> path``. Where ``options["shipped"]`` is true the
-    kernel has to be as it will be in the library; else the function may do without what costs time
-    and changes no kernel's speed."""
+    ``function(mod, target, options, directory) -> path``. If ``options["shipped"]`` is true, the kernel
+    must be what the library will contain; otherwise the function may skip work that does not affect
+    the kernel's speed."""
     init: str | None = None
     """``"package.module:function"`` called once in each worker with ``options``."""
     options: JSON = field(default_factory=dict)
     reference: Reference | None = None
-    """How the unscheduled workloads are built that candidates are checked against, where it is not as
-    candidates are: for this machine, where candidates run on a board."""
+    """How to build the unscheduled workloads that candidates are checked against, if not like the
+    candidates: for this machine, if candidates run on a board."""
 
     @dataclass(frozen=True)
     class Reference:
-        """TVM target, and options that take the place of the builder's."""
+        """TVM target, and options that override the builder's."""
 
         target: JSON
         options: JSON = field(default_factory=dict)
@@ -226,36 +259,45 @@ class RunnerSpec:
     ``function(artifact, reference_artifact, args, options) -> float``: max|y - ref| / max|ref|."""
     peak: str | None = None
     """``"package.module:function"``, called in a run worker as ``function(target, options) ->
-    GFLOPS``: the most that the device can do in float32."""
+    GFLOPS``: the peak rate of the device in float32."""
     baseline: str | None = None
     """``"package.module:function"``, called in a run worker as ``function(target, options) ->
-    seconds``: how long a kernel takes that is always the same, so that a device which drifts shows."""
+    seconds``: the time of a fixed kernel, which reveals drift of the device's speed."""
     init: str | None = None
     slots: int = 1
     exclusive: bool = True
-    """True where building would disturb the timing (CPUs): builders rest while a candidate is timed."""
+    """True if building would disturb the timing (CPUs): builders pause while a candidate is timed."""
     recycle: int = 200
-    """Calls after which a process is replaced, because drivers and TVM grow."""
+    """Calls after which a process is replaced, because drivers and TVM leak memory."""
     kind: Literal["measured", "modelled"] = "measured"
     options: JSON = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How often a candidate is run."""
+    """How often a candidate runs, and its deadlines in seconds."""
 
     number: int = 1
-    """Calls per repeat; with 1 caches are flushed before each; on CPUs the first argument stays."""
+    """Calls per repeat. With 1, caches are flushed before each call; on CPUs the first argument stays
+    cached."""
     repeat: int = 10
     min_repeat_ms: int = 0
     build_timeout: float = 20.0
     run_timeout: float = 10.0
 
+    def __post_init__(self) -> None:
+        """Raises :class:`UsageError` for a value out of range."""
+        checks.at_least("--number", self.number, 1)
+        checks.at_least("--repeat", self.repeat, 1)
+        checks.at_least("--min-repeat-ms", self.min_repeat_ms, 0)
+        checks.above_zero("--build-timeout", self.build_timeout)
+        checks.above_zero("--run-timeout", self.run_timeout)
 
-class _Unpacked:
-    """A field that may be set to a function of no arguments, which is called at each access.
 
-    Traces are large, and a session keeps the trials of all its tasks: they stay packed until used.
+class _PackedField:
+    """A dataclass field that may hold a function without arguments, called at each access.
+
+    Traces are large, and a session keeps the trials of all its tasks: traces stay packed until used.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -263,17 +305,20 @@ class _Unpacked:
 
     def __get__(self, trial: Any, owner: type | None = None) -> Any:
         if trial is None:
-            raise AttributeError("the class has no value of its own")  # hence the field no default
+            raise AttributeError("no class-level value")  # so the field has no default
         value = getattr(trial, self.name)
         return value() if callable(value) else value
 
     def __set__(self, trial: Any, value: Any) -> None:
-        setattr(trial, self.name, value)
+        object.__setattr__(trial, self.name, value)  # not by ``__dict__``, which costs 100 bytes
 
 
-@dataclass
+_packed_trace = attrgetter("_trace")
+
+
+@dataclass(frozen=True)
 class Trial:
-    """One measured candidate, as it stands in the log."""
+    """One measured candidate. Immutable: a stage that learns more about it returns a copy."""
 
     task: str
     """The task's key."""
@@ -281,26 +326,52 @@ class Trial:
     workload: str
     candidate: str
     """Digest of the scheduled module: equal candidates are never measured twice."""
-    trace: Any = _Unpacked()
+    trace: Any = _PackedField()
     """The schedule as MetaSchedule's JSON, ``[instructions, decisions]``, post-processors included;
-    or a function that returns it. Lists are shared between trials: not to be changed."""
-    seconds: list[float] = field(default_factory=list)
+    or a function that returns it. Trials share these lists: never modify them."""
+    seconds: Sequence[float] = field(default_factory=list)
     """One value per repeat; empty if it failed."""
-    error: JSON | None = None
+    error: Mapping[str, Any] | None = None
     """``{"stage": Stage, "message": str}`` if it failed."""
     tuner: str = ""
     kind: str = "measured"
     verified: bool | None = None
-    """None: not checked; False: its answer was wrong."""
+    """None: not checked; False: its output was wrong."""
     time: float = 0.0
     """Seconds since the epoch."""
     device: str = ""
-    """Identity of the device that it was measured on."""
-    extra: JSON = field(default_factory=dict)
+    """Identity of the device that measured it."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of its log line that this version does not know, and the marks ``drift`` and
+    ``remeasured``."""
+    source_module: str | None = None
+    """The workload it was recorded for, as the log stores it, if it serves as the schedule of another
+    fusion of the same anchor block. Not part of the trial's log line."""
+
+    def evolve(self, **changes: Any) -> Trial:
+        """A copy with these fields changed. Unlike :func:`dataclasses.replace` it leaves a packed
+        trace packed."""
+        return replace(self, **({"trace": _packed_trace(self)} | changes))
+
+    def with_verdict(self, verified: bool, message: str = "") -> Trial:
+        """The trial after its output was checked; a wrong one has failed, with ``message``."""
+        if verified:
+            return self.evolve(verified=True)
+        return self.evolve(verified=False, error={"stage": "wrong-answer", "message": message})
+
+    def with_repeats(self, seconds: Sequence[float]) -> Trial:
+        """The trial after a second measurement.
+
+        The new repeats join its own, or replace them if they were measured while the machine was slow.
+        """
+        before = [] if "drift" in self.extra else self.seconds
+        extra = {name: value for name, value in self.extra.items() if name != "drift"}
+        extra["remeasured"] = extra.get("remeasured", 0) + len(seconds)
+        return self.evolve(seconds=[*before, *seconds], extra=extra)
 
     @property
     def own(self) -> bool:
-        """Whether it was measured for the log that it is in, and counts as a trial of its."""
+        """Whether it was measured for this log and counts as one of its trials."""
         return self.tuner != TRANSFER
 
     @property
@@ -325,12 +396,12 @@ class Trial:
 
 
 def is_operator(network: Network) -> bool:
-    """Whether it is one operator from a kernel file."""
+    """Whether it is a single operator from a kernel file."""
     return isinstance(network, Templated)
 
 
 def batch_of(source: JSON, inputs: Sequence[TensorSpec]) -> int:
-    """Items per call: the first extent of the first input; 1 for an operator, which has no batch."""
+    """Batch size: the first extent of the first input; 1 for an operator, which has no batch."""
     if "operator" in source or not inputs or not inputs[0].shape:
         return 1
     return inputs[0].shape[0]

@@ -1,8 +1,8 @@
-"""Processes that build and run candidates: they live on between calls and die at a deadline.
+"""Worker processes that build and run candidates, and are killed at a deadline.
 
-A worker is forked from a server that has imported TVM once, so that replacing one that crashed,
-hung or grew costs milliseconds. Nothing of a candidate is ever loaded into the session's process.
-What a worker starts, such as a linker or a GPU's compiler, ends with it.
+Workers live on between calls. They are forked from a server that has imported TVM once, so replacing
+one that crashed, hung or grew costs milliseconds. No candidate is ever loaded into the session's
+process. Whatever a worker starts, such as a linker or a GPU's compiler, ends with it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from tvmtune.threads import allowed_cpus
+from tvmtune.machine.threads import allowed_cpus
 
 PR_SET_PDEATHSIG = 1
 
 CPUS = allowed_cpus()
-"""What the process may use. TVM may bind the session's thread to one CPU later, when it runs a kernel
-there; workers must not inherit that."""
+"""The CPUs that this process may use. TVM may later bind the session's thread to one of them, when it
+runs a kernel there; workers must not inherit that."""
 
-_unfit: str | None = None
-"""In a worker: why its initialisation failed, if so."""
-_undertaker: subprocess.Popen[bytes] | None = None
-"""In a worker: what ends its children after it."""
+_init_error: str | None = None
+"""In a worker: why its initialization failed, if it did."""
+_child_reaper: subprocess.Popen[bytes] | None = None
+"""In a worker: the process that kills its children once it has ended."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one call: a value, or the stage it failed in and a message."""
+    """The outcome of one call: a value, or the stage that failed and a message."""
 
     value: Any = None
     stage: str | None = None
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The function behind ``"package.module:function"``."""
+    """The function named ``"package.module:function"``."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -68,8 +68,8 @@ def gather(
     on_result: Callable[[int, Outcome], None] | None,
     drop: Callable[[], None],
 ) -> list[Outcome]:
-    """What became of the calls behind the handles, in order; ``drop`` them if that is not wanted to
-    the end."""
+    """The outcomes of ``handles``, in order; ``on_result`` receives each. If anything raises,
+    ``drop`` is called first."""
     outcomes: list[Outcome] = []
     try:
         for index, handle in enumerate(handles):
@@ -86,7 +86,7 @@ class Workers:
     """A pool of ``slots`` processes that call functions by name.
 
     ``init`` is called in each new worker with ``options``. A worker is replaced after ``recycle``
-    calls, because TVM's processes grow. What the workers print goes to a file in ``directory``.
+    calls, because TVM's processes grow. The workers' output goes to a file in ``directory``.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Workers:
         )
         self._closed = False
         self._read = 0
-        """How much of what the workers printed has been looked at."""
+        """Bytes of the workers' output that have been read."""
 
     def submit(self, function: str, call: tuple[Any, ...], deadline: float) -> Any:
-        """Have ``function`` called with ``call``; the handle is for :meth:`collect`."""
+        """Queue ``function(*call)``; the handle is for :meth:`collect`."""
         return self._pool.schedule(_call, args=(function, *call), timeout=deadline)
 
     def map(
@@ -127,7 +127,7 @@ class Workers:
     ) -> list[Outcome]:
         """Call ``function`` once per tuple of arguments; results in order.
 
-        ``on_result`` hears of each result in order, as soon as it and all before it are there.
+        ``on_result`` receives each result in order, as soon as it and all before it are there.
         """
         handles = [self.submit(function, call, deadline) for call in calls]
         return self.collect(handles, deadline=deadline, stage=stage, on_result=on_result)
@@ -140,7 +140,7 @@ class Workers:
         stage: str,
         on_result: Callable[[int, Outcome], None] | None = None,
     ) -> list[Outcome]:
-        """What became of calls that were submitted with ``deadline``, in order.
+        """The outcomes of calls that were submitted with ``deadline``, in order.
 
         A call that took longer than ``deadline`` seconds was killed and comes back as ``timeout``;
         one whose process died, as ``crash``; one that raised, as ``stage``.
@@ -158,16 +158,15 @@ class Workers:
         except FutureTimeout:
             return Outcome(stage="timeout", message=f"killed after {deadline:g} s ({stage})")
         except ProcessExpired as error:
-            how = _how(error.exitcode)
-            words, self._read = _last_line(self._stderr.name, self._read)
-            return Outcome(stage="crash", message=f"the worker died: {how}{words}")
+            message, self._read = _death(error.exitcode, self._stderr.name, self._read)
+            return Outcome(stage="crash", message=message)
         except CancelledError:
             return Outcome(stage="crash", message="cancelled")
         except Exception as error:  # whatever the worker's function raised
             return Outcome(stage=stage, message=brief(error))
 
     def close(self) -> None:
-        """End the workers at once; nothing they hold is worth waiting for."""
+        """Kill the workers at once; nothing they hold is worth waiting for."""
         if self._closed:
             return
         self._closed = True
@@ -184,11 +183,17 @@ class Workers:
 
 
 class Worker:
-    """One process that calls functions by name, one after another: what a thread needs that looks after
-    a single thing, a board say. A process that was killed or died is replaced at the next call.
+    """One process that calls functions by name, one after another, for a thread that looks after a
+    single thing, such as a board. A process that was killed or died is replaced at the next call.
 
-    ``init``, ``options`` and ``directory`` are as for :class:`Workers`. :meth:`close` may be called by
-    another thread while a call runs; everything else belongs to one thread.
+    ``init``, ``options`` and ``directory`` are as for :class:`Workers`. :meth:`close` may be called
+    by another thread while a call runs; everything else belongs to one thread.
+
+    Why not a pool of one: Pebble's breaks for good if its worker dies while idle (the next call
+    raises RuntimeError), and a board's worker is often idle; each pool has three threads that poll,
+    3% of a core for 32 idle boards; and a round trip takes 0.75 ms, not 0.05. Why not TVM's
+    PopenWorker: after each kill it starts an interpreter that imports TVM, 2.2 s where a fork takes
+    less than 0.1.
     """
 
     def __init__(
@@ -205,38 +210,39 @@ class Worker:
         )
         self._read = 0
         self._process: BaseProcess | None = None
-        self._line: Connection | None = None
-        """Only the thread that calls closes it: a descriptor that another polls must not be reused."""
+        self._connection: Connection | None = None
+        """Closed only by the calling thread: a descriptor that is being polled must not be reused."""
         self._lock = threading.Lock()
-        """Between the start of a process and :meth:`close`."""
+        """Held while a process starts and while :meth:`close` marks the end."""
         self._closed = False
 
     def call(self, function: str, arguments: tuple[Any, ...], deadline: float) -> Outcome:
-        """What became of ``function(*arguments)`` within ``deadline`` seconds, as
-        :meth:`Workers.collect` tells it. Once the worker is closed, every call crashes."""
+        """The outcome of ``function(*arguments)`` within ``deadline`` seconds, as from
+        :meth:`Workers.collect`; an exception's stage is ``run``. Once closed, every call is a
+        ``crash``."""
         try:
-            line = self._ready()
-            line.send((function, arguments))
-            if not line.poll(deadline):
+            connection = self._connect()
+            connection.send((function, arguments))
+            if not connection.poll(deadline):
                 self.kill()
                 return Outcome(stage="timeout", message=f"killed after {deadline:g} s")
-            ok, value = line.recv()
+            ok, value = connection.recv()
         except (EOFError, OSError):
-            return self._expired()
+            return self._crash()
         return Outcome(value=value) if ok else Outcome(stage="run", message=value)
 
     def kill(self) -> None:
-        """End the process, whatever it does."""
-        process, line = self._process, self._line
-        self._process = self._line = None
+        """Kill the process, whatever it does."""
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
         if process is not None:
             process.kill()
             process.join()
-        if line is not None:
-            line.close()
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
-        """End the process for good."""
+        """Kill the process for good."""
         with self._lock:
             self._closed = True
             process = self._process
@@ -245,10 +251,10 @@ class Worker:
             process.join()
         self._stderr.close()
 
-    def _ready(self) -> Connection:
+    def _connect(self) -> Connection:
         if self._process is not None and not self._process.is_alive():
             self.kill()
-        if self._line is None:
+        if self._connection is None:
             context = _forkserver()
             mine, theirs = context.Pipe()
             arguments = (CPUS, self._stderr.name, list(sys.path), self._init, self._options)
@@ -258,26 +264,24 @@ class Worker:
                     raise EOFError
                 with _starting:
                     process.start()
-                self._process, self._line = process, mine
+                self._process, self._connection = process, mine
             theirs.close()
-        return self._line
+        return self._connection
 
-    def _expired(self) -> Outcome:
+    def _crash(self) -> Outcome:
         process = self._process
         if process is None:
-            why = "the worker is closed" if self._closed else "no worker could be started"
-            return Outcome(stage="crash", message=why)
+            reason = "the worker is closed" if self._closed else "no worker could be started"
+            return Outcome(stage="crash", message=reason)
         process.join(5)
-        words, self._read = _last_line(self._stderr.name, self._read)
-        outcome = Outcome(
-            stage="crash", message=f"the worker died: {_how(process.exitcode)}{words}"
-        )
+        message, self._read = _death(process.exitcode, self._stderr.name, self._read)
         self.kill()
-        return outcome
+        return Outcome(stage="crash", message=message)
 
 
 _starting = threading.Lock()
-"""Starting a process, multiprocessing also looks after those started before: not for two threads."""
+"""When multiprocessing starts a process it also reaps earlier ones, which is not safe in two threads.
+"""
 
 
 def _forkserver() -> Any:
@@ -286,35 +290,35 @@ def _forkserver() -> Any:
     return context
 
 
-def _listen(line: Connection, arguments: tuple[Any, ...]) -> None:
-    """In the process of a :class:`Worker`."""
+def _listen(connection: Connection, arguments: tuple[Any, ...]) -> None:
+    """The main loop of a :class:`Worker`'s process."""
     _start(*arguments)
-    with contextlib.suppress(EOFError, OSError):  # the session has gone
+    with contextlib.suppress(EOFError, OSError):  # the session has ended
         while True:
-            function, call = line.recv()
+            function, call = connection.recv()
             try:
                 answer = True, _call(function, *call)
             except Exception as error:
                 answer = False, str(error)
-            line.send(answer)
+            connection.send(answer)
 
 
 def _start(
     cpus: list[int], stderr: str, path: list[str], init: str | None, options: dict[str, Any]
 ) -> None:
-    """First thing in a worker: die with the session, leave Ctrl-C to it, keep the terminal clean."""
+    """Set up a worker: die with the session, ignore Ctrl-C, keep the terminal clean."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
-        # The worker's parent is the fork server, which ends when the session does, even by kill -9:
-        # it waits for the other end of a pipe to close. Every worker inherits that end, too, and has
-        # to let go of it, or a busy one would keep the server, and so itself, alive.
+        # The worker's parent is the fork server, which ends with the session, even after kill -9: it
+        # waits for the other end of a pipe to close. Every worker inherits that end and must close it,
+        # or a busy worker would keep the server, and so itself, alive.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         server: Any = forkserver._forkserver
         if server._forkserver_alive_fd is not None:
             os.close(server._forkserver_alive_fd)
             server._forkserver_alive_fd = None
-    _keep_together()
+    _start_child_reaper()
     log = os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 2)
     os.dup2(log, 1)
@@ -325,32 +329,32 @@ def _start(
     if init is not None:
         try:
             resolve(init)(options)
-        except Exception as error:  # a pool ends for good if this leaves the initialiser
-            global _unfit
-            _unfit = brief(error)
+        except Exception as error:  # a pool ends for good if its initializer raises
+            global _init_error
+            _init_error = brief(error)
 
 
-def _keep_together() -> None:
-    """Have what this worker starts end with it, however it ends.
+def _start_child_reaper() -> None:
+    """Have everything that this worker starts end with it, however it ends.
 
-    A process that is killed cannot end its children, and a compiler's driver has children of its own:
-    the worker makes a group of them all, with a shell in it that sees the worker end, by the end of a
-    pipe that nobody else holds, and takes the group with it.
+    A process that is killed cannot end its children, and a compiler's driver has children of its own.
+    So the worker leads a process group, in which a shell reads a pipe that only the worker holds
+    open: when the worker ends, the shell kills the group.
     """
-    global _undertaker
+    global _child_reaper
     os.setpgid(0, 0)
     ended, _ = os.pipe()  # the other end stays open as long as the worker lives
     nowhere = subprocess.DEVNULL
-    with contextlib.suppress(OSError):  # at the limit of processes the worker works all the same
-        _undertaker = subprocess.Popen(
+    with contextlib.suppress(OSError):  # at the process limit the worker does without
+        _child_reaper = subprocess.Popen(
             ["/bin/sh", "-c", "read _; kill -KILL 0"], stdin=ended, stdout=nowhere, stderr=nowhere
         )
     os.close(ended)
 
 
 def _call(function: str, *args: Any) -> Any:
-    if _unfit is not None:
-        raise RuntimeError(f"the worker could not be set up: {_unfit}")
+    if _init_error is not None:
+        raise RuntimeError(f"the worker could not be set up: {_init_error}")
     try:
         return resolve(function)(*args)
     except Exception as error:
@@ -367,8 +371,8 @@ def brief(error: BaseException, limit: int = 500) -> str:
     return chosen.strip()[:limit]
 
 
-def _how(code: int | None) -> str:
-    """How a process ended, from its exit code."""
+def _exit(code: int | None) -> str:
+    """An exit code in words."""
     if code is None or code >= 0:
         return f"exit code {code or 0}"
     try:
@@ -377,14 +381,15 @@ def _how(code: int | None) -> str:
         return f"signal {-code}"
 
 
-def _last_line(path: str, begin: int) -> tuple[str, int]:
-    """The last line of a file from ``begin`` on, behind a colon, and where the file ends: the message
-    of a worker that died, if it left one."""
+def _death(code: int | None, path: str, begin: int) -> tuple[str, int]:
+    """Why a worker died, from its exit code and its last line of output, and where that output now
+    ends. ``path``: the file it wrote to; ``begin``: where its unread part begins."""
+    text = f"the worker died: {_exit(code)}"
     try:
         with Path(path).open("rb") as file:
             file.seek(begin)
-            text = file.read()
+            output = file.read()
     except OSError:
-        return "", begin
-    lines = text.decode(errors="replace").strip().splitlines()
-    return (f": {lines[-1][:300]}" if lines else ""), begin + len(text)
+        return text, begin
+    lines = output.decode(errors="replace").strip().splitlines()
+    return (f"{text}: {lines[-1][:300]}" if lines else text), begin + len(output)

@@ -1,4 +1,4 @@
-"""The command line in processes of its own, and what must be true of its complaints."""
+"""Run the command line in separate processes, and check its error messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 TRIAL = re.compile(r"^  \S+ \S+ (0x[0-9a-f]+): ", re.MULTILINE)
-"""A line of ``tvmtune -v tune`` about one trial; its group is the candidate."""
+"""Matches a trial's line of ``tvmtune -v tune``; the group is the candidate."""
 
 
 def command(*args: object) -> list[str]:
@@ -31,11 +31,11 @@ def tvmtune(
 
 
 def complaint(stderr: str) -> str:
-    """The one message at the end of ``stderr``; progress may stand before it, a traceback may not."""
+    """The one error message at the end of ``stderr``, which may follow progress but no traceback."""
     assert "Traceback" not in stderr
-    said = [line for line in stderr.splitlines() if line.startswith("tvmtune: ")]
-    assert len(said) == 1, stderr
-    assert stderr.rstrip("\n").endswith(said[0]), stderr
-    assert "unexpected" not in said[0]
-    assert len(said[0]) < 700
-    return said[0].removeprefix("tvmtune: ")
+    messages = [line for line in stderr.splitlines() if line.startswith("tvmtune: ")]
+    assert len(messages) == 1, stderr
+    assert stderr.rstrip("\n").endswith(messages[0]), stderr
+    assert "unexpected" not in messages[0]
+    assert len(messages[0]) < 700
+    return messages[0].removeprefix("tvmtune: ")

@@ -1,4 +1,4 @@
-"""Bad input: one clear message, exit 1 or 2, and nothing that was there is damaged."""
+"""Bad input yields one clear message and exit status 1 or 2, and damages no file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from disks import mounted
 from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune import api
 from tvmtune.cli import main
-from tvmtune.records.header import header as log_header
 from tvmtune.records.log import FORMAT, LogWriter
+from tvmtune.records.schema import header as header_line
 
-Ask = Callable[..., tuple[int, str]]
+Invoke = Callable[..., tuple[int, str]]
 BUDGET = ("--trials", "9", "--no-compile")
 
 
@@ -40,8 +40,10 @@ OLDER = b"\x7fELF, an older library"
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Runs a command beside ``tiny.onnx``; exit status and message, the folder left as it was."""
+def invoke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Invoke:
+    """Exit status and message of a command run next to ``tiny.onnx``; fails if the folder changes."""
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     monkeypatch.chdir(tmp_path)
 
@@ -49,11 +51,11 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         before = contents(tmp_path)
         with pytest.raises(SystemExit) as ended:
             main(list(args))
-        said = capsys.readouterr()
-        assert said.out == ""
+        captured = capsys.readouterr()
+        assert captured.out == ""
         assert contents(tmp_path) == before
         assert isinstance(ended.value.code, int)
-        return ended.value.code, complaint(said.err)
+        return ended.value.code, complaint(captured.err)
 
     return run
 
@@ -76,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         (["--network", "tiny.onnx", "--target-attr", "threads=0"], "threads must be from 1 to"),
         (["--network", "tiny.onnx", "--target-attr", "threads=99"], "threads must be from 1 to"),
         (["--network", "tiny.onnx", "--hardware-param", "num_core=1"], "Did you mean num_cores"),
-        (["--network", "tiny.onnx", "--batch", "0"], "at least 1, got 0"),
+        (["--network", "tiny.onnx", "--batch", "0"], "at least 1, not 0"),
         (["--network", "tiny.onnx", "--batch", "4"], "fixed batch size"),
         (["--network", "tiny.onnx", "--shape", "data:1xtwo"], "--shape takes NAME:"),
         (["--network", "tiny.onnx", "--shape", "dat:1x3x32x32"], "no input 'dat'"),
@@ -84,33 +86,34 @@ def contents(folder: Path) -> dict[str, bytes]:
         (["--network", "tinny.onnx"], "tinny.onnx does not exist; did you mean tiny.onnx"),
     ],
 )
-def test_a_wrong_request_is_answered_with_what_is_right(ask, name, args, message):
-    import re
-
-    code, said = ask(name, *args)
+def test_an_invalid_request_lists_the_alternatives(invoke, name, args, message):
+    code, text = invoke(name, *args)
     assert code == 2
-    assert re.search(message, said), said
+    assert re.search(message, text), text
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--tuner", "xgbb"], "tuner 'xgbb' is not known. Did you mean xgb"),
-        (["--scheduler", "efect"], "scheduler 'efect' is not known. Did you mean effect"),
-        (["--trials", "0"], "--trials needs a number of at least 1, not 0"),
-        (["--trials", "-5"], "--trials needs a number of at least 1, not -5"),
-        (["--trials-per-task", "0"], "--trials-per-task needs a number of at least 1"),
-        (["--patience", "0"], "--patience needs a number of at least 1"),
-        (["--task-patience", "0"], "--task-patience needs a number of at least 1"),
-        (["--max-failure-rate", "1.5"], "--max-failure-rate needs a number from 0 to 1, not 1.5"),
+        (["--scheduler", "gradent"], "scheduler 'gradent' is not known. Did you mean gradient"),
+        (["--trials", "0"], "--trials must be at least 1, not 0"),
+        (["--trials", "-5"], "--trials must be at least 1, not -5"),
+        (["--trials-per-task", "0"], "--trials-per-task must be at least 1"),
+        (["--patience", "0"], "--patience must be at least 1"),
+        (["--task-patience", "0"], "--task-patience must be at least 1"),
+        (["--max-failure-rate", "1.5"], "--max-failure-rate must be from 0 to 1, not 1.5"),
         (["--tuner", "grid"], "tuner 'grid' goes through a whole space"),
-        (["--repeat", "0"], "--repeat needs a number of at least 1"),
-        (["--number", "-1"], "--number needs a number of at least 1"),
-        (["--min-repeat-ms", "-1"], "--min-repeat-ms needs"),
-        (["--build-timeout", "0"], "--build-timeout needs"),
-        (["--run-timeout", "-3"], "--run-timeout needs"),
-        (["--time-budget", "soon"], "--time-budget takes seconds, or 90s, 30m, 2h, not 'soon'"),
-        (["--time-budget", "-3m"], "--time-budget needs a time above 0"),
+        (["--repeat", "0"], "--repeat must be at least 1"),
+        (["--number", "-1"], "--number must be at least 1"),
+        (["--min-repeat-ms", "-1"], "--min-repeat-ms must be"),
+        (["--build-timeout", "0"], "--build-timeout must be"),
+        (["--run-timeout", "-3"], "--run-timeout must be"),
+        (
+            ["--time-budget", "soon"],
+            "takes seconds, or a time such as 90s, 30m or 2h, not 'soon'",
+        ),
+        (["--time-budget", "-3m"], "--time-budget must be above 0"),
         (["--vs", "onnxruntim"], "onnxruntim"),
         (["--log", "absent/log.json"], "--log absent/log.json: there is no directory absent"),
         (["--log", "."], "is a directory"),
@@ -118,10 +121,10 @@ def test_a_wrong_request_is_answered_with_what_is_right(ask, name, args, message
         (["--log", "/proc/log.json"], "--log /proc/log.json cannot be written"),
     ],
 )
-def test_a_wrong_option_of_tune_is_named(ask, args, message):
-    code, said = ask("tune", "--network", "tiny.onnx", *args)
+def test_an_invalid_option_of_tune_is_named(invoke, args, message):
+    code, text = invoke("tune", "--network", "tiny.onnx", *args)
     assert code == 2
-    assert message in said
+    assert message in text
 
 
 @pytest.mark.parametrize(
@@ -136,16 +139,14 @@ def test_a_wrong_option_of_tune_is_named(ask, args, message):
     ],
     ids=" ".join,
 )
-def test_no_output_takes_the_place_of_what_is_needed_or_of_anything_but_a_library(
-    ask, tmp_path, args
-):
+def test_outputs_overwrite_only_libraries_that_are_not_in_use(invoke, tmp_path, args):
     (tmp_path / "notes.txt").write_text("not yours")
-    code, said = ask(*args, "--network", "tiny.onnx")
+    code, text = invoke(*args, "--network", "tiny.onnx")
     assert code == 2
-    assert "choose another" in said
+    assert "choose another" in text
 
 
-def test_an_operator_that_cannot_be_compiled_is_named_before_any_tuning(ask, tmp_path):
+def test_an_operator_that_cannot_be_compiled_is_named_before_tuning(invoke, tmp_path):
     shapes = {"w": (1, 16, 4), "r": (1, 16, 4)}
     graph = helper.make_graph(
         [helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="memory", hidden_size=4)],
@@ -156,16 +157,16 @@ def test_an_operator_that_cannot_be_compiled_is_named_before_any_tuning(ask, tmp
     )
     opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "net.onnx")
-    code, said = ask("tune", "--network", "net.onnx", *BUDGET)
+    code, text = invoke("tune", "--network", "net.onnx", *BUDGET)
     assert code == 1
-    assert "node 'memory' (LSTM, opset 17) of net.onnx is not supported" in said
+    assert "node 'memory' (LSTM, opset 17) of net.onnx is not supported" in text
 
 
-def test_a_network_of_nothing_but_constants_has_nothing_to_compile(ask, tmp_path):
+def test_a_network_of_constants_only_has_nothing_to_compile(invoke, tmp_path):
     onnx.save(one_node("Identity"), tmp_path / "same.onnx")
-    code, said = ask("tune", "--network", "same.onnx", *BUDGET)
+    code, text = invoke("tune", "--network", "same.onnx", *BUDGET)
     assert code == 1
-    assert "nothing to compile" in said
+    assert "nothing to compile" in text
 
 
 @pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
@@ -173,40 +174,40 @@ def test_a_network_of_nothing_but_constants_has_nothing_to_compile(ask, tmp_path
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "is damaged or no ONNX file"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "is damaged or not an ONNX file"),
         (b"PK\x03\x04" + bytes(64), "zip archive"),
-        (b"layers: 18\n", "is no ONNX file but text"),
-        (tiny_cnn().SerializeToString()[:3000], "is damaged or no ONNX file"),
+        (b"layers: 18\n", "is not an ONNX file but text"),
+        (tiny_cnn().SerializeToString()[:3000], "is damaged or not an ONNX file"),
     ],
     ids=["empty", "a picture", "a zip archive", "text", "truncated"],
 )
-def test_a_file_that_is_no_model_is_told_for_what_it_is(ask, tmp_path, name, content, message):
+def test_a_file_that_is_not_a_model_is_recognized(invoke, tmp_path, name, content, message):
     (tmp_path / "net.onnx").write_bytes(content)
-    code, said = ask(name, "--network", "net.onnx")
+    code, text = invoke(name, "--network", "net.onnx")
     assert code == 1
-    assert said.startswith("net.onnx")
-    assert message in said
+    assert text.startswith("net.onnx")
+    assert message in text
 
 
 @pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
-def test_open_shapes_have_to_be_bound(ask, tmp_path, name):
+def test_open_shapes_must_be_bound(invoke, tmp_path, name):
     onnx.save(tiny_encoder(sequence="S"), tmp_path / "net.onnx")
-    code, said = ask(name, "--network", "net.onnx")
+    code, text = invoke(name, "--network", "net.onnx")
     assert code == 2
-    assert "--shape ids:" in said
+    assert "--shape ids:" in text
 
 
 @pytest.mark.parametrize("name", ["tune", "tasks", "compile"])
-def test_an_unsupported_operator_is_named_with_its_node(ask, tmp_path, name):
+def test_an_unsupported_operator_is_named_with_its_node(invoke, tmp_path, name):
     onnx.save(one_node("Frobnicate", domain="com.acme"), tmp_path / "net.onnx")
-    code, said = ask(name, "--network", "net.onnx")
+    code, text = invoke(name, "--network", "net.onnx")
     assert code in (1, 2)
-    assert "Frobnicate" in said
-    assert "the_node" in said
+    assert "Frobnicate" in text
+    assert "the_node" in text
 
 
 def header(plan: api.Plan, **more: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(log_header(plan.prepared))) | more
+    return json.loads(json.dumps(header_line(plan.prepared).fields)) | more
 
 
 def log_of(plan: api.Plan, path: Path, **more: Any) -> Path:
@@ -247,21 +248,23 @@ def other_device(plan: api.Plan) -> dict[str, Any]:
     ],
     ids=["another network", "another device", "a newer version"],
 )
-def test_a_log_that_does_not_fit_is_refused(ask, tmp_path, plan, name, change, message):
+def test_a_log_of_another_network_device_or_version_is_rejected(
+    invoke, tmp_path, plan, name, change, message
+):
     log_of(plan, tmp_path / "log.json", **change(plan))
     budget = BUDGET if name == "tune" else ()
-    code, said = ask(name, "--network", "tiny.onnx", "--log", "log.json", *budget)
+    code, text = invoke(name, "--network", "tiny.onnx", "--log", "log.json", *budget)
     assert code == 1
-    assert "log.json" in said
-    assert message in said
+    assert "log.json" in text
+    assert message in text
 
 
-def test_a_log_of_the_same_machine_for_another_target_names_the_difference(ask, tmp_path, plan):
+def test_a_log_of_this_machine_with_another_target_names_the_difference(invoke, tmp_path, plan):
     described = header(plan)["device"]
     target = described["target"] | {"mcpu": "pentium4"}
     log_of(plan, tmp_path / "log.json", device=described | {"target": target, "identity": "0" * 16})
-    _, said = ask("tune", "--network", "tiny.onnx", "--log", "log.json", *BUDGET)
-    assert f"mcpu pentium4 instead of {described['target']['mcpu']}" in said
+    _, text = invoke("tune", "--network", "tiny.onnx", "--log", "log.json", *BUDGET)
+    assert f"mcpu pentium4 instead of {described['target']['mcpu']}" in text
 
 
 @pytest.mark.parametrize(
@@ -271,26 +274,26 @@ def test_a_log_of_the_same_machine_for_another_target_names_the_difference(ask, 
         MemoryError("Unable to allocate 3.00 GiB for an array"),
     ],
 )
-def test_a_memory_that_is_full_is_no_defect(ask, monkeypatch, error):
+def test_out_of_memory_is_not_reported_as_a_bug(invoke, monkeypatch, error):
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(api, "load", fail)
-    code, said = ask("tasks", "tiny.onnx")
+    code, text = invoke("tasks", "tiny.onnx")
     assert code == 1
-    assert "defect" not in said
-    end = "End what else uses the memory, or take a smaller network or batch."
-    assert re.fullmatch(rf"the memory is full: .*(out of memory|array)\. {end}", said)
+    assert "bug" not in text
+    end = "Free memory, or use a smaller network or batch."
+    assert re.fullmatch(rf"out of memory: .*(out of memory|array)\. {end}", text)
 
 
-def test_a_board_that_lacks_a_package_is_told_which(ask, monkeypatch):
-    """Those of serve and run are enough there."""
+def test_a_missing_package_is_named(invoke, monkeypatch):
+    """As on boards, where only the packages of serve and run are installed."""
     monkeypatch.setitem(sys.modules, "rich.table", None)
     monkeypatch.setitem(sys.modules, "rich", None)
-    code, said = ask("networks")
+    code, text = invoke("networks")
     assert code == 1
-    assert "the package rich is not installed here" in said
-    assert "defect" not in said
+    assert "the package rich is not installed here" in text
+    assert "bug" not in text
 
 
 @pytest.mark.parametrize(
@@ -303,7 +306,7 @@ def test_a_board_that_lacks_a_package_is_told_which(ask, monkeypatch):
     ids=["tune", "compile", "distill"],
 )
 @pytest.mark.parametrize("kind", ["truncated", "damaged", "something else"])
-def test_a_log_that_cannot_be_read_is_refused(ask, tmp_path, plan, args, kind):
+def test_an_unreadable_log_is_rejected(invoke, tmp_path, plan, args, kind):
     path = log_of(plan, tmp_path / "log.json")
     first, *rest = path.read_bytes().splitlines(keepends=True)
     if kind == "truncated":
@@ -312,34 +315,34 @@ def test_a_log_that_cannot_be_read_is_refused(ask, tmp_path, plan, args, kind):
         path.write_bytes(first + b"\x00\x00\n" + b"".join(rest))
     else:
         shutil.copy(tmp_path / "tiny.onnx", path)
-    code, said = ask(*args)
+    code, text = invoke(*args)
     assert code == 1
-    assert said.startswith("log.json is not a tvmtune log")
-    assert ("line 2" in said) == (kind == "damaged")
+    assert text.startswith("log.json is not a tvmtune log")
+    assert ("line 2" in text) == (kind == "damaged")
 
 
 @pytest.mark.parametrize(
     "args", [["compile", "--network", "tiny.onnx", "--log", "log.json"], ["distill", "log.json"]]
 )
-def test_an_empty_or_missing_log_holds_nothing_to_use(ask, tmp_path, args):
-    assert ask(*args) == (1, "there is no log at log.json.")
+def test_an_empty_or_missing_log_is_rejected(invoke, tmp_path, args):
+    assert invoke(*args) == (1, "there is no log at log.json.")
     (tmp_path / "log.json").touch()
-    assert ask(*args) == (1, "log.json is empty: there is nothing in this log.")
+    assert invoke(*args) == (1, "log.json is empty: there is nothing in this log.")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--top", "0"], "--top needs a number of at least 1"),
+        (["--top", "0"], "--top must be at least 1"),
         (["-o", "absent/best.json"], "there is no directory absent"),
         (["-o", "."], "is a directory"),
     ],
 )
-def test_a_wrong_option_of_distill_is_named(ask, tmp_path, plan, args, message):
+def test_an_invalid_option_of_distill_is_named(invoke, tmp_path, plan, args, message):
     log_of(plan, tmp_path / "log.json")
-    code, said = ask("distill", "log.json", *args)
+    code, text = invoke("distill", "log.json", *args)
     assert code == 2
-    assert message in said
+    assert message in text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -351,14 +354,14 @@ def test_a_wrong_option_of_distill_is_named(ask, tmp_path, plan, args, message):
         ["distill", "../log.json", "-o", "best.json"],
     ],
 )
-def test_a_read_only_directory_is_named(ask, tmp_path, plan, monkeypatch, args):
+def test_a_read_only_directory_is_named(invoke, tmp_path, plan, monkeypatch, args):
     log_of(plan, tmp_path / "log.json")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
     monkeypatch.chdir(closed)
-    code, said = ask(*args)
+    code, text = invoke(*args)
     assert code == 2
-    assert "cannot be written: Permission denied" in said
+    assert "cannot be written: Permission denied" in text
 
 
 @pytest.mark.parametrize(
@@ -368,7 +371,7 @@ def test_a_read_only_directory_is_named(ask, tmp_path, plan, monkeypatch, args):
         pytest.param(["compile", "-o", "lib.so"], id="compile"),
     ],
 )
-def test_without_a_linker_the_remedy_is_named(tmp_path, args):
+def test_without_a_linker_the_message_names_the_remedy(tmp_path, args):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     (tmp_path / "lib.so").write_bytes(OLDER)
     empty = tmp_path / "empty"
@@ -381,7 +384,7 @@ def test_without_a_linker_the_remedy_is_named(tmp_path, args):
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_tuning_and_the_log_stays_whole(tmp_path, plan):
+def test_a_full_disk_ends_tuning_and_the_log_stays_intact(tmp_path, plan):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     log_of(plan, tmp_path / "log.json")
     before = contents(tmp_path)
@@ -409,7 +412,7 @@ def test_a_full_disk_ends_tuning_and_the_log_stays_whole(tmp_path, plan):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["8k", "64k"], ids=["at once", "while linking"])
-def test_a_full_disk_ends_compiling_and_an_older_library_stays(tmp_path, size):
+def test_a_full_disk_ends_compilation_and_keeps_the_older_library(tmp_path, size):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     disk = tmp_path / "disk"
     with mounted(disk, f"size={size}"):

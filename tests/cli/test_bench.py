@@ -1,4 +1,4 @@
-"""``tvmtune bench``: a table for people, JSON for scripts, an exit status for both."""
+"""``tvmtune bench``: the table, JSON output and exit status."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from cli.commands import complaint, tvmtune
-from deploy.building import make_library, spoiled
+from libraries import make_library, spoiled
 from models import tiny_cnn
 from tvmtune.cli import bench
-from tvmtune.deploy import metadata
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.farm.protocol import Unreachable
+from tvmtune.library import metadata
+from tvmtune.remote.protocol import Unreachable
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")
 
@@ -28,7 +28,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wrong(library, tmp_path_factory):
-    """A library with one wrong weight that claims to be the right one."""
+    """A library with one wrong weight and the metadata of the right one."""
     path = make_library(
         spoiled(tiny_cnn()), tmp_path_factory.mktemp("wrong"), threads=1, check=False
     )
@@ -38,7 +38,7 @@ def wrong(library, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """The command sets the threads of its process, which here is that of all tests."""
+    """Restores the thread variables, which the command sets in the process of the tests."""
     for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, os.environ.get(name, "1"))
 
@@ -54,7 +54,7 @@ def error(kind: type[TvmtuneError], *args: object) -> str:
     return str(result.exception)
 
 
-def test_the_table(library):
+def test_the_table_has_a_row_for_the_library(library):
     result = run(library, "--check")
     assert result.exit_code == 0, result.exception
     lines = result.output.splitlines()
@@ -82,7 +82,7 @@ def test_wrong_outputs_exit_with_1_for_a_shell(wrong, tmp_path):
     assert "median ms" in done.stdout
 
 
-def test_a_file_that_is_no_library_of_ours(tmp_path):
+def test_a_file_that_is_not_a_library_is_rejected(tmp_path):
     (tmp_path / "lib.so").write_bytes(b"\x7fELF")
     for command in ("bench", "run", "inspect"):
         done = tvmtune(command, "lib.so", cwd=tmp_path)
@@ -98,9 +98,9 @@ def test_json_to_a_file(library, tmp_path):
     report = tmp_path / "report.json"
     result = run(library, "--vs", "ort", "--check", "--profile", "--json", report)
     assert result.exit_code == 0, result.exception
-    found = json.loads(report.read_text())
-    assert set(found) == {"runs", "network", "device", "host", "notes"}
-    own, other = found["runs"]
+    contents = json.loads(report.read_text())
+    assert set(contents) == {"runs", "network", "device", "host", "notes"}
+    own, other = contents["runs"]
     assert [own["runtime"], other["runtime"]] == ["tvmtune", "onnxruntime"]
     assert own["median_ms"] > 0
     assert own["repeats"] == 3
@@ -111,7 +111,7 @@ def test_json_to_a_file(library, tmp_path):
     assert "time / tvmtune" in result.output
 
 
-def test_json_to_standard_output_is_all_that_is_there(library, tmp_path):
+def test_standard_output_is_only_the_json(library, tmp_path):
     done = tvmtune("bench", library, "--repeat", 2, "--json", "-", "--check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["runs"][0]["check"]["passed"] is True
@@ -134,10 +134,10 @@ def test_inputs_from_a_file(library, tmp_path):
     assert "1x3x32x32" in text
 
 
-def test_what_cannot_be_asked_for(library, tmp_path):
+def test_invalid_options_are_rejected(library, tmp_path):
     assert "Did you mean onnxruntime" in error(UsageError, library, "--vs", "onxruntime")
     assert "no tracker answers" in error(Unreachable, library, "--remote", "a@127.0.0.1:1")
-    assert "on this machine alone" in error(UsageError, library, "--remote", "a", "--profile")
+    assert "on this machine only" in error(UsageError, library, "--remote", "a", "--profile")
     assert "there is no library" in error(UsageError, tmp_path / "none.so")
     assert "number of threads" in error(UsageError, library, "--threads", 0)
     assert "no directory" in error(UsageError, library, "--json", tmp_path / "none" / "r.json")
@@ -145,14 +145,14 @@ def test_what_cannot_be_asked_for(library, tmp_path):
         assert run(library, option, 0).exit_code == 2
 
 
-def test_a_library_without_a_check(library, tmp_path):
+def test_a_library_without_reference_outputs_cannot_be_checked(library, tmp_path):
     path = shutil.copy(library, tmp_path)
     metadata.append(path, metadata.read(path) | {"check": None})
-    assert "carries no reference" in error(UsageError, path, "--check")
+    assert "has no reference outputs" in error(UsageError, path, "--check")
     assert run(path).exit_code == 0
 
 
-def test_a_library_tuned_for_other_threads_says_so(library, tmp_path):
+def test_a_different_thread_count_is_noted(library, tmp_path):
     path = shutil.copy(library, tmp_path)
     metadata.append(path, metadata.read(path) | {"threads": 4096})
     result = run(path, "--threads", 1)

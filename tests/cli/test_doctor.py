@@ -1,4 +1,4 @@
-"""``tvmtune doctor``: whatever is wrong becomes a row; nothing brings it down."""
+"""``tvmtune doctor``: every problem becomes a row, and none crashes the command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = "from tvmtune.cli.doctor import command; command(['--json'])"
 
 
 def run_doctor(cwd: Path, **env: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Exit status and rows by name, from a process of its own."""
+    """Exit status and rows by name, from a separate process."""
     clean = {key: value for key, value in os.environ.items() if key != "TVMTUNE_LINKER"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
@@ -29,26 +29,26 @@ def run_doctor(cwd: Path, **env: str) -> tuple[int, dict[str, dict[str, str]]]:
         timeout=200,
     )
     assert done.stdout, done.stderr
-    found = json.loads(done.stdout)
-    assert found["ok"] == (done.returncode == 0)
-    return done.returncode, {row["name"]: row for row in found["rows"]}
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    return done.returncode, {row["name"]: row for row in report["rows"]}
 
 
 def statuses(rows: dict[str, dict[str, str]], *names: str) -> list[str]:
     return [rows[name]["status"] for name in names]
 
 
-def test_a_sound_machine_passes(tmp_path):
+def test_a_healthy_machine_passes(tmp_path):
     status, rows = run_doctor(tmp_path)
     assert status == 0
     assert statuses(rows, "python", "tvm", "linker", "threads", "kernel", "directory") == (
         ["pass"] * 6
     )
-    assert "TVM by itself would use" in rows["threads"]["detail"]
+    assert "TVM alone would use" in rows["threads"]["detail"]
     assert "built, linked, run and checked" in rows["kernel"]["detail"]
 
 
-def test_a_wrong_tvm_ffi_is_named_before_anything_is_loaded(tmp_path):
+def test_an_incompatible_tvm_ffi_is_named_before_tvm_is_loaded(tmp_path):
     info = tmp_path / "path" / "apache_tvm_ffi-0.1.15.post1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(
@@ -60,20 +60,20 @@ def test_a_wrong_tvm_ffi_is_named_before_anything_is_loaded(tmp_path):
     assert statuses(rows, "tvm", "kernel") == ["fail", "note"]
     assert "apache-tvm-ffi is 0.1.15.post1, not 0.1.14.post1" in rows["tvm"]["detail"]
     assert "pip install apache-tvm==" in rows["tvm"]["remedy"]
-    assert rows["kernel"]["detail"] == "not tried: tvm first"
+    assert rows["kernel"]["detail"] == "not tried: fix tvm first"
 
 
 @pytest.mark.slow
-def test_no_linker_is_named_with_the_package(tmp_path):
+def test_a_missing_linker_is_reported_with_its_package(tmp_path):
     status, rows = run_doctor(tmp_path, PATH=str(tmp_path))
     assert status == 1
     assert statuses(rows, "tvm", "linker", "kernel") == ["pass", "fail", "note"]
     assert "binutils" in rows["linker"]["remedy"]
-    assert rows["kernel"]["detail"] == "not tried: linker first"
+    assert rows["kernel"]["detail"] == "not tried: fix linker first"
 
 
 @pytest.mark.slow
-def test_a_linker_that_fails_is_a_row(tmp_path):
+def test_a_failing_linker_is_reported(tmp_path):
     tool = tmp_path / "ld"
     tool.write_text("#!/bin/sh\necho cannot link today >&2\nexit 1\n")
     tool.chmod(0o755)
@@ -99,14 +99,14 @@ def test_a_full_disk_fails(tmp_path, monkeypatch):
     assert (row.status, row.remedy) == ("fail", "free at least 1e+12 MB")
 
 
-def test_a_directory_that_is_gone_fails(tmp_path):
+def test_a_deleted_directory_fails(tmp_path):
     row = doctor._place("directory", lambda: tmp_path / "gone", "go elsewhere")
     assert (row.status, row.remedy) == ("fail", "go elsewhere")
     assert "gone" in row.detail
 
 
-def stand_in(folder: Path, body: str) -> str:
-    """A program that the doctor runs instead of Python."""
+def fake_python(folder: Path, body: str) -> str:
+    """A script for the doctor to run instead of Python."""
     tool = folder / "python"
     tool.write_text(f"#!/bin/sh\n{body}\n")
     tool.chmod(0o755)
@@ -119,25 +119,29 @@ def stand_in(folder: Path, body: str) -> str:
         ('echo \'{"stage": "search"}\'; kill -SEGV $$', "search: crashed (Segmentation fault)"),
         ("echo oops >&2; exit 4", "start: oops"),
         ('echo \'{"stage": "run"}\'; echo \'{"sta\'; exit 0', "run: exit status 0"),
-        ('echo \'{"stage": "build"}\'; exec sleep 60', "build: no end after 0.5 s"),
+        ('echo \'{"stage": "build"}\'; exec sleep 60', "build: timed out after 0.5 s"),
     ],
 )
-def test_a_child_that_dies_or_hangs_is_told_by_its_stage(tmp_path, monkeypatch, body, error):
-    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, body))
+def test_a_crash_or_hang_of_the_child_is_reported_with_its_stage(
+    tmp_path, monkeypatch, body, error
+):
+    monkeypatch.setattr(sys, "executable", fake_python(tmp_path, body))
     monkeypatch.setattr(doctor, "DEADLINE", 0.5)
     child = doctor._run_child(["ld"])
     assert child["error"] == error
-    row = doctor._kernel(doctor.Row("tvm", "pass", ""), doctor.Row("linker", "pass", ""), child)
+    row = doctor._kernel(
+        doctor.CheckRow("tvm", "pass", ""), doctor.CheckRow("linker", "pass", ""), child
+    )
     assert (row.status, row.detail) == ("fail", error)
 
 
-def test_the_lines_carry_the_remedies(monkeypatch):
-    rows = [doctor.Row("tvm", "fail", "wrong [bold]version", "run: pip install it")]
+def test_remedies_are_printed(monkeypatch):
+    rows = [doctor.CheckRow("tvm", "fail", "wrong [bold]version", "run: pip install it")]
     monkeypatch.setattr(doctor, "examine", lambda **_: rows)
     result = CliRunner().invoke(doctor.command, [])
     assert result.exit_code == 1
     assert result.output.splitlines() == [
         "fail  tvm  wrong [bold]version",
         "           run: pip install it",
-        "something needs mending first",
+        "something needs fixing first",
     ]

@@ -1,4 +1,4 @@
-"""A BERT-like encoder with int64 ids, as PyTorch writes it to ONNX: tuned, and right."""
+"""A BERT-like encoder with int64 ids, exported by PyTorch to ONNX, is tuned and correct."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def encoder(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "trials"), [("float32", 40), ("float16", 10)])
-def test_an_encoder_is_tuned_and_right_for_ids_of_the_whole_vocabulary(
+def test_a_tuned_encoder_is_correct_for_ids_of_the_whole_vocabulary(
     encoder, dtype, trials, tmp_path
 ):
     done = tvmtune(

@@ -1,4 +1,4 @@
-"""What the commands of the farm say to those who use them wrongly."""
+"""Errors of ``tvmtune tracker``, ``serve`` and ``devices``."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from pathlib import Path
 import pytest
 
 from cli.commands import complaint, tvmtune
-from farm import served
+from remote import served
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["serve", "--key", "a b"], "'a b' cannot be the key of a board"),
         (["serve", "--key", ""], "'' cannot be the key of a board"),
-        (["serve", "--key", "b", "--tracker", "host:port"], "'host:port' is no address"),
+        (["serve", "--key", "b", "--tracker", "host:port"], "'host:port' is not an address"),
         (["serve", "--key", "b", "--load-library", "no.so"], "there is no file no.so"),
         (["serve", "--key", "b", "--target-attr", "x"], "--target-attr takes K=V"),
-        (["devices", "--tracker", ":1"], "':1' is no address"),
-        (["devices", "--wait", "0"], "--wait needs a time above 0"),
+        (["devices", "--tracker", ":1"], "':1' is not an address"),
+        (["devices", "--wait", "0"], "--wait must be above 0"),
+        (["devices", "--wait", "soon"], "--wait takes seconds"),
+        (["run", "lib.so", "--wait", "0s"], "--wait must be above 0"),
+        (["bench", "lib.so", "--wait", "soon"], "--wait takes seconds"),
     ],
 )
-def test_wrong_words_are_one_message(words: list[str], said: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_one_line_errors(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
     done = tvmtune(*words, cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 2
-    assert said in complaint(done.stderr)
+    assert message in complaint(done.stderr)
 
 
 @pytest.mark.parametrize("words", [["tracker"], ["serve", "--key", "b"]])
@@ -35,22 +40,22 @@ def test_wrong_words_are_one_message(words: list[str], said: str, tmp_path: Path
 def test_a_port_is_between_1_and_65535(words: list[str], port: str, tmp_path: Path) -> None:
     done = tvmtune(*words, f"--port={port}", cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 2
-    assert f"{port} is no port" in done.stderr
+    assert f"{port} is not a port number" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["tracker"], ["serve", "--key", "b"]])
-def test_a_host_that_is_not_this_machines_is_one_message(words: list[str], tmp_path: Path) -> None:
+def test_a_foreign_host_is_a_one_line_error(words: list[str], tmp_path: Path) -> None:
     done = tvmtune(*words, "--host", "192.0.2.1", cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert "cannot listen at 192.0.2.1: " in said
-    assert "--host has to be an address of this machine" in said
+    message = done.stderr.splitlines()[-1]
+    assert "cannot listen at 192.0.2.1: " in message
+    assert "--host has to be an address of this machine" in message
     done = tvmtune(*words, "--host", "no-such-host.invalid", cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 1
     assert "cannot listen at 'no-such-host.invalid'" in done.stderr.splitlines()[-1]
 
 
-def test_a_backend_that_there_is_not_is_named(tmp_path: Path) -> None:
+def test_an_unknown_backend_is_reported(tmp_path: Path) -> None:
     words = ("serve", "--key", "b", "--port", served.free_port(), "--target", "abacus")
     done = tvmtune(*words, cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 1
@@ -60,7 +65,7 @@ def test_a_backend_that_there_is_not_is_named(tmp_path: Path) -> None:
 
 def test_the_process_that_holds_the_port_imports_nothing_heavy() -> None:
     code = (
-        "import sys, tvmtune.cli.serve, tvmtune.farm.server, tvmtune.farm.tracker\n"
+        "import sys, tvmtune.cli.serve, tvmtune.remote.server.server, tvmtune.remote.tracker\n"
         "heavy = {'tvm', 'numpy', 'scipy', 'xgboost', 'onnx', 'pebble', 'rich'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )

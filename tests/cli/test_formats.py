@@ -1,4 +1,4 @@
-"""The whole way, for files of other frameworks: tune, compare with the framework, run, refuse."""
+"""Files of other frameworks from end to end: tune, compare with the framework, run, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def tflite(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "peer"), [("pt2", "torch"), ("tflite", "openvino")])
-def test_a_network_of_another_framework_is_tuned_and_held_against_it(tmp_path, request, form, peer):
+def test_a_network_of_another_framework_is_tuned_and_compared_with_it(
+    tmp_path, request, form, peer
+):
     path = request.getfixturevalue(form)
     pytest.importorskip(peer)
     done = tvmtune("tune", path, "--trials", 12, "--vs", peer, "-o", "net.so", cwd=tmp_path)
@@ -47,7 +49,7 @@ def test_a_network_of_another_framework_is_tuned_and_held_against_it(tmp_path, r
 
 
 @pytest.mark.slow
-def test_a_program_of_pytorch_keeps_its_inputs_and_outputs(tmp_path, pt2):
+def test_a_pytorch_program_keeps_its_inputs_and_outputs(tmp_path, pt2):
     done = tvmtune("compile", pt2, "-o", "net.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     network = load(str(tmp_path / pt2))
@@ -60,7 +62,7 @@ def test_a_program_of_pytorch_keeps_its_inputs_and_outputs(tmp_path, pt2):
     np.testing.assert_allclose(y, want, atol=1e-4 * np.abs(want).max())
 
 
-def refused(capsys, *words: str) -> str:
+def error_of(capsys, *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["compile", *words])
     assert ended.value.code in (1, 2)
@@ -68,7 +70,7 @@ def refused(capsys, *words: str) -> str:
 
 
 @pytest.mark.slow
-def test_open_dimensions_of_a_program_have_to_be_bound(tmp_path, monkeypatch, capsys):
+def test_open_dimensions_of_a_program_must_be_bound(tmp_path, monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     open_size = {"x": {2: torch.export.Dim("height", min=8, max=64)}}
@@ -81,19 +83,19 @@ def test_open_dimensions_of_a_program_have_to_be_bound(tmp_path, monkeypatch, ca
         Pool().eval(), (torch.randn(1, 3, 32, 32),), dynamic_shapes=open_size
     )
     torch.export.save(program, "open.pt2")
-    said = refused(capsys, "open.pt2")
-    assert "input 'x' of open.pt2 has open dimensions" in said
-    assert "--shape x:" in said
+    message = error_of(capsys, "open.pt2")
+    assert "input 'x' of open.pt2 has open dimensions" in message
+    assert "--shape x:" in message
     main_ok = tvmtune("compile", "open.pt2", "--shape", "x:1x3x16x32", cwd=tmp_path)
     assert main_ok.returncode == 0, main_ok.stderr
 
 
-def test_a_quantised_model_is_refused_in_one_message(tmp_path, monkeypatch, capsys):
+def test_a_quantized_model_is_rejected_in_one_line(tmp_path, monkeypatch, capsys):
     pytest.importorskip("tflite")
     pytest.importorskip("ai_edge_litert")
     from networks import tflite_models
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "quantised.tflite").write_bytes(tflite_models.quantised("int8", weight=False))
-    said = refused(capsys, "quantised.tflite")
-    assert "quantised" in said
+    (tmp_path / "quantized.tflite").write_bytes(tflite_models.quantized("int8", weight=False))
+    message = error_of(capsys, "quantized.tflite")
+    assert "quantized" in message

@@ -1,4 +1,4 @@
-"""Help is there for everything, and costs nothing that it does not need."""
+"""Every command has help that loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -21,11 +22,22 @@ def test_the_group_lists_every_command_with_its_help():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name):
+def test_every_command_has_help(name):
     result = CliRunner().invoke(group, [name, "--help"], prog_name="tvmtune")
     assert result.exit_code == 0
     assert result.output.startswith(f"Usage: tvmtune {name}")
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_starts_with_its_line_in_the_list(name):
+    assert group.get_command(None, name).help.split("\n\n")[0] == COMMANDS[name]
+
+
+def test_the_help_of_backends_commands_is_not_truncated():
+    result = CliRunner().invoke(group, ["vta", "--help"])
+    assert result.exit_code == 0
+    assert "..." not in result.output.split("Commands:")[1]
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["tune", "--help"]])
@@ -43,20 +55,33 @@ def test_help_loads_nothing_heavy(args):
     assert loaded & heavy == set()
 
 
-def test_a_mistyped_command_is_answered_with_the_nearest():
+def test_a_mistyped_command_suggests_the_nearest():
     result = CliRunner().invoke(group, ["tunee"])
     assert result.exit_code == 2
     assert "'tunee' is not a command. Did you mean tune" in result.output
 
 
-def test_verbose_may_stand_before_and_behind_the_command(capsys):
+def test_verbose_is_accepted_before_and_after_the_command(capsys):
     for words in (["-v", "tasks"], ["tasks", "-v"]):
         with pytest.raises(SystemExit):
             main([*words, "--network", "nowhere"])
         assert "Traceback" in capsys.readouterr().err
 
 
-def test_every_option_is_an_environment_variable_of_its_own_name():
+def test_only_tune_prints_trials_when_verbose():
+    for name in COMMANDS:
+        (verbose,) = (p for p in group.get_command(None, name).params if p.name == "verbose")
+        assert ("trial" in verbose.help) == (name == "tune")
+
+
+@pytest.mark.parametrize("words", [["vta", "-v", "layers"], ["vta", "layers", "-v"]])
+def test_commands_of_backends_accept_verbose(words, capsys):
+    with pytest.raises(SystemExit):
+        main([*words, "nowhere"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_every_option_has_an_environment_variable_named_after_it():
     for name in COMMANDS:
         command = group.get_command(None, name)
         for param in command.params:
@@ -66,7 +91,20 @@ def test_every_option_is_an_environment_variable_of_its_own_name():
                 assert param.envvar == f"TVMTUNE_{name.upper()}_{word}"
 
 
-def test_an_environment_variable_stands_in_for_an_option(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("tune", 600), ("bench", 60), ("run", 60), ("devices", 10)]
+)
+def test_every_wait_is_a_duration(name, seconds):
+    command = group.get_command(None, name)
+    (wait,) = (param for param in command.params if param.name == "wait")
+    ctx = click.Context(command)
+    assert wait.metavar == "TIME"
+    assert wait.process_value(ctx, wait.default) == seconds
+    for text, value in [("5m", 300), ("90s", 90), ("600", 600)]:
+        assert wait.process_value(ctx, text) == value
+
+
+def test_an_environment_variable_sets_an_option(monkeypatch, capsys):
     monkeypatch.setenv("TVMTUNE_TASKS_NETWORK", "nowhere")
     with pytest.raises(SystemExit):
         main(["tasks"])

@@ -1,4 +1,4 @@
-"""``tvmtune inspect``: everything about a library, and none of it by loading it."""
+"""``tvmtune inspect`` prints the metadata of a library without loading it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from deploy.building import make_library
+from libraries import make_library
 from models import tiny_cnn
 from tvmtune.cli import inspect
-from tvmtune.deploy import metadata
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.library import metadata
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def run(*args: object):
     return CliRunner().invoke(inspect.command, [*map(str, args)])
 
 
-def test_what_people_want_to_know(library):
+def test_the_lines_describe_the_library(library):
     result = run(library)
     assert result.exit_code == 0, result.exception
     rows = {line[:12].strip(): line[13:].strip() for line in result.output.splitlines()}
@@ -36,7 +36,7 @@ def test_what_people_want_to_know(library):
     assert rows["outputs"] == "logits: 1x10 float32"
     assert rows["device"] == "cpu: the test's CPU"
     assert rows["threads"] == "1"
-    assert rows["tasks"].startswith("1: 1 with a record of their own")
+    assert rows["tasks"].startswith("1: 1 with their own record")
     assert rows["check"] == "1 outputs, seed 0"
     assert "apache-tvm 0.27" in rows["versions"]
     assert "conv2d" in result.output
@@ -47,7 +47,7 @@ def test_json_is_the_metadata(library):
 
 
 def test_it_loads_neither_the_library_nor_tvm(library, tmp_path):
-    """Not even code for a machine that this one is not."""
+    """It also works for libraries of other architectures."""
     path = tmp_path / "board.so"
     shutil.copy(library, path)
     with path.open("r+b") as file:
@@ -63,7 +63,7 @@ def test_it_loads_neither_the_library_nor_tvm(library, tmp_path):
     assert "riscv" in done.stdout
 
 
-def test_what_is_no_library_of_ours(tmp_path):
+def test_a_file_that_is_not_a_library_is_rejected(tmp_path):
     path = tmp_path / "x.so"
     path.write_bytes(b"\x7fELF")
     assert type(run(path).exception) is TvmtuneError

@@ -1,4 +1,4 @@
-"""From a kernel file to a tuned, checked library of one operator, and what goes wrong on the way."""
+"""From a kernel file to a tuned, checked library of one operator, and its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = ("--arg", "w=96", "--arg", "h=32")
 
 
 @pytest.mark.slow
-def test_compile_exports_the_one_operator_and_run_computes_it(tmp_path):
+def test_compile_exports_the_operator_and_run_computes_it(tmp_path):
     done = tvmtune("compile", RGB2YUV, *SMALL, "-o", "op.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     image = np.random.RandomState(0).rand(32, 96, 3).astype("float32")
@@ -32,18 +32,18 @@ def test_compile_exports_the_one_operator_and_run_computes_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_tune_shows_the_operator_beside_its_default_its_loops_and_numpy(tmp_path):
+def test_tune_times_the_operator_beside_its_default_schedule_its_plain_loops_and_numpy(tmp_path):
     done = tvmtune("-v", "tune", RGB2YUV, *SMALL, "--trials", 12, "-o", "op.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^│ (tvmtune|untuned|as written|numpy) ", done.stdout, re.MULTILINE)
     assert rows == ["tvmtune", "untuned", "as written", "numpy"]
     assert "the output is right" in done.stdout
     assert (tmp_path / "rgb2yuv-w96-h32-NHWC-B1-cpu.json").exists()
-    # every trial of the template says what it sampled
+    # every trial of the template lists what it sampled
     assert re.search(r" template 0x\w+: [\d.]+ ms yuv\.1=\d+x\d+x\d+ yuv\.0=\d+x\d+", done.stderr)
 
 
-def test_the_knobs_and_the_computation_are_shown(tmp_path):
+def test_tasks_prints_knobs_and_computation(tmp_path):
     done = tvmtune("tasks", RGB2YUV, *SMALL, "--space", "--dag", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "rgb = PLACEHOLDER [32, 96, 3] float32" in done.stdout
@@ -84,7 +84,7 @@ TEMPLATE = 'sch.get_loops(sch.get_sblock("yuv"))'
         ("", "", ("--network", "mobilenet"), 2, "two networks are given"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_message(
+def test_errors_in_kernel_files_yield_one_message(
     tmp_path, monkeypatch, capsys, name, old, new, args, code, message
 ):
     assert old in HEAD
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_said_in_one_message(
     assert [p.name for p in tmp_path.iterdir()] == ["op.py"]
 
 
-def test_an_input_of_another_name_rank_or_dtype_is_refused_before_tuning(
+def test_an_input_of_another_name_rank_or_dtype_is_rejected_before_tuning(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -112,7 +112,7 @@ def test_an_input_of_another_name_rank_or_dtype_is_refused_before_tuning(
         with pytest.raises(SystemExit) as ended:
             main(["tune", str(RGB2YUV), *SMALL, "--input", "x.npz"])
         assert ended.value.code == 2
-        said = capsys.readouterr().err
-        assert message in said
-        assert len(said.splitlines()) == 1
+        stderr = capsys.readouterr().err
+        assert message in stderr
+        assert len(stderr.splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]

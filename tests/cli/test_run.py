@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from deploy.building import make_library
+from libraries import make_library
 from models import tiny_encoder
 from tvmtune import networks
 from tvmtune.cli import run as run_module
@@ -37,21 +37,21 @@ def test_outputs_are_written_under_their_names(library, network, tmp_path):
     np.savez(tmp_path / "x.npz", **inputs)
     result = run(library, "--input", tmp_path / "x.npz", "--output", tmp_path / "y")
     assert result.exit_code == 0, result.exception
-    with np.load(tmp_path / "y") as found:
-        assert found.files == ["hidden", "pooled"]
-        for name, want in zip(found.files, network.reference(inputs), strict=True):
-            assert np.allclose(found[name], want, atol=1e-5)
+    with np.load(tmp_path / "y") as written:
+        assert written.files == ["hidden", "pooled"]
+        for name, want in zip(written.files, network.reference(inputs), strict=True):
+            assert np.allclose(written[name], want, atol=1e-5)
     assert result.output.splitlines()[0].startswith("hidden: 1x8x16 float32: mean ")
 
 
-def test_a_seed_stands_for_inputs(library, network, tmp_path):
+def test_a_seed_determines_the_inputs(library, network, tmp_path):
     np.savez(tmp_path / "x.npz", **random_inputs(network.inputs, 3))
     from_file = run(library, "--input", tmp_path / "x.npz").output
     assert run(library, "--seed", 3).output == from_file
     assert run(library, "--seed", 4).output != from_file
 
 
-def test_bad_inputs_and_places(library, tmp_path):
+def test_invalid_inputs_and_outputs_are_rejected(library, tmp_path):
     def error(*args: object) -> BaseException:
         return run(library, *args).exception
 

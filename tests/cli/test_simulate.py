@@ -1,4 +1,4 @@
-"""``tvmtune simulate``: from a log to a comparison of tuners, and what is wrong with other logs."""
+"""``tvmtune simulate``: from a log to a comparison of tuners, and errors for other logs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def log(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def ask(capsys):
+def invoke(capsys):
     """Runs the command; exit status, standard output, standard error."""
 
     def run(*args: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
             main(["simulate", *map(str, args)])
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
 
     return run
 
 
 @pytest.mark.slow
-def test_a_space_that_grid_has_measured_is_simulated_from_its_log(tmp_path):
+def test_a_space_measured_by_grid_is_simulated_from_its_log(tmp_path):
     (tmp_path / "product.py").write_text(KERNEL)
     measure = Path(__file__).parents[2] / "benchmarks/spaces/measure.py"
     done = subprocess.run(
@@ -62,8 +62,8 @@ def test_a_space_that_grid_has_measured_is_simulated_from_its_log(tmp_path):
         assert all(run["best_ms"] <= space["best_ms"] / 0.99 for run in runs)
 
 
-def test_the_table_compares_the_tuners(ask, log):
-    code, out, err = ask(log, "--tuner", "ga", "--tuner", "random", "--seeds", 3)
+def test_the_table_compares_the_tuners(invoke, log):
+    code, out, err = invoke(log, "--tuner", "ga", "--tuner", "random", "--seeds", 3)
     assert code == 0
     assert "180 points, best 1 ms, 0.56% within 95% of it" in out
     rows = re.findall(r"^│ (\S+) +│ +([\d.]+) \(([\d.]+)-([\d.]+)\) │ +(\d)/3 │", out, re.M)
@@ -75,9 +75,9 @@ def test_the_table_compares_the_tuners(ask, log):
     assert runs == [(name, str(seed)) for name in ("ga", "random") for seed in range(3)]
 
 
-def test_the_seeds_decide_the_result(ask, log, tmp_path):
+def test_the_seeds_determine_the_result(invoke, log, tmp_path):
     def trials(*args: object) -> list[int]:
-        code, out, _ = ask(log, "--tuner", "ga", "--json", "-", *args)
+        code, out, _ = invoke(log, "--tuner", "ga", "--json", "-", *args)
         assert code == 0
         (space,) = json.loads(out)["spaces"]
         return [run["trials_to"]["99%"] for run in space["tuners"]["ga"]["runs"]]
@@ -88,8 +88,8 @@ def test_the_seeds_decide_the_result(ask, log, tmp_path):
     assert len(set(first)) > 1
 
 
-def test_the_report_holds_what_the_table_shows(ask, log):
-    code, out, _ = ask(log, "--tuner", "ga", "--tuner-option", "mutate=0.9", "--seeds", 2,
+def test_the_report_contains_what_the_table_shows(invoke, log):
+    code, out, _ = invoke(log, "--tuner", "ga", "--tuner-option", "mutate=0.9", "--seeds", 2,
                        "--trials", 40, "--json", "-")  # fmt: skip
     assert code == 0
     report = json.loads(out)
@@ -102,10 +102,10 @@ def test_the_report_holds_what_the_table_shows(ask, log):
         assert run["trials"] <= 40
 
 
-def test_tasks_are_chosen_as_elsewhere(ask, log):
+def test_tasks_are_selected_as_in_other_commands(invoke, log):
     args = (log, "--tuner", "random", "--seeds", 1, "--trials", 5, "--tasks")
-    assert ask(*args, "product*")[0] == 0
-    code, _, err = ask(*args, "*conv*")
+    assert invoke(*args, "product*")[0] == 0
+    code, _, err = invoke(*args, "*conv*")
     assert code == 2
     assert "--tasks *conv* matches none" in complaint(err)
 
@@ -116,15 +116,15 @@ def test_tasks_are_chosen_as_elsewhere(ask, log):
         (("--tuner", "xbg"), "tuner 'xbg' is not known. Did you mean xgb"),
         (("--tuner-option", "populatoin=9"), "xgb has no such option. Did you mean population"),
         (("--tuner-option", "population"), "--tuner-option takes K=V"),
-        (("--tuner-option", "population=-1"), "population=-1: a whole number of at least 1"),
-        (("--seeds", "0"), "--seeds needs a number of at least 1"),
-        (("--seed", "-1"), "--seed needs a number of at least 0"),
-        (("--trials", "0"), "--trials needs a number of at least 1"),
+        (("--tuner-option", "population=-1"), "population=-1: expected an integer of at least 1"),
+        (("--seeds", "0"), "--seeds must be at least 1"),
+        (("--seed", "-1"), "--seed must be at least 0"),
+        (("--trials", "0"), "--trials must be at least 1"),
         (("--json", "nowhere/out.json"), "there is no directory nowhere"),
     ],
 )
-def test_a_wrong_request_is_answered_with_what_is_right(ask, log, args, message):
-    code, out, err = ask(log, *args)
+def test_an_invalid_request_lists_the_alternatives(invoke, log, args, message):
+    code, out, err = invoke(log, *args)
     assert code == 2
     assert message in complaint(err)
     assert out == ""
@@ -139,28 +139,28 @@ def test_a_wrong_request_is_answered_with_what_is_right(ask, log, args, message)
         ('{"type": "trial"}\n', "it does not begin with a header"),
     ],
 )
-def test_what_is_no_log_is_refused(ask, tmp_path, monkeypatch, content, message):
+def test_other_files_are_rejected(invoke, tmp_path, monkeypatch, content, message):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path("log.json").write_text(content)
-    code, out, err = ask("log.json")
+    code, out, err = invoke("log.json")
     assert code == 1
     assert message in complaint(err)
     assert out == ""
 
 
-def test_a_log_that_does_not_hold_its_space_is_refused_with_the_remedy(ask, tmp_path):
-    code, out, err = ask(survey(tmp_path, part=0.5))
+def test_a_log_without_its_whole_space_is_rejected_with_the_remedy(invoke, tmp_path):
+    code, out, err = invoke(survey(tmp_path, part=0.5))
     assert code == 1
-    said = complaint(err)
-    assert re.search(r"no space that was measured in full .*\(template\): its 90 trials", said)
-    assert said.endswith("Let tvmtune tune --tuner grid continue it to the end.")
+    message = complaint(err)
+    assert re.search(r"no space that was measured in full .*\(template\): its 90 trials", message)
+    assert message.endswith("Let tvmtune tune --tuner grid continue it to the end.")
     assert out == ""
 
 
-def test_the_report_does_not_overwrite_the_log(ask, log):
+def test_the_report_does_not_overwrite_the_log(invoke, log):
     before = log.read_bytes()
-    code, _, err = ask(log, "--json", log)
+    code, _, err = invoke(log, "--json", log)
     assert code == 2
     assert "is a file that this command needs" in complaint(err)
     assert log.read_bytes() == before

@@ -1,4 +1,4 @@
-"""``tvmtune tasks`` lists what there is to tune."""
+"""``tvmtune tasks`` lists the tasks of a network."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_the_layout_changes_the_kernels_but_not_the_network(network):
     assert [listing["layout"] for listing in inside] == ["NHWC", "NCHW"]
 
 
-def test_the_json_holds_spaces_and_computations_if_asked(network):
+def test_the_json_has_spaces_and_computations_on_request(network):
     plain = json.loads(output("--network", network, "--json"))
     assert all("dag" not in task for task in plain["tasks"])
     listing = json.loads(
@@ -64,6 +64,6 @@ def test_the_json_holds_spaces_and_computations_if_asked(network):
             assert {"name", "kind", "what", "options"} == set(space["designs"][0][0])
 
 
-def test_only_the_chosen_tasks_are_listed(network):
+def test_only_selected_tasks_are_listed(network):
     table = output(network, "--tasks", "0")
     assert "1 task," in table

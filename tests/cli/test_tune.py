@@ -1,4 +1,4 @@
-"""``tvmtune tune`` from end to end, and what is left of it when it is cut short."""
+"""``tvmtune tune`` from end to end, and the log after an interrupt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 import processes
 from cli.commands import TRIAL, command, complaint, tvmtune
 from models import tiny_cnn
+from tvmtune.machine.linkers import find_linker
 from tvmtune.records.log import read_log
-from tvmtune.system import find_linker
 
 QUICK = ("--network", "tiny.onnx", "--repeat", 2)
 TASKS = 9
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Running:
-    """A ``tvmtune`` in a session of its own, its output in files."""
+    """A ``tvmtune`` process in its own session, its stderr in a file."""
 
     def __init__(self, folder: Path, *args: object) -> None:
         self.mark = uuid.uuid4().hex
@@ -48,12 +48,12 @@ class Running:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.stderr.read_text()
 
     def wait_for_trials(self, count: int) -> None:
-        while len(TRIAL.findall(self.said)) < count:
-            assert self.process.poll() is None, self.said
+        while len(TRIAL.findall(self.output)) < count:
+            assert self.process.poll() is None, self.output
             time.sleep(0.02)
 
     def left(self) -> dict[int, str]:
@@ -62,7 +62,7 @@ class Running:
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[list[Running]]:
-    """What a test puts in here is ended with it."""
+    """Processes to end after the test."""
     started: list[Running] = []
     yield started
     for each in started:
@@ -72,7 +72,7 @@ def running(folder: Path) -> Iterator[list[Running]]:
 
 
 @pytest.mark.slow
-def test_from_a_file_to_a_checked_library_and_on(folder):
+def test_a_file_is_tuned_resumed_distilled_and_compiled(folder):
     first = tvmtune(
         "-v", "tune", *QUICK, "--trials", 20, "--log", "log.json", "-o", "lib.so", cwd=folder
     )
@@ -82,7 +82,7 @@ def test_from_a_file_to_a_checked_library_and_on(folder):
     assert len(shown) == 20
     assert (folder / "lib.so").stat().st_size > 0
     assert "the output is" in first.stdout
-    # so small a network may be quicker untuned, and then says so
+    # so small a network may be faster untuned, which the output states
     records = 0 if "the untuned one is shipped" in first.stderr else TASKS
     assert f"{TASKS} tasks: {records} with a record" in first.stdout
 
@@ -115,7 +115,7 @@ def test_from_a_file_to_a_checked_library_and_on(folder):
 
 
 @pytest.mark.slow
-def test_no_compile_stops_with_the_log_under_its_default_name(folder):
+def test_no_compile_leaves_only_the_log_under_its_default_name(folder):
     done = tvmtune("tune", *QUICK, "--trials", TASKS, "--no-compile", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
@@ -123,7 +123,7 @@ def test_no_compile_stops_with_the_log_under_its_default_name(folder):
 
 
 @pytest.mark.slow
-def test_fresh_puts_the_old_log_aside(folder):
+def test_fresh_renames_the_old_log(folder):
     old = folder / "log.json"
     old.write_text("what was here before\n")
     (folder / "log.json.1").write_text("and before that\n")
@@ -137,30 +137,30 @@ def test_fresh_puts_the_old_log_aside(folder):
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_no_trial_that_was_shown_is_lost(folder, running):
+def test_no_displayed_trial_is_lost_after_a_kill(folder, running):
     moments = random.Random(20)
     log = folder / "log.json"
     for number in range(10):
         run = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", log, "--no-compile")
         running.append(run)
         before = len(read_log(log).trials) if log.exists() and log.stat().st_size else 0
-        # most of them while it measures, some while it still starts
+        # mostly during measurements, sometimes during startup
         if number % 4 == 3:
             time.sleep(moments.uniform(0.5, 5.0))
         else:
             run.wait_for_trials(moments.randint(1, 12))
             time.sleep(moments.uniform(0.0, 1.0))
-        assert run.process.poll() is None, run.said
+        assert run.process.poll() is None, run.output
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()
         assert run.left() == {}
-        shown = TRIAL.findall(run.said)
+        shown = TRIAL.findall(run.output)
         if shown and before:
-            assert f"resuming: {before} trials" in run.said
+            assert f"resuming: {before} trials" in run.output
         if log.exists() and log.stat().st_size:
-            found = read_log(log).trials
-            new = [t.candidate for t in found[before:]]
-            # at most the last trial was written and not yet shown
+            logged = read_log(log).trials
+            new = [t.candidate for t in logged[before:]]
+            # at most the last trial was written but not yet shown
             assert new[: len(shown)] == shown
             assert len(new) <= len(shown) + 1
     candidates = [(t.workload, t.candidate) for t in read_log(log).trials]
@@ -169,25 +169,25 @@ def test_killed_at_any_moment_no_trial_that_was_shown_is_lost(folder, running):
 
 
 @pytest.mark.slow
-def test_an_interrupt_exits_with_130_and_the_log_intact(folder, running):
+def test_an_interrupt_exits_with_130_and_leaves_the_log_intact(folder, running):
     run = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", "log.json")
     running.append(run)
     run.wait_for_trials(14)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.process.wait(60) == 130
     assert run.left() == {}
-    assert complaint(run.said) == "interrupted"
-    assert "every trial is in log.json" in run.said
-    shown = TRIAL.findall(run.said)
-    found = [t.candidate for t in read_log(folder / "log.json").trials]
-    # at most the last trial was written and not yet shown
-    assert found[: len(shown)] == shown
-    assert len(found) <= len(shown) + 1
+    assert complaint(run.output) == "interrupted"
+    assert "every trial is in log.json" in run.output
+    shown = TRIAL.findall(run.output)
+    logged = [t.candidate for t in read_log(folder / "log.json").trials]
+    # at most the last trial was written but not yet shown
+    assert logged[: len(shown)] == shown
+    assert len(logged) <= len(shown) + 1
     assert not (folder / "tiny.so").exists()
 
 
 @pytest.mark.slow
-def test_a_second_run_on_the_same_log_is_refused(folder, running):
+def test_a_second_run_on_the_same_log_is_rejected(folder, running):
     first = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", "log.json")
     running.append(first)
     first.wait_for_trials(3)
@@ -195,11 +195,11 @@ def test_a_second_run_on_the_same_log_is_refused(folder, running):
     assert second.returncode == 1
     assert complaint(second.stderr).startswith("another process is writing to log.json")
     assert first.process.poll() is None
-    so_far = len(TRIAL.findall(first.said))
+    so_far = len(TRIAL.findall(first.output))
     first.wait_for_trials(so_far + 1)
 
 
-def test_a_dry_run_prints_the_plan_and_leaves_nothing(folder):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(folder):
     done = tvmtune("tune", "--network", "tiny.onnx", "--trials", 77, "--dry-run", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert f"{TASKS} of {TASKS} tasks" in done.stderr
@@ -220,23 +220,23 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(folder):
         ("dense", 0),
     ],
 )
-def test_tasks_are_chosen_by_index_name_and_share(folder, only, count, monkeypatch, capsys):
+def test_tasks_are_selected_by_index_name_and_share(folder, only, count, monkeypatch, capsys):
     from tvmtune.cli import main
 
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit) as ended:
         main(["tune", "--network", "tiny.onnx", "--tasks", only, "--dry-run"])
-    said = capsys.readouterr().err
+    text = capsys.readouterr().err
     if count:
         assert ended.value.code == 0
-        assert f"{count} of {TASKS} tasks" in said
+        assert f"{count} of {TASKS} tasks" in text
     else:
         assert ended.value.code == 2
-        assert f"--tasks {only} matches none" in complaint(said)
+        assert f"--tasks {only} matches none" in complaint(text)
 
 
 @pytest.fixture
-def said(folder, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+def invoke(folder, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     """Runs ``tune`` in this process; exit status and stderr."""
     from tvmtune.cli import main
 
@@ -261,48 +261,50 @@ def said(folder, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
         (("--trials-per-task", "7"), "until 7 trials a task"),
     ],
 )
-def test_the_plan_says_when_tuning_will_end(said, args, limits):
-    code, text = said(*args, "--dry-run")
+def test_the_plan_states_when_tuning_ends(invoke, args, limits):
+    code, text = invoke(*args, "--dry-run")
     assert code == 0
     assert f"{limits}\n" in text
 
 
-def test_the_plan_knows_the_size_of_the_space(said, monkeypatch):
-    from tvmtune.graph.spaces import RuleSpace
+def test_the_plan_states_the_size_of_a_finite_space(invoke, monkeypatch):
+    from tvmtune.spaces.rule_space import RuleSpace
 
     monkeypatch.setattr(RuleSpace, "size", 5)
     whole = "until all 5 points of the space"
-    assert f"{whole}\n" in said("--tasks", "0", "--trials", "6", "--dry-run")[1]
-    assert f"{whole} or 1:30\n" in said("--tasks", "0", "--time-budget", "90", "--dry-run")[1]
-    assert "until 4 trials\n" in said("--tasks", "0", "--trials", "4", "--dry-run")[1]
+    assert f"{whole}\n" in invoke("--tasks", "0", "--trials", "6", "--dry-run")[1]
+    assert f"{whole} or 1:30\n" in invoke("--tasks", "0", "--time-budget", "90", "--dry-run")[1]
+    assert "until 4 trials\n" in invoke("--tasks", "0", "--trials", "4", "--dry-run")[1]
 
 
-def test_a_grid_of_unknown_size_is_refused_before_anything_is_built(said, folder):
-    code, text = said("--tuner", "grid")
+def test_a_grid_of_unknown_size_is_rejected_before_anything_is_built(invoke, folder):
+    code, text = invoke("--tuner", "grid")
     assert code == 2
     assert "has no known size: limit the trials or the time" in complaint(text)
     assert [p.name for p in folder.iterdir()] == ["tiny.onnx"]
-    assert said("--tuner", "grid", "--trials-per-task", "3", "--dry-run")[0] == 0
+    assert invoke("--tuner", "grid", "--trials-per-task", "3", "--dry-run")[0] == 0
 
 
-def test_a_log_to_learn_from_is_looked_at_before_anything_is_built(said, folder):
-    code, text = said("--transfer-from", "absent.json")
+def test_a_transfer_log_is_checked_before_anything_is_built(invoke, folder):
+    code, text = invoke("--transfer-from", "absent.json")
     assert code == 1
     assert complaint(text) == "--transfer-from: there is no log at absent.json."
     (folder / "log.json").write_text(
         '{"type": "header", "format": 99, "device": {}, "network": {}}'
     )
-    code, text = said("--transfer-from", "log.json")
+    code, text = invoke("--transfer-from", "log.json")
     assert code == 1
     assert complaint(text).startswith("--transfer-from: log.json was written by a newer tvmtune")
-    code, text = said("--transfer-from", "log.json", "--log", "log.json")
+    code, text = invoke("--transfer-from", "log.json", "--log", "log.json")
     assert code == 2
     assert complaint(text).startswith("--transfer-from: log.json is the log of this very run")
 
 
 @pytest.mark.slow
-def test_a_run_in_which_everything_fails_is_given_up_with_the_log_intact(said, folder, monkeypatch):
-    # The linker alone takes longer than a build may: what is killed leaves none behind.
+def test_a_run_in_which_everything_fails_is_aborted_with_the_log_intact(
+    invoke, folder, monkeypatch
+):
+    # The linker exceeds the build timeout; a killed build leaves no process behind.
     mark = uuid.uuid4().hex
     linker = folder / "linker"
     linker.write_text(
@@ -312,7 +314,7 @@ def test_a_run_in_which_everything_fails_is_given_up_with_the_log_intact(said, f
     linker.chmod(0o755)
     monkeypatch.setenv("TVMTUNE_LINKER", str(linker))
     limits = ("--build-timeout", "0.5", "--trials", "100000", "--no-compile", "--log", "log.json")
-    code, text = said(*limits)
+    code, text = invoke(*limits)
     assert len((folder / "started").read_text()) > 10
     assert processes.after_a_while(mark, at_most=1) == {}
     assert code == 1

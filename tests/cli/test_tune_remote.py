@@ -1,4 +1,4 @@
-"""``tvmtune tune --remote``: boards and trackers come and go, the run ends and the log holds all."""
+"""``tvmtune tune --remote``: boards and trackers come and go without loss of trials."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 import processes
 from cli.commands import complaint, tvmtune
 from cli.test_tune import Running
-from farm.served import Farm, free_port
 from models import tiny_cnn
-from tvmtune.farm.protocol import Address
+from remote.served import Farm, free_port
 from tvmtune.records.log import Log, read_log
+from tvmtune.remote.protocol import Address
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Farm]:
-    made = Farm(tmp_path / "farm")
-    made.folder.mkdir()
+    started = Farm(tmp_path / "farm")
+    started.folder.mkdir()
     try:
-        yield made
+        yield started
     finally:
-        for running in made._running:
+        for running in started._running:
             if running.process.poll() is None:
                 running.end()
             assert processes.after_a_while(running.mark) == {}
@@ -48,7 +48,7 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Callable[..., Running]]:
-    """Starts a ``tvmtune`` that ends with the test."""
+    """Starts ``tvmtune`` processes that end with the test."""
     started: list[Running] = []
 
     def begin(*args: object) -> Running:
@@ -68,7 +68,7 @@ def words(tracker: Address, trials: int, *more: object) -> list[object]:
 
 
 def trials(folder: Path) -> Log:
-    """The log, of which no candidate has been measured twice."""
+    """The log, in which no candidate was measured twice."""
     log = read_log(folder / LOG)
     seen = [(t.workload, t.candidate) for t in log.trials]
     assert len(seen) == len(set(seen))
@@ -91,7 +91,7 @@ def test_a_network_is_tuned_on_boards(folder, farm):
     command = [word for word in words(tracker, 24) if word not in ("--tracker", tracker)]
     done = tvmtune(*command, cwd=folder, env=named | mark)
     assert done.returncode == 0, done.stderr
-    assert f"boards '{KEY}': {board} has come; now 1" in done.stderr
+    assert f"boards '{KEY}': {board} joined; now 1" in done.stderr
     assert processes.after_a_while(mark[processes.MARK]) == {}
     log = trials(folder)
     assert len(log.trials) == 24
@@ -104,7 +104,7 @@ def test_a_network_is_tuned_on_boards(folder, farm):
     assert all(trial.verified for trial in best.values())
 
 
-def test_boards_that_are_killed_cost_no_trial(folder, farm, start):
+def test_no_trial_is_lost_if_boards_are_killed(folder, farm, start):
     _, tracker = farm.tracker()
     first, address = farm.board(KEY, tracker)
     second, _ = farm.board(KEY, tracker)
@@ -120,10 +120,10 @@ def test_boards_that_are_killed_cost_no_trial(folder, farm, start):
     log = trials(folder)
     assert len(log.trials) == 40
     assert all(trial.ok for trial in log.trials)
-    assert "has left" in running.stderr.read_text()
+    assert " left; now" in running.stderr.read_text()
 
 
-def test_a_tracker_that_is_killed_costs_no_trial(folder, farm, start):
+def test_no_trial_is_lost_if_the_tracker_is_killed(folder, farm, start):
     process, tracker = farm.tracker()
     farm.board(KEY, tracker)
     running = start(*words(tracker, 40))
@@ -136,7 +136,7 @@ def test_a_tracker_that_is_killed_costs_no_trial(folder, farm, start):
     assert len(trials(folder).trials) == 40
 
 
-def test_without_boards_the_run_ends_with_its_log_intact_and_continues_later(folder, farm, start):
+def test_without_boards_the_run_ends_with_its_log_intact_and_can_be_resumed(folder, farm, start):
     _, tracker = farm.tracker()
     board, address = farm.board(KEY, tracker)
     running = start(*words(tracker, 40, "--wait", "4s"))
@@ -144,10 +144,12 @@ def test_without_boards_the_run_ends_with_its_log_intact_and_continues_later(fol
     board.kill()
     assert running.process.wait(90) == 1
     assert processes.after_a_while(running.mark) == {}
-    said = running.stderr.read_text()
-    assert f"waiting for a board '{KEY}', up to 4 s" in said
-    assert f"every trial is in {LOG}" in said
-    assert complaint(said).startswith(f"no board '{KEY}' was to be had for 4 s: none is registered")
+    stderr = running.stderr.read_text()
+    assert f"waiting for a board '{KEY}', up to 4 s" in stderr
+    assert f"every trial is in {LOG}" in stderr
+    assert complaint(stderr).startswith(
+        f"no board '{KEY}' was available for 4 s: none is registered"
+    )
     measured = len(trials(folder).trials)
     assert 12 <= measured < 40
     farm.board(KEY, tracker, port=address.port)
@@ -157,7 +159,7 @@ def test_without_boards_the_run_ends_with_its_log_intact_and_continues_later(fol
     assert len(trials(folder).trials) == 40
 
 
-def test_ctrl_c_ends_the_run_and_what_it_started(folder, farm, start):
+def test_ctrl_c_ends_the_run_and_its_processes(folder, farm, start):
     _, tracker = farm.tracker()
     farm.board(KEY, tracker)
     running = start(*words(tracker, 400))
@@ -168,7 +170,7 @@ def test_ctrl_c_ends_the_run_and_what_it_started(folder, farm, start):
     assert len(trials(folder).trials) >= 5
 
 
-def test_a_key_that_no_board_has_is_told_those_that_there_are(folder, farm):
+def test_an_unknown_key_lists_the_known_ones(folder, farm):
     _, tracker = farm.tracker()
     farm.board("rk3399", tracker)
     done = tvmtune(*words(tracker, 8), cwd=folder, timeout=60)
@@ -177,7 +179,7 @@ def test_a_key_that_no_board_has_is_told_those_that_there_are(folder, farm):
     assert not (folder / LOG).exists()
 
 
-def test_a_tracker_that_is_not_there_and_what_is_none_are_told_apart(folder):
+def test_a_missing_tracker_and_another_server_are_distinguished(folder):
     done = tvmtune(*words(Address("127.0.0.1", free_port()), 8), cwd=folder, timeout=60)
     assert done.returncode == 1
     assert "no tracker answers at" in complaint(done.stderr)
@@ -186,7 +188,7 @@ def test_a_tracker_that_is_not_there_and_what_is_none_are_told_apart(folder):
         address = Address("127.0.0.1", stranger.getsockname()[1])
         done = tvmtune(*words(address, 8), cwd=folder, timeout=60)
     assert done.returncode == 1
-    assert f"what answers at {address} is no tracker" in complaint(done.stderr)
+    assert f"what answers at {address} is not a tracker" in complaint(done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +196,13 @@ def test_a_tracker_that_is_not_there_and_what_is_none_are_told_apart(folder):
     [
         (["--remote", "a:b"], "'a:b' cannot be the key of a board"),
         (["--remote", ""], "'' cannot be the key of a board"),
-        (["--remote", "a", "--tracker", "here:x"], "--tracker: 'here:x' is no address"),
+        (["--remote", "a", "--tracker", "here:x"], "--tracker: 'here:x' is not an address"),
         (["--remote", "a@b:1", "--tracker", "c:2"], "both name a tracker"),
         (["--tracker", "c:2"], "--tracker without --remote"),
         (["--remote", "a", "--wait", "soon"], "--wait takes seconds"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_once(folder, given, message):
+def test_contradictory_or_invalid_boards_are_rejected(folder, given, message):
     done = tvmtune("tune", "--network", "tiny.onnx", *given, cwd=folder, timeout=60)
     assert done.returncode == 2
     assert message in complaint(done.stderr)

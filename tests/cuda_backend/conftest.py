@@ -1,4 +1,4 @@
-"""There is no GPU where these run: a driver stands in for NVIDIA's where one has to be asked."""
+"""Fixtures for machines without a GPU: nvcc, and a fake of NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tvmtune_cuda import toolkit
 
 @pytest.fixture(scope="session")
 def nvcc() -> toolkit.Compiler:
-    found = toolkit.nvcc()
-    if found is None:
+    compiler = toolkit.nvcc()
+    if compiler is None:
         pytest.skip("nvcc is not installed: CUDA's toolkit, with a C++ compiler")
-    return found
+    return compiler
 
 
 @pytest.fixture(scope="session")
-def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a ``libcuda.so.1`` that answers as the driver's documentation says."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -35,13 +35,13 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def driver(stand_in: Path) -> Callable[..., dict[str, str]]:
-    """Environment variables of a machine with such a driver: ``status`` of its start, its ``version``,
-    how many GPUs there are (``count``), and their compute capability (``arch``)."""
+def driver(fake_driver: Path) -> Callable[..., dict[str, str]]:
+    """Environment variables that load the fake driver: its initialization ``status``, its ``version``,
+    the number of GPUs (``count``), and their compute capability (``arch``)."""
 
-    def environment(**told: int) -> dict[str, str]:
-        known = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in told.items()}
-        path = os.pathsep.join(filter(None, [str(stand_in), os.environ.get("LD_LIBRARY_PATH")]))
-        return {"LD_LIBRARY_PATH": path, **known}
+    def environment(**settings: int) -> dict[str, str]:
+        variables = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
+        path = os.pathsep.join(filter(None, [str(fake_driver), os.environ.get("LD_LIBRARY_PATH")]))
+        return {"LD_LIBRARY_PATH": path, **variables}
 
     return environment

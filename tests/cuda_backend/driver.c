@@ -1,26 +1,26 @@
-/* A driver without a GPU: the part of CUDA's driver API that describes one, told what to say by
-   variables of the environment. */
+/* A fake driver: the part of CUDA's driver API that describes GPUs, configured by environment
+   variables. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int told(const char *name, int otherwise)
+static int setting(const char *name, int fallback)
 {
     const char *value = getenv(name);
-    return value ? atoi(value) : otherwise;
+    return value ? atoi(value) : fallback;
 }
 
-int cuInit(unsigned flags) { return told("FAKE_CUDA_STATUS", 0); }
+int cuInit(unsigned flags) { return setting("FAKE_CUDA_STATUS", 0); }
 
 int cuDriverGetVersion(int *version)
 {
-    *version = told("FAKE_CUDA_VERSION", 13000);
+    *version = setting("FAKE_CUDA_VERSION", 13000);
     return 0;
 }
 
 int cuDeviceGetCount(int *count)
 {
-    *count = told("FAKE_CUDA_COUNT", 1);
+    *count = setting("FAKE_CUDA_COUNT", 1);
     return 0;
 }
 
@@ -44,7 +44,7 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device)
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-    int arch = told("FAKE_CUDA_ARCH", 90);
+    int arch = setting("FAKE_CUDA_ARCH", 90);
     switch (attribute) {
     case 1: *value = 1024; return 0;         /* threads in a block */
     case 8: *value = 48 << 10; return 0;     /* bytes of shared memory in a block */

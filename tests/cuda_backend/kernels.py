@@ -1,4 +1,4 @@
-"""What stands in for a kernel that breaks things, in a worker."""
+"""Functions for worker processes: a kernel that fails, and the GPU a process gets."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tvmtune_cuda import worker
 from tvmtune_cuda.target import VISIBLE
 
 
-def call(said: str) -> int:
-    """This process's id, or an error as TVM words it."""
+def call(message: str) -> int:
+    """Return this process's ID, or raise an error with TVM's wording."""
 
     def work() -> int:
-        if said:
-            raise RuntimeError(said)
+        if message:
+            raise RuntimeError(message)
         return os.getpid()
 
-    return worker._or_end(work)
+    return worker._or_exit(work)
 
 
 def take(options: dict[str, Any]) -> None:
-    """The part of a worker's start that needs no GPU."""
+    """The part of a worker's startup that needs no GPU."""
     worker.take(options["gpus"], Path(options["directory"]))
 
 
 def visible(folder: str) -> tuple[int, str]:
-    """This process's id, and the GPU that CUDA would show it, once another process answers as well."""
+    """This process's ID and visible GPU, once a second process has answered, too."""
     here = Path(folder)
     (here / f"{os.getpid()}.answers").touch()
     end = time.monotonic() + 50

@@ -1,4 +1,4 @@
-"""Libraries for GPUs: what they are made of, and what is in them."""
+"""GPU libraries: records to build them from, and the device code in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import tvm
 
 from tvmtune import api
-from tvmtune.graph import traces
+from tvmtune.spaces import traces
 from tvmtune.types import Implementation, Task, Trial
 
 EM_CUDA = 190
 
 
-def code_for_gpus(path: Path) -> list[bytes]:
-    """The programs for GPUs in a library; none of their sources is left there."""
+def device_code(path: Path) -> list[bytes]:
+    """The device programs in a library, which must not contain their source."""
     data = path.read_bytes()
     assert b"__global__" not in data
     starts = []
@@ -27,7 +27,7 @@ def code_for_gpus(path: Path) -> list[bytes]:
 
 
 def record(plan: api.Plan, task: Task, each: Implementation) -> Trial:
-    """One for the implementation's default schedule."""
+    """A record of the implementation's default schedule."""
     target = tvm.target.Target(plan.device.target)
     return Trial(
         task=task.key,

@@ -1,4 +1,4 @@
-"""The row of ``tvmtune doctor``."""
+"""The CUDA row of ``tvmtune doctor``."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def row(**environment: str) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
-def test_it_names_the_compiler_and_the_gpu(nvcc, driver):
-    found = row(**driver(arch=90))
-    assert found["status"] == "pass"
-    assert found["detail"].startswith("nvcc ")
-    assert found["detail"].endswith("; NVIDIA Stand-in (sm_90, 80 GiB)")
+def test_it_lists_the_compiler_and_the_gpu(nvcc, driver):
+    result = row(**driver(arch=90))
+    assert result["status"] == "pass"
+    assert result["detail"].startswith("nvcc ")
+    assert result["detail"].endswith("; NVIDIA Stand-in (sm_90, 80 GiB)")
 
 
-def test_without_a_gpu_it_says_why_and_that_it_compiles(nvcc, driver):
-    found = row(**driver(count=0))
-    assert found["status"] == "pass"
-    assert "compiles; nothing to measure on: the driver finds no NVIDIA GPU" in found["detail"]
+def test_without_a_gpu_it_passes_and_states_the_reason(nvcc, driver):
+    result = row(**driver(count=0))
+    assert result["status"] == "pass"
+    assert "compiles; nothing to measure on: the driver finds no NVIDIA GPU" in result["detail"]
 
 
-def test_a_compiler_that_is_none_is_a_note(tmp_path: Path):
+def test_a_compiler_that_is_not_nvcc_is_a_note(tmp_path: Path):
     tool = tmp_path / "nvcc"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    found = row(**{toolkit.VARIABLE: str(tool)})
-    assert (found["status"], found["remedy"]) == ("note", "")
-    assert "is it nvcc?" in found["detail"]
+    result = row(**{toolkit.VARIABLE: str(tool)})
+    assert (result["status"], result["remedy"]) == ("note", "")
+    assert "is it nvcc?" in result["detail"]
 
 
-def test_nvrtc_will_do(monkeypatch: pytest.MonkeyPatch):
+def test_nvrtc_is_enough(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
     monkeypatch.setattr(toolkit, "find", lambda: toolkit.Compiler(toolkit.NVRTC))
     assert doctor.check().startswith("nvrtc ")

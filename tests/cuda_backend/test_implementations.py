@@ -1,4 +1,4 @@
-"""In which ways convolutions can be computed on NVIDIA's GPUs, each a kernel of the same library."""
+"""Implementations of convolutions on NVIDIA GPUs, each of which compiles into a library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tvm
 
-from cuda_backend.libraries import code_for_gpus, record
-from graph.kernels import drawn, one_conv
+from cuda_backend.libraries import device_code, record
+from kernels import one_conv, sample_modules
 from tvmtune import api
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.types import Task
@@ -35,7 +35,7 @@ def convolution(name: str, layout: str | None = None) -> tuple[api.Plan, Task]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_search_may_choose_among_them(name, nvcc):
+def test_each_convolution_has_these_implementations(name, nvcc):
     _, task = convolution(name)
     assert [each.name for each in task.implementations] == OFFERED[name]
 
@@ -43,35 +43,35 @@ def test_a_search_may_choose_among_them(name, nvcc):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_library_is_made_of_a_record_of_each(name, layout, nvcc, tmp_path: Path):
+def test_a_record_of_each_implementation_is_compiled(name, layout, nvcc, tmp_path: Path):
     plan, task = convolution(name, layout)
     for each in task.implementations:
         chosen = {task.key: record(plan, task, each)}
         lowered = plan.backend.lower(plan.prepared, chosen, plan.device)
         assert json.loads(lowered.attrs["tvmtune_record"])[task.key] == "exact"
         path = plan.backend.export_lib(lowered, plan.device, tmp_path / f"{each.name}.so")
-        assert len(code_for_gpus(path)) == 1
+        assert len(device_code(path)) == 1
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_what_is_drawn_of_each_compiles(name, nvcc, tmp_path: Path):
+def test_sampled_schedules_of_each_implementation_compile(name, nvcc, tmp_path: Path):
     plan, task = convolution(name)
     options = plan.backend.make_builder(plan.device).options
     with build.sources():
         for each in task.implementations[1:]:
-            (mod,) = drawn(each.mod, each.space, 1)
+            (mod,) = sample_modules(each.mod, each.space, 1)
             path = build.build(mod, plan.device.target, options, str(tmp_path))
-            assert code_for_gpus(Path(path)), each.name
+            assert device_code(Path(path)), each.name
             Path(path).unlink()
 
 
-def test_a_kernel_without_a_record_takes_several_values_at_once(nvcc):
-    """And pads, multiplies, adds the bias and cuts off what is negative in one go."""
+def test_the_default_depthwise_kernel_is_vectorized(nvcc):
+    """Padding, convolution, bias and ReLU are one kernel."""
     plan, task = convolution("depthwise")
     (direct, *_) = task.implementations
     target = tvm.target.Target(plan.device.target)
     with build.sources():
-        made = tvm.compile(direct.space.default(direct.mod, target).mod, target=target)
-        (source,) = build._sources(made.mod)
+        compiled = tvm.compile(direct.space.default(direct.mod, target).mod, target=target)
+        (source,) = build._sources(compiled.mod)
     assert source.count('extern "C" __global__') == 2  # declared, and defined
     assert "*(float4*)" in source

@@ -1,4 +1,4 @@
-"""What is compiled for tensor cores, and when there is nothing for them."""
+"""Tensor cores: the tasks that can use them, and the errors if none can."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 import tvm
 
 from cli.commands import complaint, tvmtune
-from cuda_backend.libraries import code_for_gpus, record
-from graph.kernels import drawn
+from cuda_backend.libraries import device_code, record
+from kernels import sample_modules
 from models import tiny_cnn
 from tvmtune import api
 from tvmtune.errors import TvmtuneError
-from tvmtune.graph import traces
+from tvmtune.spaces import traces
 from tvmtune.types import Implementation, Task
 from tvmtune_cuda import build, tensor_cores
 
@@ -38,7 +38,7 @@ def plan(nvcc, model) -> api.Plan:
 
 @pytest.fixture(scope="module")
 def offered(plan) -> dict[str, tuple[Task, Implementation]]:
-    """The tasks that may use tensor cores, by their names."""
+    """Tasks with a tensor-core implementation, by name."""
     return {
         task.name: (task, each)
         for task in plan.tasks
@@ -47,36 +47,36 @@ def offered(plan) -> dict[str, tuple[Task, Implementation]]:
     }
 
 
-def test_dense_convolutions_and_matrix_products_are_offered_them(plan, offered):
+def test_dense_convolutions_and_matrix_products_can_use_them(plan, offered):
     products = [t.name for t in plan.tasks if "conv2d" in t.name or "matmul" in t.name]
     assert len(products) == 5
-    (depthwise,) = {*products} - {*offered}  # each channel by itself: no product of matrices
+    (depthwise,) = {*products} - {*offered}  # each channel separately: not a matrix product
     assert "conv2d" in depthwise
     assert len(offered) == 4
 
 
-def test_they_are_one_way_among_others(offered):
-    """A search may find that a kernel is quicker without."""
+def test_they_are_an_additional_implementation(offered):
+    """A kernel may be faster without them."""
     for task, _ in offered.values():
         assert task.implementations[0].name == "direct"
 
 
-def test_the_machine_code_has_their_instructions(plan, offered, tmp_path):
+def test_the_kernel_source_uses_wmma(plan, offered, tmp_path):
     options = plan.backend.make_builder(plan.device).options
     target = tvm.target.Target(plan.device.target)
     _, each = max(offered.values(), key=lambda pair: pair[0].flop)
     with build.sources(), tvm.transform.PassContext(config=options["config"]):
-        drawn = each.space.default(each.mod, target)
-        library = tvm.compile(drawn.mod, target=target)
-        (found,) = build._sources(getattr(library, "mod", library))
-        path = build.build(drawn.mod, plan.device.target, options, str(tmp_path))
-    assert "wmma::mma_sync" in found
-    (code,) = code_for_gpus(Path(path))
+        schedule = each.space.default(each.mod, target)
+        library = tvm.compile(schedule.mod, target=target)
+        (source,) = build._sources(getattr(library, "mod", library))
+        path = build.build(schedule.mod, plan.device.target, options, str(tmp_path))
+    assert "wmma::mma_sync" in source
+    (code,) = device_code(Path(path))
     assert b"main_kernel" in code
 
 
 @pytest.mark.slow
-def test_a_trace_is_applied_where_nothing_is_loaded_yet(plan, offered, tmp_path):
+def test_a_trace_applies_in_a_fresh_process(plan, offered, tmp_path):
     _, each = next(iter(offered.values()))
     target = tvm.target.Target(plan.device.target)
     stored = {
@@ -86,7 +86,8 @@ def test_a_trace_is_applied_where_nothing_is_loaded_yet(plan, offered, tmp_path)
     file = tmp_path / "trace.json"
     file.write_text(json.dumps(stored))
     code = (
-        "import json, sys; from tvmtune.graph import traces, intrinsics; intrinsics.load_for('cuda'); "
+        "import json, sys; from tvmtune.spaces import traces, tensor_intrinsics; "
+        "tensor_intrinsics.load_for('cuda'); "
         "stored = json.load(open(sys.argv[1])); "
         "mod = traces.load_module(stored['module']); "
         "print(traces.apply(mod, stored['trace']).mod.script().count('mma_sync'))"
@@ -98,13 +99,13 @@ def test_a_trace_is_applied_where_nothing_is_loaded_yet(plan, offered, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_library_is_made_of_records_for_them(plan, offered, tmp_path):
+def test_tensor_core_records_are_compiled(plan, offered, tmp_path):
     chosen = {task.key: record(plan, task, each) for task, each in offered.values()}
     lowered = plan.backend.lower(plan.prepared, chosen, plan.device)
     kinds = json.loads(lowered.attrs["tvmtune_record"])
     assert [key for key, how in kinds.items() if how == "exact"] == [*chosen]
     path = plan.backend.export_lib(lowered, plan.device, tmp_path / "lib.so")
-    assert len(code_for_gpus(path)) == 1
+    assert len(device_code(path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,21 +113,21 @@ def test_a_library_is_made_of_records_for_them(plan, offered, tmp_path):
     [
         pytest.param(
             ("cuda", "--target-attr", "arch=sm_80", "--tensor-cores"),
-            "multiplies in float16",
+            "multiplies float16",
             marks=pytest.mark.slow,
         ),
         (("cuda", "--target-attr", "tensor-cores=2"), "give 1"),
         (("cpu", "--tensor-cores"), "'tensor-cores' is not known"),
     ],
 )
-def test_where_there_is_nothing_for_them_it_is_said(words, message, model, nvcc, tmp_path):
+def test_unusable_tensor_cores_are_an_error(words, message, model, nvcc, tmp_path):
     done = tvmtune("tasks", model, "--target", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in complaint(done.stderr)
 
 
 @pytest.mark.slow
-def test_schedules_that_are_drawn_for_them_compile(nvcc, tmp_path):
+def test_sampled_tensor_core_schedules_compile(nvcc, tmp_path):
     plan = api.plan(
         api.load("resnet-18", dtype="float16"), "cuda", attrs={**ATTRS, "arch": "sm_90"}
     )
@@ -137,15 +138,15 @@ def test_schedules_that_are_drawn_for_them_compile(nvcc, tmp_path):
             for each in task.implementations:
                 if each.name != tensor_cores.NAME:
                     continue
-                for mod in drawn(each.mod, each.space, 2):
+                for mod in sample_modules(each.mod, each.space, 2):
                     try:
                         path = build.build(mod, plan.device.target, options, str(tmp_path))
                     except TvmtuneError as error:
-                        # What TVM 0.27 writes for eight halves from eight places.
+                        # TVM 0.27 generates this for eight halves from eight addresses.
                         assert "too many arguments in function call" in str(error)
                         refused += 1
                         continue
-                    assert code_for_gpus(Path(path)), task.name
+                    assert device_code(Path(path)), task.name
                     Path(path).unlink()
                     built += 1
     assert built >= 8

@@ -1,4 +1,4 @@
-"""Compilers of CUDA: which is taken, and what they say."""
+"""CUDA compilers: selection, versions and error messages."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def compiler(request: pytest.FixtureRequest) -> Compiler:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
-def test_a_program_becomes_machine_code_of_the_gpu(compiler, arch):
+def test_a_kernel_is_compiled_to_machine_code(compiler, arch):
     binary = compiler.compile(KERNEL, arch)
     assert machine(binary) == EM_CUDA
     assert b"twice" in binary
     assert toolkit.check_arch(compiler, arch) == arch
 
 
-def test_the_first_error_is_told(compiler):
+def test_the_first_compiler_error_is_reported(compiler):
     with pytest.raises(TvmtuneError, match="(?i)^(nvcc|nvrtc): .*kernels.cu.*error.*wrong"):
         compiler.compile(KERNEL.replace("2.0f", "wrong"), "sm_90")
 
 
-def test_its_version_and_architectures_are_known(compiler):
+def test_the_version_and_the_architectures_are_detected(compiler):
     assert compiler.version() >= (13, 0)
     assert {"sm_80", "sm_90"} <= set(compiler.architectures())
 
 
-def test_the_one_that_is_named_is_taken(monkeypatch, nvcc):
+def test_tvmtune_nvcc_selects_the_compiler(monkeypatch, nvcc):
     monkeypatch.setenv("TVMTUNE_NVCC", nvcc.command)
     monkeypatch.setenv("PATH", "/nonexistent")
     assert toolkit.find() == nvcc
@@ -59,24 +59,26 @@ def test_the_one_that_is_named_is_taken(monkeypatch, nvcc):
         toolkit.find()
 
 
-def test_nvcc_without_a_compiler_for_the_host_is_of_no_use(monkeypatch, nvcc, tmp_path):
+def test_nvcc_without_a_host_compiler_is_ignored(monkeypatch, nvcc, tmp_path):
     (tmp_path / "nvcc").symlink_to(nvcc.command)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert toolkit.nvcc() is None
 
 
-def test_without_any_the_remedies_are_named(monkeypatch):
+def test_without_a_compiler_the_message_lists_the_remedies(monkeypatch):
     monkeypatch.setattr(toolkit, "nvcc", lambda: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TvmtuneError, match="no compiler for CUDA: .*nvcc.*TVMTUNE_NVCC.*NVRTC"):
+    with pytest.raises(
+        TvmtuneError, match="no CUDA compiler was found: .*nvcc.*TVMTUNE_NVCC.*NVRTC"
+    ):
         toolkit.find()
 
 
-def test_what_is_no_nvcc_is_found_out(tmp_path: Path):
+def test_other_programs_are_not_accepted_as_nvcc(tmp_path: Path):
     fake = tmp_path / "nvcc"
     fake.write_text("#!/bin/sh\necho hello\n")
     fake.chmod(0o755)
-    with pytest.raises(TvmtuneError, match="does not tell its version: is it nvcc?"):
+    with pytest.raises(TvmtuneError, match="does not print its version: is it nvcc?"):
         Compiler(str(fake)).version()
     with pytest.raises(TvmtuneError, match="cannot be run"):
         Compiler(str(tmp_path / "gone")).version()

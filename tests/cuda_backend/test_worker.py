@@ -1,4 +1,4 @@
-"""A kernel after which CUDA refuses everything costs its own trial, and a process."""
+"""Workers on GPUs: recovery from fatal errors, several GPUs, and flushing the L2 cache."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CALL = f"{KERNELS}:call"
         "CUDA: the launch timed out and was terminated",
     ],
 )
-def test_a_process_that_cuda_has_given_up_is_replaced(message):
+def test_a_worker_is_replaced_after_a_fatal_cuda_error(message):
     with Workers(1) as workers:
 
-        def call(said: str):
-            (outcome,) = workers.map(CALL, [(said,)], deadline=60, stage="run")
+        def call(text: str):
+            (outcome,) = workers.map(CALL, [(text,)], deadline=60, stage="run")
             return outcome
 
         before = call("").value
@@ -44,11 +44,11 @@ def test_a_process_that_cuda_has_given_up_is_replaced(message):
         assert before != after
 
 
-def test_an_error_that_passes_leaves_the_process_as_it_is():
+def test_a_worker_survives_a_recoverable_cuda_error():
     with Workers(1) as workers:
 
-        def call(said: str):
-            (outcome,) = workers.map(CALL, [(said,)], deadline=60, stage="run")
+        def call(text: str):
+            (outcome,) = workers.map(CALL, [(text,)], deadline=60, stage="run")
             return outcome
 
         before = call("").value
@@ -60,7 +60,7 @@ def test_an_error_that_passes_leaves_the_process_as_it_is():
 
 @pytest.fixture
 def machine(driver, nvcc, monkeypatch) -> Callable[[int], None]:
-    """Makes this one a machine with so many GPUs."""
+    """``machine(count)`` makes this a machine with that many GPUs."""
 
     def make(count: int) -> None:
         monkeypatch.delenv(VISIBLE, raising=False)
@@ -70,7 +70,7 @@ def machine(driver, nvcc, monkeypatch) -> Callable[[int], None]:
     return make
 
 
-def test_gpus_measure_side_by_side_where_that_is_asked_for(machine, monkeypatch):
+def test_several_gpus_measure_in_parallel_on_request(machine, monkeypatch):
     machine(4)
     backend = host.backend("cuda")
     one, three = (describe_device(attrs, None) for attrs in ({}, {"gpus": 3}))
@@ -82,27 +82,27 @@ def test_gpus_measure_side_by_side_where_that_is_asked_for(machine, monkeypatch)
     assert describe_device({"gpus": 2}, None).params["gpus"] == ["7", "GPU-c"]
 
 
-def test_only_gpus_of_one_kind_do():
+def test_only_identical_gpus_are_used_together():
     kinds = [("A", "sm_90"), ("B", "sm_90"), ("A", "sm_80"), ("A", "sm_90")]
-    found = {"devices": [{"name": name, "arch": arch} for name, arch in kinds]}
-    assert alike(found) == [0, 3]
+    description = {"devices": [{"name": name, "arch": arch} for name, arch in kinds]}
+    assert alike(description) == [0, 3]
 
 
-def test_more_gpus_than_there_are_cannot_be_had(machine):
+def test_requesting_more_gpus_than_exist_is_an_error(machine):
     machine(2)
     with pytest.raises(UsageError, match=r"gpus=3: this machine has 2 \(NVIDIA Stand-in\)\."):
         describe_device({"gpus": 3}, None)
-    with pytest.raises(UsageError, match="gpus=2: that is for the GPUs of this machine alone"):
+    with pytest.raises(UsageError, match="gpus=2: only for GPUs of this machine"):
         describe_device({"gpus": 2, "arch": "sm_75"}, None)
     with pytest.raises(UsageError, match="gpus=many is not a number"):
         describe_device({"gpus": "many"}, None)
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_each_process_has_a_gpu_to_itself(tmp_path: Path, crashed):
+def test_each_worker_gets_its_own_gpu(tmp_path: Path, crashed):
     options = {"gpus": ["0", "GPU-b"], "directory": str(tmp_path)}
     with Workers(2, init=f"{KERNELS}:take", options=options) as workers:
-        if crashed:  # a GPU is free again when its process has gone
+        if crashed:  # a GPU is free again when its process has ended
             workers.map("os:abort", [(), ()], deadline=60, stage="run")
         calls = [(str(tmp_path),)] * 2
         outcomes = workers.map(f"{KERNELS}:visible", calls, deadline=60, stage="run")
@@ -111,16 +111,16 @@ def test_each_process_has_a_gpu_to_itself(tmp_path: Path, crashed):
     assert {name for _, name in (outcome.value for outcome in outcomes)} == {"0", "GPU-b"}
 
 
-def test_when_all_gpus_are_taken_that_is_said(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(worker, "FREED", 0.0)
+def test_a_worker_without_a_free_gpu_fails(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(worker, "GPU_RELEASE_TIMEOUT", 0.0)
     monkeypatch.setenv(VISIBLE, "")
     worker.take(["3"], tmp_path)
     assert os.environ[VISIBLE] == "3"
-    with pytest.raises(TvmtuneError, match="every GPU is taken"):
+    with pytest.raises(TvmtuneError, match="every GPU is in use"):
         worker.take(["3"], tmp_path)
 
 
-def test_the_second_level_cache_is_emptied_where_that_is_asked_for(machine):
+def test_the_l2_cache_is_flushed_on_request(machine):
     machine(1)
     backend = host.backend("cuda")
     plain, flushed = (describe_device(a, None) for a in ({}, {"flush-l2": 1}))
@@ -133,8 +133,8 @@ def test_the_second_level_cache_is_emptied_where_that_is_asked_for(machine):
         describe_device({"flush-l2": 3}, None)
 
 
-def test_what_empties_the_cache_is_twice_as_large(monkeypatch):
-    """By this machine's CPU, whose cache TVM does not tell."""
+def test_flushing_copies_twice_the_size_of_the_cache(monkeypatch):
+    """On this machine's CPU, whose cache size TVM does not report."""
     monkeypatch.setattr(worker, "LARGE", 1 << 20)
     monkeypatch.setattr(worker, "_scratch", None)
     tensor = tvm.runtime.tensor(np.zeros(4, "float32"))

@@ -1,4 +1,4 @@
-"""What boards are told to do in these tests."""
+"""Functions that these tests call on boards."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune.farm.lending import Board, with_board
+from tvmtune.remote.client.board_client import LeasedBoard, with_board
 
 
 @with_board
-def where(board: Board) -> str:
-    """Which board this is; asks it something first."""
+def where(board: LeasedBoard) -> str:
+    """The address of the board, after a round trip."""
     _ask(board)
     return str(board.address)
 
 
 @with_board
-def session(board: Board) -> tuple[int, int]:
-    """Which process keeps the board, and which session."""
+def session(board: LeasedBoard) -> tuple[int, int]:
+    """The process that holds the session, and the session."""
     _ask(board)
     return os.getpid(), id(board)
 
 
 @with_board
-def nap(board: Board, seconds: float) -> str:
-    """Keeps a board for so long, without work for anybody's processor."""
+def nap(board: LeasedBoard, seconds: float) -> str:
+    """Keep a board for so long without using CPU time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         _ask(board)
@@ -39,8 +39,8 @@ def nap(board: Board, seconds: float) -> str:
 
 
 @with_board
-def candidate(board: Board, library: str) -> list[float]:
-    """Run one of ``farm.served.CANDIDATES`` on eight numbers."""
+def candidate(board: LeasedBoard, library: str) -> list[float]:
+    """Run one of ``remote.served.CANDIDATES`` on eight numbers."""
     import tvm
 
     board.session.upload(library)
@@ -52,33 +52,35 @@ def candidate(board: Board, library: str) -> list[float]:
 
 
 @with_board
-def murder(board: Board, servers: dict[str, int]) -> Any:
-    """Kill the server of the board that this is, then ask it something."""
+def murder(board: LeasedBoard, servers: dict[str, int]) -> Any:
+    """Kill this board's server, then call it."""
     os.kill(servers[str(board.address)], signal.SIGKILL)
     time.sleep(0.5)
     _ask(board)
 
 
 @with_board
-def refuse(board: Board) -> None:
+def refuse(board: LeasedBoard) -> None:
     board.session.load_module("no-such-library.so")
 
 
 @with_board
-def threads(board: Board) -> int:
+def threads(board: LeasedBoard) -> int:
     count = board.function("runtime.NumThreads")
     assert count is not None
     return int(count())
 
 
 @with_board
-def fills(board: Board, calls: Sequence[Sequence[Any]]) -> tuple[int, list[list[tuple[int, ...]]]]:
-    """How many tensors are filled for candidates with these arguments, and their shapes there."""
-    from tvmtune.farm import functions
+def fills(
+    board: LeasedBoard, calls: Sequence[Sequence[Any]]
+) -> tuple[int, list[list[tuple[int, ...]]]]:
+    """How many tensors are filled for candidates with these arguments, and their shapes."""
     from tvmtune.measure.local import Arguments
+    from tvmtune.remote import board_functions
 
     filled = 0
-    fill = board.function(functions.FILL)
+    fill = board.function(board_functions.FILL)
     assert fill is not None
 
     def count(tensor: Any, seed: int) -> None:
@@ -96,7 +98,7 @@ def fills(board: Board, calls: Sequence[Sequence[Any]]) -> tuple[int, list[list[
     return filled, shapes
 
 
-def _ask(board: Board) -> None:
+def _ask(board: LeasedBoard) -> None:
     echo = board.function("testing.echo")
     assert echo is not None
     assert echo("there?") == "there?"

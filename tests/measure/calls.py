@@ -1,4 +1,4 @@
-"""What the workers of these tests are told to do."""
+"""Functions that workers call in these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boards to measure on, and a limit to the patience of tests that wait."""
+"""Fixtures: boards to measure on, and time limits for tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from farm import served
+from remote import served
 
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[served.Farm]:
-    """What it starts has ended, and left nothing behind, when the test has; only what was killed by
-    force could not tidy up."""
+    """A device farm whose processes end with the test and leave no files; only processes that were
+    killed may leave some."""
     folder = tmp_path / "farm"
     folder.mkdir()
     made = served.Farm(folder)
@@ -34,13 +34,13 @@ def farm(tmp_path: Path) -> Iterator[served.Farm]:
 
 @pytest.fixture(scope="session")
 def candidates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Libraries for this machine by what they do."""
+    """Libraries for this machine, by behavior."""
     return served.build(tmp_path_factory.mktemp("candidates"))
 
 
 @pytest.fixture
 def within(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Any]]:
-    """``within(60)``: the test fails if it is not done 60 seconds from now, whatever it waits for."""
+    """``within(60)``: the test fails if it has not finished in 60 seconds, whatever it waits for."""
 
     def late(*_: object) -> None:
         pytest.fail("it hangs")

@@ -1,4 +1,4 @@
-"""Build functions that misbehave on purpose, and some that take notes; workers import them by name."""
+"""Build functions that fail on purpose or record calls; workers import them by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TVM's own tracker with TVM's own servers: ``stock.py TRACKER KEY PORT...`` until it is ended."""
+"""Run TVM's own tracker and servers until terminated: ``stock.py TRACKER KEY PORT...``."""
 
 from __future__ import annotations
 

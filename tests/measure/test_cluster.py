@@ -1,4 +1,4 @@
-"""Candidates are built on other machines, as on this one: here a Dask scheduler and two workers."""
+"""Building candidates on a Dask cluster: here a scheduler and two workers on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 import tvm
 
 import processes
-from graph.kernels import this_machine
+from kernels import this_machine
 from measure.test_measurer import TIMING, double, trace_of
 from tvmtune import host
 from tvmtune.errors import TvmtuneError, UsageError
@@ -41,14 +41,14 @@ class Dask:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
-        told = folder / "scheduler.json"
+        file = folder / "scheduler.json"
         words = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
-        self.scheduler = self._start(*words, "--scheduler-file", str(told))
+        self.scheduler = self._start(*words, "--scheduler-file", str(file))
         end = time.monotonic() + WITHIN
-        while not told.exists() or not told.read_text():
+        while not file.exists() or not file.read_text():
             assert time.monotonic() < end and self.scheduler.poll() is None
             time.sleep(0.1)
-        self.address = str(json.loads(told.read_text())["address"])
+        self.address = str(json.loads(file.read_text())["address"])
 
     def worker(self, *, nanny: bool = True) -> subprocess.Popen[bytes]:
         words = ["--nthreads", "1", "--no-dashboard", "--local-directory", str(self.folder)]
@@ -126,7 +126,7 @@ def outcomes(measuring: Measurer, wanted: list[tuple[Any, Any]]) -> list[Any]:
     return found
 
 
-def test_what_is_built_there_is_what_is_built_here(dask: Dask) -> None:
+def test_libraries_of_the_cluster_are_identical_to_local_ones(dask: Dask) -> None:
     dask.worker(), dask.worker()
     wanted = candidates(6)
     libraries = []
@@ -140,7 +140,7 @@ def test_what_is_built_there_is_what_is_built_here(dask: Dask) -> None:
     assert libraries[0] == libraries[1]
 
 
-def test_candidates_are_built_timed_and_verified_and_nothing_is_left(dask: Dask) -> None:
+def test_candidates_are_built_timed_and_verified(dask: Dask) -> None:
     first, second = dask.worker(), dask.worker()
     with measurer(dask.address) as measuring:
         assert all(result.seconds for result in outcomes(measuring, candidates(4)))
@@ -163,7 +163,7 @@ def shops(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
     ]
 
 
-def test_deadlines_and_crashes_are_told_as_here(dask: Dask) -> None:
+def test_timeouts_and_crashes_are_reported_as_locally(dask: Dask) -> None:
     dask.worker(), dask.worker(nanny=False)
     (chosen, trace), *_ = candidates(1)
     timing = replace(TIMING, build_timeout=1.0)
@@ -179,7 +179,7 @@ def test_deadlines_and_crashes_are_told_as_here(dask: Dask) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_work_of_a_machine_that_is_lost_goes_to_another(dask: Dask, how: int) -> None:
+def test_work_of_a_lost_machine_moves_to_another(dask: Dask, how: int) -> None:
     lost = dask.worker(nanny=False)
     dask.worker(nanny=False)
     with measurer(dask.address) as measuring:
@@ -193,25 +193,27 @@ def test_the_work_of_a_machine_that_is_lost_goes_to_another(dask: Dask, how: int
         assert all(result.seconds for result in found) and len(found) == 8
 
 
-def test_without_a_scheduler_or_machines_the_session_says_so_and_ends(
+def test_without_a_scheduler_or_machines_the_run_ends(
     dask: Dask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "LOOK", 0.2)
-    said: list[str] = []
+    monkeypatch.setattr(cluster, "POLL_INTERVAL", 0.2)
+    messages: list[str] = []
     worker = dask.worker()
-    building = Cluster(dask.address, builder("measure.faulty:sleep"), wait=60.0, say=said.append)
+    building = Cluster(
+        dask.address, builder("measure.faulty:sleep"), wait=60.0, report=messages.append
+    )
     building.wait = 1.5
     try:
         handles = [submit(building, number) for number in range(3)]
         kill_tree(worker)
         with pytest.raises(NoBuilder, match=r"it has no workers since [1-9]+ s"):
             building.collect(handles, deadline=30, stage="build")
-        assert any("waiting for builders" in message for message in said)
+        assert any("waiting for builders" in message for message in messages)
         handles = [submit(building, number) for number in range(3)]
         dask.scheduler.kill()
-        with pytest.raises(NoBuilder, match="is of no use any more"):
+        with pytest.raises(NoBuilder, match="the build cluster at .* failed"):
             building.collect(handles, deadline=30, stage="build")
-        with pytest.raises(NoBuilder, match="is of no use any more"):
+        with pytest.raises(NoBuilder, match="the build cluster at .* failed"):
             building.collect([submit(building, 9)], deadline=30, stage="build")
     finally:
         building.close()
@@ -238,9 +240,9 @@ def wait_for_machines(measuring: Measurer, count: int) -> None:
         time.sleep(0.1)
 
 
-def test_a_silent_cluster_is_given_up(dask: Dask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "LOOK", 0.2)
-    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+def test_a_silent_cluster_ends_the_run(dask: Dask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "POLL_INTERVAL", 0.2)
+    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT", 1.0)
     dask.worker()
     building = Cluster(dask.address, builder(), wait=WITHIN)
     building.wait = 0.5
@@ -256,7 +258,7 @@ def test_a_silent_cluster_is_given_up(dask: Dask, monkeypatch: pytest.MonkeyPatc
         building.close()
 
 
-def test_a_machine_with_another_version_or_without_the_linker_is_named(
+def test_a_machine_with_another_version_or_linker_is_rejected(
     dask: Dask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dask.worker()
@@ -264,8 +266,8 @@ def test_a_machine_with_another_version_or_without_the_linker_is_named(
     with pytest.raises(NoBuilder, match="cannot be used: it has apache-tvm .*the session has 0.1"):
         Cluster(dask.address, builder(), wait=WITHIN)
     monkeypatch.undo()
-    monkeypatch.setattr(cluster_worker, "_says", lambda command: "LLD 99.0")
-    with pytest.raises(NoBuilder, match="its linker is not the session's: .*ld"):
+    monkeypatch.setattr(cluster_worker, "_version_of", lambda command: "LLD 99.0")
+    with pytest.raises(NoBuilder, match="its linker differs from the session's: .*ld"):
         Cluster(dask.address, builder(), wait=WITHIN)
     monkeypatch.undo()
     spec = replace(builder(), options={"linker": ["/nowhere/ld"]})
@@ -277,19 +279,19 @@ def test_a_machine_with_another_version_or_without_the_linker_is_named(
     ("address", "kind", "message"),
     [
         ("tcp://127.0.0.1:1", NoBuilder, "no Dask scheduler at tcp://127.0.0.1:1"),
-        ("nonsense://x", UsageError, "is no address of a Dask scheduler"),
+        ("nonsense://x", UsageError, "is not the address of a Dask scheduler"),
         ("tcp://127.0.0.1", TvmtuneError, "127.0.0.1"),
     ],
 )
-def test_a_wrong_address_is_told(
+def test_a_wrong_address_is_reported(
     address: str, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "PATIENCE", 2.0)
+    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT", 2.0)
     with pytest.raises(kind, match=message):
         Cluster(address, builder(), wait=1)
 
 
-def test_without_dask_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dask_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UsageError, match=r"pip install 'tvmtune\[cluster\]'"):
         Cluster("tcp://127.0.0.1:8786", builder(), wait=1)

@@ -1,4 +1,4 @@
-"""What a run worker does with a candidate: its arguments, and how often it runs."""
+"""Run workers: the arguments of candidates, and the number of runs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def address(array: tvm.runtime.Tensor) -> int:
 
 @pytest.fixture
 def fresh(monkeypatch):
-    monkeypatch.setattr(local, "_kept", None)
+    monkeypatch.setattr(local, "_arguments", None)
 
 
-def test_candidates_that_order_their_weights_otherwise_share_memory():
+def test_candidates_with_other_weight_layouts_share_memory():
     arguments = local.Arguments(tvm.cpu(0))
     plain = arguments.of([spec(4, 8), spec(8, 16), spec(4, 16)])
     packed = arguments.of([spec(4, 8), spec(2, 8, 8), spec(4, 16)])
@@ -39,7 +39,7 @@ def test_candidates_that_order_their_weights_otherwise_share_memory():
     assert len({address(a) for a in plain}) == 3
 
 
-def test_another_workload_gets_arguments_of_its_own():
+def test_another_workload_gets_its_own_arguments():
     arguments = local.Arguments(tvm.cpu(0))
     arguments.of([spec(4), spec(4)])
     second = arguments.of([spec(4), spec(4, dtype="int32"), spec()])
@@ -75,29 +75,29 @@ def run(monkeypatch, seconds: list[float], best: float | None = None) -> list[fl
     return local.run("kernel.so", [spec(4)], TIMING, {"best": best})
 
 
-def test_a_short_kernel_has_all_its_repeats(monkeypatch, fresh):
+def test_a_fast_kernel_gets_all_repeats(monkeypatch, fresh):
     assert run(monkeypatch, [1e-3] * 20) == [1e-3] * 10
 
 
-def test_a_long_kernel_ends_once_its_times_agree(monkeypatch, fresh):
+def test_a_slow_kernel_stops_once_its_times_agree(monkeypatch, fresh):
     assert run(monkeypatch, [0.1, 0.1005] + [0.1] * 18) == [0.1, 0.1005, 0.1, 0.1, 0.1]
 
 
-def test_a_long_kernel_whose_times_differ_has_all_its_repeats(monkeypatch, fresh):
+def test_a_slow_kernel_with_noisy_times_gets_all_repeats(monkeypatch, fresh):
     seconds = [0.1, 0.12, 0.14, 0.11, 0.13] * 2
     assert run(monkeypatch, seconds + [0.1] * 10) == seconds
 
 
-def test_one_disturbed_repeat_does_not_condemn_a_candidate(monkeypatch, fresh):
+def test_one_disturbed_run_does_not_drop_a_candidate(monkeypatch, fresh):
     seconds = [5e-3, *[1e-3] * 9]
     assert run(monkeypatch, seconds, best=1e-3) == seconds
 
 
-def test_a_candidate_behind_the_best_has_two_repeats(monkeypatch, fresh):
+def test_a_slower_candidate_gets_two_repeats(monkeypatch, fresh):
     assert run(monkeypatch, [1.6e-3] * 20, best=1e-3) == [1.6e-3] * 2
 
 
-def test_half_a_file_of_reference_results_is_never_believed(tmp_path, monkeypatch):
+def test_a_truncated_reference_file_is_never_used(tmp_path, monkeypatch):
     """As a full disk leaves it: the check fails, and the next one does not find what it wrote."""
     reference = tmp_path / "reference.so"
     args = [TensorSpec("x", (4,), "float32"), TensorSpec("y", (4,), "float32")]
@@ -134,7 +134,7 @@ def test_a_kernel_that_writes_into_its_inputs_is_wrong(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "flushed"), [(1, 4), (2, 0)])
-def test_caches_are_flushed_before_each_repeat_of_one_call(tmp_path, fresh, number, flushed):
+def test_caches_are_flushed_before_each_single_call_repeat(tmp_path, fresh, number, flushed):
     a = tvm.te.placeholder((8,), name="a")
     mod = tvm.IRModule({"main": tvm.te.create_prim_func([a, tvm.te.compute((8,), lambda i: a[i])])})
     library = tvm.compile(mod, target="llvm")

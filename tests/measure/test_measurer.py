@@ -1,4 +1,4 @@
-"""Candidates are built, timed and checked in processes that may die without harm to the rest."""
+"""Building, timing and checking candidates in processes that may die."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from graph.kernels import this_machine
+from kernels import this_machine
 from measure import faulty
 from tvmtune import host
-from tvmtune.graph import traces
-from tvmtune.graph.spaces import RuleSpace
 from tvmtune.measure.measurer import Measurement, Measurer
-from tvmtune.records.identity import workload_key
+from tvmtune.passes.workload_keys import workload_key
+from tvmtune.spaces import traces
+from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.types import Implementation, Timing
 
 TIMING = Timing(repeat=4, build_timeout=30.0, run_timeout=2.0)
@@ -99,7 +99,7 @@ def test_a_good_candidate_is_timed(measurer):
     assert all(0 < s < TIMING.run_timeout for s in result.seconds)
 
 
-def test_a_candidate_far_behind_the_best_is_given_up_early(measurer):
+def test_a_slow_candidate_is_dropped_early(measurer):
     chosen = double()
     found: list[Measurement] = []
     candidates = [(chosen, trace_of(chosen))] * 2
@@ -107,7 +107,7 @@ def test_a_candidate_far_behind_the_best_is_given_up_early(measurer):
     assert [len(result.seconds) for result in found] == [2, TIMING.repeat]
 
 
-def test_a_hopeless_candidate_is_given_up_after_its_first_runs(measurer):
+def test_a_very_slow_candidate_is_dropped_after_its_first_runs(measurer):
     chosen = double(1 << 24)
     found: list[Measurement] = []
     measurer.measure(
@@ -120,7 +120,7 @@ def test_a_hopeless_candidate_is_given_up_after_its_first_runs(measurer):
 
 
 @pytest.mark.parametrize("spoil", ["endless", "crashing"])
-def test_a_kernel_that_harms_its_process_harms_no_other_candidate(measurer, spoil):
+def test_a_crashing_kernel_affects_no_other_candidate(measurer, spoil):
     chosen = double()
     good, bad = (chosen, trace_of(chosen)), (chosen, trace_of(chosen, spoil))
     before, harmful, after, again = measure(measurer, good, bad, good, bad)
@@ -132,20 +132,20 @@ def test_a_kernel_that_harms_its_process_harms_no_other_candidate(measurer, spoi
     assert after.seconds
 
 
-def test_a_kernel_that_runs_for_ever_is_told_its_deadline(measurer):
+def test_an_endless_kernel_times_out(measurer):
     chosen = double()
     (result,) = measure(measurer, (chosen, trace_of(chosen, "endless")))
     assert "2 s" in result.message
 
 
-def test_a_crash_is_told_its_signal(measurer):
+def test_a_crash_names_its_signal(measurer):
     chosen = double()
     (result,) = measure(measurer, (chosen, trace_of(chosen, "crashing")))
     assert "SIGSEGV" in result.message
 
 
 @pytest.mark.parametrize("case", ["another workload", "impossible split", "damaged"])
-def test_a_trace_that_does_not_fit_is_a_matter_of_the_space(measurer, case):
+def test_a_trace_that_does_not_apply_fails_in_stage_space(measurer, case):
     chosen = double()
     trace = trace_of(chosen)
     if case == "another workload":
@@ -167,7 +167,7 @@ def test_a_trace_that_does_not_fit_is_a_matter_of_the_space(measurer, case):
     assert other.stage is None
 
 
-def test_a_build_function_that_raises_is_a_matter_of_the_build():
+def test_an_error_in_the_build_function_fails_in_stage_build():
     chosen = double()
     with make_measurer("measure.faulty:refuse") as measurer:
         results = measure(measurer, *[(chosen, trace_of(chosen))] * 3)
@@ -177,7 +177,7 @@ def test_a_build_function_that_raises_is_a_matter_of_the_build():
         assert (deviation, message) == (None, "no kernel today")
 
 
-def test_a_build_that_never_ends_is_killed():
+def test_an_endless_build_is_killed():
     chosen = double()
     timing = replace(TIMING, build_timeout=1.0)
     with make_measurer("measure.faulty:sleep", timing) as measurer:
@@ -186,7 +186,7 @@ def test_a_build_that_never_ends_is_killed():
     assert "(build)" in result.message
 
 
-def test_a_right_kernel_deviates_by_nothing(measurer):
+def test_a_correct_kernel_has_no_deviation(measurer):
     chosen = double()
     deviation, message = measurer.verify(chosen, trace_of(chosen))
     assert deviation is not None
@@ -217,20 +217,20 @@ def test_a_wrong_kernel_deviates(measurer):
     assert deviation < 1e-6
 
 
-def test_a_kernel_that_leaves_outputs_unwritten_is_wrong(measurer):
+def test_unwritten_outputs_are_wrong(measurer):
     chosen = double()
     deviation, _ = measurer.verify(chosen, trace_of(chosen, "partial"))
     assert deviation == float("inf")
 
 
-def test_a_kernel_that_crashes_when_it_is_checked_is_wrong(measurer):
+def test_a_crash_during_the_check_is_wrong(measurer):
     chosen = double()
     deviation, message = measurer.verify(chosen, trace_of(chosen, "crashing"))
     assert deviation == float("inf")
     assert "SIGSEGV" in message
 
 
-def test_libraries_are_removed_once_they_were_used(measurer):
+def test_libraries_are_removed_after_use(measurer):
     chosen = double()
     assert measurer.verify(chosen, trace_of(chosen))[0] is not None
     kept = artifacts(measurer)
@@ -239,7 +239,7 @@ def test_libraries_are_removed_once_they_were_used(measurer):
     assert artifacts(measurer) == kept, "only references stay"
 
 
-def test_no_builder_works_while_a_candidate_is_timed(noting):
+def test_builders_are_idle_while_a_candidate_is_timed(noting):
     chosen = double()
     first = noting.build([(chosen, trace_of(chosen))] * 2)
     second = noting.build([(chosen, trace_of(chosen))] * 4)
@@ -255,7 +255,7 @@ def test_no_builder_works_while_a_candidate_is_timed(noting):
         assert not [b for b in builds if b[1] < ended and b[2] > began]
 
 
-def test_the_caller_goes_on_while_a_batch_is_built():
+def test_build_does_not_block_the_caller():
     chosen = double()
     timing = replace(TIMING, build_timeout=1.0)
     with make_measurer("measure.faulty:sleep", timing) as measurer:
@@ -266,7 +266,7 @@ def test_the_caller_goes_on_while_a_batch_is_built():
         assert found[0].stage == "timeout"
 
 
-def test_verification_uses_what_was_built_in_the_meantime(noting):
+def test_verification_uses_the_prepared_build(noting):
     chosen = double()
     noting.prepare(chosen, trace_of(chosen))
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_verification_uses_what_was_built_in_the_meantime(noting):
     assert [what for what, _, _ in notes(noting)] == ["built"] * 3
 
 
-def test_what_was_built_for_another_candidate_is_not_what_is_verified(measurer):
+def test_verification_ignores_a_build_of_another_candidate(measurer):
     chosen = double()
     kept = artifacts(measurer)
     measurer.prepare(chosen, trace_of(chosen, "partial"))
@@ -292,7 +292,7 @@ def test_what_was_built_for_another_candidate_is_not_what_is_verified(measurer):
         time.sleep(0.01)
 
 
-def test_a_leader_is_measured_again_as_it_will_be_shipped_and_with_more_repeats(noting):
+def test_remeasuring_uses_the_shipping_build_and_more_repeats(noting):
     chosen = double()
     result = noting.remeasure(chosen, trace_of(chosen))
     assert len(result.seconds) > TIMING.repeat
@@ -300,26 +300,26 @@ def test_a_leader_is_measured_again_as_it_will_be_shipped_and_with_more_repeats(
     assert artifacts(noting) == []
 
 
-def test_a_leader_that_cannot_be_built_again_says_so(measurer):
+def test_remeasuring_reports_a_failed_build(measurer):
     result = measurer.remeasure(double(), [[["NoSuchStep", [], [], []]], []])
     assert (result.seconds, result.stage) == ((), "space")
 
 
-def test_drift_is_told_relative_to_the_first_reading(measurer):
+def test_drift_is_relative_to_the_first_reading(measurer):
     assert measurer.drift() == 1.0
     later = measurer.drift()
     assert later is not None
     assert later > 0
 
 
-def test_a_runner_without_a_baseline_knows_of_no_drift():
+def test_a_runner_without_a_baseline_has_no_drift():
     with make_measurer(baseline=None) as measurer:
         assert measurer.drift() is None
     with make_measurer(baseline="measure.calls:complain") as measurer:
         assert measurer.drift() is None
 
 
-def test_the_peak_of_the_device_is_a_sound_number(measurer):
+def test_the_peak_is_plausible(measurer):
     peak = measurer.peak()
     assert peak is not None
     assert 1 < peak < 1e5
@@ -340,7 +340,7 @@ def test_closing_removes_the_directory_and_ends_the_workers():
     measurer.close()  # a second time does nothing
 
 
-def test_directories_of_dead_sessions_are_swept(tmp_path, monkeypatch):
+def test_directories_of_dead_sessions_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

@@ -30,7 +30,7 @@ def assert_equal(found: list[np.ndarray], expected: list[np.ndarray], tolerance:
 
 
 def assert_tvm_agrees(network: Network, seed: int = 1, tolerance: float = 1e-5) -> None:
-    """TVM and the network's reference give the same, of the shapes and dtypes of the specs."""
+    """TVM and the network's reference agree, in the shapes and dtypes of the specs."""
     inputs = random_inputs(network.inputs, seed)
     expected = network.reference(inputs)
     assert [(y.shape, y.dtype.name) for y in expected] == [

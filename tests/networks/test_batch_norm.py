@@ -1,4 +1,4 @@
-"""Batch normalisation is folded into the convolution before it, and only where that is sound."""
+"""Batch normalization is folded into the convolution before it, and only where that is sound."""
 
 import numpy as np
 import onnx
@@ -10,7 +10,7 @@ from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 
 
 def conv_and_norm(*, bias=True, shared=False, training=0, variable_scale=False) -> onnx.ModelProto:
-    """(1, 3, 8, 8) through a 3x3 convolution with 4 channels and a batch normalisation."""
+    """(1, 3, 8, 8) through a 3x3 convolution with 4 channels and a batch normalization."""
     rng = np.random.RandomState(0)
     weights = {"w": rng.randn(4, 3, 3, 3), "b": rng.randn(4), "beta": rng.randn(4)}
     weights |= {"gamma": rng.rand(4) + 0.5, "mean": rng.randn(4), "var": rng.rand(4) + 0.1}
@@ -41,7 +41,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_merged_convolution_computes_what_both_computed(bias):
+def test_the_folded_convolution_computes_the_same(bias):
     model = conv_and_norm(bias=bias)
     folded = fold_batch_norms(model)
     assert operators(folded) == ["Conv"]
@@ -50,14 +50,14 @@ def test_the_merged_convolution_computes_what_both_computed(bias):
     assert np.abs(before - after).max() <= 1e-5 * np.abs(before).max()
 
 
-def test_parameters_that_nobody_uses_any_more_are_dropped_and_the_model_itself_is_untouched():
+def test_unused_parameters_are_dropped_and_the_model_itself_is_unchanged():
     model = conv_and_norm()
     folded = fold_batch_norms(model)
     assert len(folded.graph.initializer) == 2
     assert operators(model) == ["Conv", "BatchNormalization"]
 
 
-def test_one_that_cannot_be_merged_becomes_a_product_and_a_sum():
+def test_a_batch_norm_without_a_convolution_becomes_a_product_and_a_sum():
     model = conv_and_norm(shared=True)
     folded = fold_batch_norms(model)
     assert operators(folded) == ["Conv", "Mul", "Add"]
@@ -68,5 +68,5 @@ def test_one_that_cannot_be_merged_becomes_a_product_and_a_sum():
 
 
 @pytest.mark.parametrize("case", [{"training": 1}, {"variable_scale": True}])
-def test_it_stays_where_it_cannot_be_folded(case):
+def test_a_batch_norm_that_cannot_be_folded_stays(case):
     assert operators(fold_batch_norms(conv_and_norm(**case))) == ["Conv", "BatchNormalization"]

@@ -12,15 +12,15 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from cli.commands import complaint, tvmtune
-from graph.kernels import error, run_network, this_machine
+from kernels import error, run_network, this_machine
 from models import tiny_cnn, tiny_encoder
 from tvmtune.accuracy import tolerance
-from tvmtune.deploy.verify import allowed_error, make_check
+from tvmtune.bench.verify import allowed_error, make_check
 from tvmtune.errors import UsageError
-from tvmtune.graph import pipeline
 from tvmtune.networks.bfloat16 import Bfloat16Network
 from tvmtune.networks.inputs import random_inputs, read_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.passes import pipeline
 from tvmtune.types import TensorSpec
 
 
@@ -39,14 +39,14 @@ def computed(network: Bfloat16Network) -> list[tuple[np.ndarray, np.ndarray]]:
     return [*zip(found, network.reference(inputs), strict=True)]
 
 
-def test_inputs_and_outputs_stay_what_files_can_hold(network):
+def test_inputs_and_outputs_stay_float32(network):
     assert {spec.dtype for spec in (*network.inputs, *network.outputs)} == {"float32"}
     program = network.to_relax()["main"]
     assert {str(param.ty.dtype) for param in program.params} == {"float32"}
 
 
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
-def test_nothing_else_is_float32(make):
+def test_everything_between_is_bfloat16(make):
     found = Bfloat16Network(OnnxNetwork(make(), name="tiny"))
     lines = [line.strip() for line in found.to_relax().script(show_meta=False).splitlines()]
     inside = [line for line in lines if "R.Tensor" in line and "def main" not in line]
@@ -56,7 +56,7 @@ def test_nothing_else_is_float32(make):
 
 
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
-def test_it_computes_the_network_and_its_rounding_shows(make):
+def test_outputs_are_close_to_float32_but_rounded(make):
     found = Bfloat16Network(OnnxNetwork(make(), name="tiny"))
     for got, want in computed(found):
         assert got.dtype == want.dtype == np.float32
@@ -64,8 +64,8 @@ def test_it_computes_the_network_and_its_rounding_shows(make):
 
 
 @pytest.mark.parametrize("operator", ["Pad", "Tile"])
-def test_kernels_of_the_importers_own_compute_too(operator):
-    """TVM has no operator for these, and writes their loops for float32."""
+def test_the_importers_own_kernels_are_supported(operator):
+    """TVM has no Relax operator for these; the importer emits loops for float32."""
     data = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 2, 4, 4))
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     how = {"Pad": [0, 0, 1, 1, 0, 0, 1, 1], "Tile": [1, 2, 1, 1]}[operator]
@@ -84,12 +84,12 @@ def test_kernels_of_the_importers_own_compute_too(operator):
     assert error(got, want) < 1e-2
 
 
-def test_integers_are_held_to_every_bit_as_ever(network):
+def test_integer_outputs_must_be_exact(network):
     assert allowed_error(network, "int64") == tolerance("int64")
     assert allowed_error(network, "float32") == tolerance("bfloat16", network=True)
 
 
-def test_sums_are_float32_and_so_is_what_is_fused_to_them(network):
+def test_sums_and_fused_operations_are_float32(network):
     graph = pipeline.prepare(network, this_machine()).graph
     text = pipeline.legalize(graph, this_machine()).script(show_meta=False)
     rectified = [line for line in text.splitlines() if "T.max(T_add" in line]
@@ -97,7 +97,7 @@ def test_sums_are_float32_and_so_is_what_is_fused_to_them(network):
     assert all("T.float32(0.0)" in line for line in rectified)
 
 
-def test_weights_are_what_bfloat16_can_hold(network):
+def test_weights_are_rounded_to_bfloat16(network):
     content = onnx.load_model_from_string(network.rounded.to_onnx())
     arrays = [onnx.numpy_helper.to_array(tensor) for tensor in content.graph.initializer]
     weights = [array for array in arrays if array.dtype == np.float32]
@@ -106,7 +106,7 @@ def test_weights_are_what_bfloat16_can_hold(network):
         assert (array.astype(ml_dtypes.bfloat16).astype(np.float32) == array).all()
 
 
-def test_it_is_held_to_what_three_bits_less_allow(network):
+def test_bfloat16_has_its_own_tolerance(network):
     assert tolerance("bfloat16") == 8 * tolerance("float16")
     (output,) = make_check(network)["outputs"]
     assert output["dtype"] == "float32"
@@ -116,17 +116,17 @@ def test_it_is_held_to_what_three_bits_less_allow(network):
     assert error(other, one) > tolerance("bfloat16", network=True)
 
 
-def test_a_log_of_it_is_its_own(network):
+def test_bfloat16_changes_the_structure_hash(network):
     assert network.structure_hash != OnnxNetwork(tiny_cnn(), name="tiny").structure_hash
     assert network.source["dtype"] == "bfloat16"
 
 
-def test_only_networks_of_onnx_form_are_taken(tmp_path):
+def test_only_networks_in_onnx_form_are_converted(tmp_path):
     with pytest.raises(UsageError, match="--dtype bfloat16 is for the zoo and ONNX files"):
         Bfloat16Network(type("Other", (), {"name": "other"})())
 
 
-def test_inputs_of_bfloat16_are_read_from_the_bits_in_a_file(tmp_path):
+def test_bfloat16_inputs_are_read_from_raw_bytes(tmp_path):
     """Of a network that its author gave such inputs."""
     values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
     np.savez(tmp_path / "x.npz", x=values)
@@ -138,7 +138,7 @@ def test_inputs_of_bfloat16_are_read_from_the_bits_in_a_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_tuned_and_its_kernels_are_checked(tmp_path):
+def test_a_bfloat16_network_is_tuned_and_its_kernels_are_checked(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     words = ["--network", "tiny.onnx", "--dtype", "bfloat16", "--trials", 16, "--log", "log.json"]
     done = tvmtune("tune", *words, "-o", "lib.so", cwd=tmp_path)
@@ -155,7 +155,7 @@ def test_it_is_tuned_and_its_kernels_are_checked(tmp_path):
 
 
 @pytest.mark.slow
-def test_opencl_has_no_such_type(tmp_path):
+def test_opencl_refuses_bfloat16(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     words = ["tiny.onnx", "--target", "mali", "--target-attr", "board=rk3399"]
     done = tvmtune("tasks", *words, "--dtype", "bfloat16", cwd=tmp_path)

@@ -18,7 +18,7 @@ from tvmtune.networks.onnx.network import OnnxNetwork
 SMALL = {"data": (1, 3, 32, 32)}
 
 
-def test_inputs_outputs_and_weights_are_half():
+def test_inputs_outputs_and_weights_are_float16():
     network = networks.load("mobilenet", shapes=SMALL, dtype="float16")
     assert {spec.dtype for spec in (*network.inputs, *network.outputs)} == {"float16"}
     content = network.to_onnx()
@@ -27,7 +27,7 @@ def test_inputs_outputs_and_weights_are_half():
     assert {w.data_type for w in weights} == {TensorProto.FLOAT16}
 
 
-def test_the_reference_is_the_float32_network_but_for_rounding():
+def test_the_reference_differs_from_float32_only_by_rounding():
     full = OnnxNetwork(tiny_cnn(), name="tiny")
     half = Float16Network(OnnxNetwork(tiny_cnn(), name="tiny"))
     inputs = random_inputs(half.inputs)
@@ -37,14 +37,14 @@ def test_the_reference_is_the_float32_network_but_for_rounding():
     assert 0 < relative_error(got, want) < 5e-3
 
 
-def test_it_has_an_identity_of_its_own_and_can_be_loaded_again():
+def test_float16_has_its_own_hashes_and_can_be_reloaded():
     full, half = (networks.load("mobilenet", shapes=SMALL, dtype=t) for t in ("float32", "float16"))
     assert full.structure_hash != half.structure_hash
     again = networks.reload(half.source)
     assert (again.structure_hash, again.weights_hash) == (half.structure_hash, half.weights_hash)
 
 
-def test_a_weight_beyond_the_range_is_named():
+def test_a_weight_out_of_range_is_named():
     model = tiny_cnn()
     bias = next(w for w in model.graph.initializer if w.name == "classifier.bias")
     large = numpy_helper.to_array(bias).copy()
@@ -54,7 +54,7 @@ def test_a_weight_beyond_the_range_is_named():
         Float16Network(OnnxNetwork(model, name="tiny"))
 
 
-def test_integers_stay_what_they_are():
+def test_integers_keep_their_dtype():
     half = Float16Network(OnnxNetwork(tiny_encoder(), name="encoder"))
     full = OnnxNetwork(tiny_encoder(), name="encoder")
     kinds = [(a.dtype, b.dtype) for a, b in zip(full.inputs, half.inputs, strict=True)]
@@ -80,7 +80,7 @@ def test_an_operator_has_the_dtype_that_its_file_declares(tmp_path):
         networks.load(str(path), dtype="float16")
 
 
-def test_a_mask_that_is_cast_to_float_becomes_half_as_well(tmp_path):
+def test_a_mask_cast_to_float_becomes_float16(tmp_path):
     from onnx import helper
 
     graph = helper.make_graph(

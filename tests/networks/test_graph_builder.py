@@ -43,7 +43,7 @@ def activations(layers: Layers, *, shape: tuple[int, ...] = (2, 16, 24, 24)):
         lambda g, x: g.average_pool(g.relu(x), "pool", 2, stride=2),
     ],
 )
-def test_a_value_has_the_moments_that_it_claims(layers: Layers):
+def test_values_have_their_stated_moments(layers: Layers):
     value, array = activations(layers)
     assert array.shape == value.shape
     axes = (0, 2, 3)
@@ -51,7 +51,7 @@ def test_a_value_has_the_moments_that_it_claims(layers: Layers):
     assert array.var(axes).mean() == pytest.approx(value.moments.variance.mean(), rel=0.15)
 
 
-def test_overlapping_average_pools_keep_the_mean_and_count_the_zeros_around():
+def test_overlapping_average_pools_keep_the_mean_and_count_padding():
     value, array = activations(
         lambda g, x: g.average_pool(g.conv_bn(x, "a", 64, 1, mean=3.0), "pool", 3, pad=1)
     )
@@ -61,7 +61,7 @@ def test_overlapping_average_pools_keep_the_mean_and_count_the_zeros_around():
     assert corner == pytest.approx(middle * 4 / 9, rel=0.1)
 
 
-def test_moments_of_an_average_of_independent_values_with_zeros_around():
+def test_moments_of_an_average_of_independent_values_with_padding():
     window = Window.of(1, 3, 1, 1)
     x = np.random.RandomState(0).normal(2.0, 1.0, (100_000, 4))
     padded = np.pad(x, ((0, 0), (1, 1)))
@@ -80,7 +80,7 @@ def test_moments_of_clipped_values(mean: float, deviation: float):
 
 
 @pytest.mark.parametrize(("extent", "positions"), [(13, 6), (14, 7), (12, 6), (3, 1)])
-def test_a_last_window_may_reach_over_the_end(extent: int, positions: int):
+def test_the_last_window_may_extend_beyond_the_end(extent: int, positions: int):
     value, array = activations(
         lambda g, x: g.max_pool(g.relu(x), "pool", 3, stride=2, ceil=True),
         shape=(1, 2, extent, extent),
@@ -88,17 +88,17 @@ def test_a_last_window_may_reach_over_the_end(extent: int, positions: int):
     assert array.shape == value.shape == (1, 2, positions, positions)
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_only_centred_filters_let_nothing_of_the_mean_of_their_input_through(centred: bool):
-    g = GraphBuilder("test", centred=centred)
+@pytest.mark.parametrize("centered", [True, False])
+def test_only_centered_filters_cancel_the_mean_of_their_input(centered: bool):
+    g = GraphBuilder("test", centered=centered)
     x = g.relu(g.conv_bn(g.input("data", (1, 8, 9, 9)), "before", 64, 3))
     model = g.model(g.conv_plain(x, "conv", 64, 3))
     weights = {w.name: onnx.numpy_helper.to_array(w) for w in model.graph.initializer}
     passed = np.einsum("oihw,i->o", weights["conv.weight"], x.moments.mean)
-    assert (np.abs(passed).max() < 1e-5) == centred
+    assert (np.abs(passed).max() < 1e-5) == centered
 
 
-def test_three_extents_work_like_two():
+def test_3d_layers_work_like_2d_layers():
     value, array = activations(
         lambda g, x: g.max_pool(g.relu(g.conv_bn(x, "a", 8, (3, 1, 1), pad=(1, 0, 0))), "p", 2),
         shape=(1, 4, 6, 8, 10),
@@ -116,7 +116,7 @@ def test_the_classifier_gives_standard_normal_logits():
 
 def test_a_weight_does_not_depend_on_the_layers_before_it():
     def weight_of_last(*names: str) -> onnx.TensorProto:
-        g = GraphBuilder("test", centred=False)
+        g = GraphBuilder("test", centered=False)
         x = g.input("data", (1, 4, 8, 8))
         for name in names:
             x = g.conv_bn(x, name, 4, 3, pad=1)

@@ -24,7 +24,7 @@ def test_floats_are_standard_normal_and_follow_the_seed():
     assert not np.array_equal(x, random_inputs([spec], seed=1)["x"])
 
 
-def test_the_stream_is_the_same_for_ever():
+def test_the_random_stream_is_frozen():
     x = random_inputs([TensorSpec("x", (3,), "float64")], seed=0)["x"]
     np.testing.assert_allclose(x, [1.764052345967664, 0.4001572083672233, 0.9787379841057392])
 
@@ -40,7 +40,7 @@ def test_integers_are_valid_as_ids_masks_or_pixels(dtype: str, values: range):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_floats_are_made(dtype: str):
+def test_other_floating_point_dtypes_are_supported(dtype: str):
     assert random_inputs([TensorSpec("x", (2,), dtype)], seed=0)["x"].dtype.name == dtype
 
 
@@ -68,7 +68,7 @@ def test_a_file_with_the_right_arrays_is_read(tmp_path: Path):
         (GOOD | {"ids": np.array("text")}, "'ids' is scalar str"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_with_both_sides(
+def test_unsuitable_arrays_are_refused_with_expected_and_actual(
     tmp_path: Path, arrays: dict[str, np.ndarray], expected: str
 ):
     path = tmp_path / "in.npz"
@@ -87,7 +87,7 @@ def test_a_missing_file_is_refused(tmp_path: Path):
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes):
     path = tmp_path / "in.npz"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match="damaged or no .npz file") as raised:
+    with pytest.raises(UsageError, match="damaged or not an .npz file") as raised:
         read_inputs(path, SPECS)
     assert "\n" not in str(raised.value)
 

@@ -46,18 +46,18 @@ def load(path: str, **arguments: object) -> Network:
     return networks.load(path, arguments=arguments)
 
 
-def test_the_example_has_the_shape_that_its_arguments_give_it():
+def test_the_arguments_of_the_example_set_its_shape():
     network = load(str(RGB2YUV), w=32, h=8)
     assert network.name == "rgb2yuv"
     assert network.inputs == (TensorSpec("rgb", (8, 32, 3), "float32"),)
     assert network.outputs == (TensorSpec("yuv", (8, 32, 3), "float32"),)
 
 
-def test_without_arguments_the_defaults_count():
+def test_arguments_default_to_the_functions_defaults():
     assert load(str(RGB2YUV)).inputs[0].shape == (1080, 1920, 3)
 
 
-def test_the_reference_is_that_of_the_file(write):
+def test_the_files_reference_is_used(write):
     network = load(write(SCALE), by=3)
     x = random_inputs(network.inputs)["x"]
     np.testing.assert_allclose(network.reference({"x": x})[0], 3 * x, rtol=1e-6)
@@ -72,7 +72,7 @@ def test_arguments_take_the_types_of_their_defaults(write, given, factor):
     np.testing.assert_allclose(network.reference({"x": x})[0], factor * x, rtol=1e-6)
 
 
-def test_arguments_change_the_structure_and_its_source_brings_it_back(write):
+def test_arguments_change_the_structure_and_are_reloaded_from_the_source(write):
     path = write(SCALE)
     one, other = load(path), load(path, n=128)
     assert one.structure_hash != other.structure_hash
@@ -81,7 +81,7 @@ def test_arguments_change_the_structure_and_its_source_brings_it_back(write):
     assert (again.structure_hash, again.inputs) == (other.structure_hash, other.inputs)
 
 
-def test_tvmscript_with_several_outputs_declares_an_operator_too(write):
+def test_tvmscript_with_several_outputs_is_supported(write):
     network = load(
         write(
             """\
@@ -117,7 +117,7 @@ def in_numpy(a, b):
     assert [str(s) for s in network.outputs] == ["c: 8 float32", "d: 8 int32"]
 
 
-def test_a_file_may_import_what_lies_beside_it_and_leaves_no_bytecode(write, tmp_path):
+def test_a_file_may_import_its_siblings_and_leaves_no_bytecode(write, tmp_path):
     write("FACTOR = 2.0\n", "factors_beside.py")
     path = write("from factors_beside import FACTOR\n" + SCALE)
     before = list(sys.path)
@@ -150,7 +150,7 @@ def broken(old: str, new: str) -> str:
         ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
     ],
 )
-def test_a_file_that_is_wrong_is_told_what_and_where(write, text, cause):
+def test_errors_name_the_cause_and_the_line(write, text, cause):
     with pytest.raises(TvmtuneError, match=cause) as raised:
         load(write(text))
     assert "\n" not in str(raised.value)
@@ -170,12 +170,12 @@ def test_a_wrong_argument_is_refused(write, given, cause):
         load(write(SCALE), **given)
 
 
-def test_an_argument_without_default_is_asked_for(write):
+def test_an_argument_without_default_is_required(write):
     with pytest.raises(UsageError, match="^n=... is missing"):
         load(write(broken("n: int = 64", "n")))
 
 
-def test_what_shapes_a_network_does_not_shape_an_operator(write):
+def test_batch_and_shapes_are_refused(write):
     path = write(SCALE)
     with pytest.raises(UsageError, match="give --arg NAME=VALUE instead of --batch"):
         networks.load(path, batch=2)
@@ -185,7 +185,7 @@ def test_what_shapes_a_network_does_not_shape_an_operator(write):
         networks.load("mobilenet", arguments={"w": 3})
 
 
-def test_a_reference_that_gives_other_shapes_or_raises_is_named(write):
+def test_a_reference_with_other_shapes_or_an_error_is_named(write):
     network = load(write(broken("return x * np", "return x[1:] * np")))
     x = random_inputs(network.inputs)
     with pytest.raises(TvmtuneError, match=r"gives the shapes \(63,\), but the operator .*\(64,\)"):
@@ -195,7 +195,7 @@ def test_a_reference_that_gives_other_shapes_or_raises_is_named(write):
         network.reference(x)
 
 
-def test_integers_are_drawn_from_more_than_zero_and_one(write):
+def test_integers_are_drawn_from_a_wide_range(write):
     text = SCALE.replace(
         'te.placeholder((n,), name="x")', 'te.placeholder((n,), "int32", name="x")'
     )
@@ -210,7 +210,7 @@ def test_integers_are_drawn_from_more_than_zero_and_one(write):
         compile_it(network)
 
 
-def test_an_author_may_say_where_indices_end(write):
+def test_an_author_can_set_the_range_of_indices(write):
     text = """\
 import tvmtune
 from tvm import te
@@ -237,7 +237,7 @@ look_up.integers(ids=(0, 4))
         load(write(text.replace("ids=(0, 4)", "ids=(4, 0)")))
 
 
-def test_a_float16_operator_is_held_to_the_tolerance_of_one_kernel(write):
+def test_a_float16_operator_has_the_tolerance_of_one_kernel(write):
     text = SCALE.replace(
         'te.placeholder((n,), name="x")', 'te.placeholder((n,), "float16", name="x")'
     )
@@ -248,15 +248,15 @@ def test_a_float16_operator_is_held_to_the_tolerance_of_one_kernel(write):
         compile_it(load(write(text)))
 
 
-def test_a_template_for_no_target_at_all_is_refused(write):
+def test_a_template_for_an_unknown_target_is_refused(write):
     text = SCALE + '\n@scale.template("cpuu")\ndef t(sch): pass\n'
     with pytest.raises(
-        TvmtuneError, match="template for 'cpuu', which is no target. Did you mean cpu"
+        TvmtuneError, match="template for 'cpuu', which is not a target. Did you mean cpu"
     ):
         load(write(text))
 
 
-def test_a_target_without_a_template_is_said(write):
+def test_a_target_without_a_template_causes_a_warning(write):
     network = load(write(SCALE + '\n@scale.template("gpu")\ndef t(sch): pass\n'))
     with pytest.warns(UserWarning, match="has no template for llvm, only for gpu"):
         assert network.template(["llvm", "cpu"]) is None

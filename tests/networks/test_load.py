@@ -1,4 +1,4 @@
-"""Loading by name and by path, and what is said about names and files that do not load."""
+"""Loading by name and by path, and messages about names and files that do not load."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ import pytest
 from models import one_node, tiny_cnn
 from tvmtune import networks
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.registry import FileFormat
 from tvmtune.networks.zoo import canonical
 
 
@@ -64,7 +66,7 @@ def test_an_unknown_name_suggests_the_nearest(name: str, suggested: str):
     assert suggested in text
 
 
-def test_a_version_number_is_no_file_suffix():
+def test_a_version_number_is_not_a_file_suffix():
     assert "neither a network of the zoo nor a file" in message(UsageError, "squeezenext1.1")
 
 
@@ -82,7 +84,7 @@ def test_a_file_without_suffix_or_separator_is_found(file: Path, monkeypatch: py
     assert networks.load("tiny").source["file"] == str(file.with_suffix(""))
 
 
-def test_the_source_of_a_network_loads_it_again(tmp_path: Path):
+def test_a_network_is_reloaded_from_its_source(tmp_path: Path):
     path = tmp_path / "open.onnx"
     onnx.save(one_node("Relu", shape=("n", "width")), path)
     first = networks.load(str(path), batch=4, shapes={"x": (4, 7)})
@@ -92,16 +94,16 @@ def test_the_source_of_a_network_loads_it_again(tmp_path: Path):
 
 
 def test_the_batch_is_at_least_one():
-    assert "at least 1, got 0" in message(UsageError, "resnet-18", batch=0)
+    assert "at least 1, not 0" in message(UsageError, "resnet-18", batch=0)
 
 
-def test_a_missing_file_suggests_its_neighbours(file: Path):
+def test_a_missing_file_suggests_similar_files(file: Path):
     text = message(UsageError, file.with_name("tinny.onnx"))
     assert "does not exist" in text
     assert str(file) in text
 
 
-def test_a_missing_file_without_neighbours_is_named(tmp_path: Path):
+def test_a_missing_file_without_similar_files_is_named(tmp_path: Path):
     assert f"{tmp_path}/no/net.onnx does not exist" in message(UsageError, tmp_path / "no/net.onnx")
 
 
@@ -125,7 +127,7 @@ def test_an_unreadable_file_is_refused(file: Path):
 def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, kept: float):
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * kept)])
-    assert f"{file} is damaged or no ONNX file" in message(TvmtuneError, file)
+    assert f"{file} is damaged or not an ONNX file" in message(TvmtuneError, file)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(file: Path, kept: float):
         (bytes(range(256)), "damaged"),
     ],
 )
-def test_a_file_of_another_kind_is_recognised(tmp_path: Path, content: bytes, kind: str):
+def test_other_kinds_of_files_are_recognized(tmp_path: Path, content: bytes, kind: str):
     path = tmp_path / "model.pt"
     path.write_bytes(content)
     text = message(TvmtuneError, path)
@@ -148,7 +150,7 @@ def test_a_file_of_another_kind_is_recognised(tmp_path: Path, content: bytes, ki
     assert kind in text
 
 
-def test_weights_in_another_file_are_loaded(tmp_path: Path):
+def test_external_weights_are_loaded(tmp_path: Path):
     path = tmp_path / "external.onnx"
     onnx.save(tiny_cnn(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
     network = networks.load(str(path))
@@ -160,7 +162,7 @@ def test_weights_in_another_file_are_loaded(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
-def test_a_bad_file_of_weights_is_named(tmp_path: Path, damage: str):
+def test_a_bad_external_file_is_named(tmp_path: Path, damage: str):
     path = tmp_path / "external.onnx"
     onnx.save(tiny_cnn(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
     weights = tmp_path / "w.bin"
@@ -174,7 +176,7 @@ def test_a_bad_file_of_weights_is_named(tmp_path: Path, damage: str):
         assert "w.bin" in text
 
 
-def test_an_operator_that_onnx_lacks_is_named_with_its_node(tmp_path: Path):
+def test_an_operator_unknown_to_onnx_is_named_with_its_node(tmp_path: Path):
     path = tmp_path / "odd.onnx"
     onnx.save(one_node("Frobnicate"), path)
     assert "node 'the_node' (Frobnicate, opset 17)" in message(TvmtuneError, path)
@@ -186,3 +188,28 @@ def test_an_invalid_node_is_named(tmp_path: Path):
     text = message(TvmtuneError, path)
     assert "the_node" in text
     assert "alpha" in text
+
+
+def test_a_new_format_takes_a_line_in_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def read(path: Path, **options: object) -> tuple[str, dict[str, object]]:
+        return path.read_text(), options
+
+    monkeypatch.setitem(sys.modules, "tvmtune.networks.toy", SimpleNamespace(read=read))
+    monkeypatch.setitem(networks.FORMATS, ".toy", FileFormat("toy"))
+    path = tmp_path / "net.toy"
+    path.write_text("content")
+    content, options = networks.load(str(path), batch=2)
+    assert content == "content"
+    assert options == {
+        "label": str(path),
+        "source": {"file": str(path), "batch": 2},
+        "batch": 2,
+        "shapes": None,
+    }
+    assert ".toy" in message(UsageError, "unknown-network")
+
+
+@pytest.mark.parametrize("dtype", list(networks.DTYPES))
+def test_every_dtype_is_recorded_in_the_source(dtype: str, file: Path):
+    network = networks.load(str(file), dtype=dtype)
+    assert network.source.get("dtype", "float32") == dtype

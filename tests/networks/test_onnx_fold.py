@@ -48,7 +48,7 @@ def bound(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.load_model_from_string(content)
 
 
-def test_arithmetic_on_static_shapes_is_computed():
+def test_arithmetic_on_static_shapes_is_folded():
     folded = fold(bound(shape_arithmetic()))
     assert operators(folded) == ["Reshape", "Relu"]
     target = next(w for w in folded.graph.initializer if w.name == "target")
@@ -68,7 +68,7 @@ def test_a_network_that_computes_its_shapes_runs_in_tvm():
     np.testing.assert_array_equal(found, network.reference(inputs)[0])
 
 
-def test_the_network_keeps_its_own_nodes():
+def test_the_network_itself_is_not_changed_by_folding():
     network = OnnxNetwork(shape_arithmetic(), name="net", batch=3)
     before = network.to_onnx()
     network.to_relax()
@@ -76,7 +76,7 @@ def test_the_network_keeps_its_own_nodes():
     assert "Shape" in operators(onnx.load_model_from_string(before or b""))
 
 
-def test_a_model_with_nothing_to_fold_is_returned_as_it_is():
+def test_a_model_with_nothing_to_fold_is_returned_unchanged():
     model = tiny_cnn()
     assert fold(model) is model
 

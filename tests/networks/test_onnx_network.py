@@ -1,4 +1,4 @@
-"""What an ONNX model turns into: specs, reference, hashes, Relax."""
+"""ONNX models: specs, reference, hashes, Relax."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_inputs_keep_the_names_and_the_order_of_the_file():
     )
 
 
-def test_weights_listed_as_inputs_are_no_inputs():
+def test_weights_listed_as_inputs_are_not_inputs():
     model = tiny_cnn()
     for tensor in model.graph.initializer:
         info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
@@ -70,7 +70,7 @@ def test_weights_listed_as_inputs_are_no_inputs():
     network.to_relax()
 
 
-def test_the_reference_does_without_onnxruntime(monkeypatch: pytest.MonkeyPatch):
+def test_the_reference_works_without_onnxruntime(monkeypatch: pytest.MonkeyPatch):
     network = OnnxNetwork(tiny_encoder(), name="tiny")
     inputs = random_inputs(network.inputs, seed=0)
     expected = network.reference(inputs)
@@ -85,7 +85,7 @@ def test_the_reference_checks_its_inputs():
         network.reference({"data": np.zeros((1, 3, 8, 8), np.float32)})
 
 
-def test_output_shapes_that_inference_cannot_tell_are_measured():
+def test_output_shapes_that_inference_misses_are_measured():
     model = one_node("Reshape", shape=(2, 6))
     half = numpy_helper.from_array(np.array([2.0, 1.5], np.float32), "half_shape")
     model.graph.initializer.append(half)
@@ -111,7 +111,7 @@ def test_a_shape_that_depends_on_the_data_is_refused():
         OnnxNetwork(model, name="net")
 
 
-def test_inputs_that_are_no_tensors_are_refused():
+def test_inputs_other_than_tensors_are_refused():
     model = one_node("SequenceLength")
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
     model.graph.input[0].type.CopyFrom(helper.make_sequence_type_proto(tensor))
@@ -119,7 +119,7 @@ def test_inputs_that_are_no_tensors_are_refused():
         OnnxNetwork(model, name="net")
 
 
-def test_functions_that_a_model_defines_are_expanded():
+def test_local_functions_are_inlined():
     model = one_node("Double", domain="mine")
     body = [helper.make_node("Add", ["v", "v"], ["w"])]
     opsets = [helper.make_opsetid("", 17)]
@@ -144,14 +144,14 @@ def import_failure(model: onnx.ModelProto) -> str:
 
 
 def test_an_operator_of_onnxruntime_is_named_with_its_node():
-    pytest.importorskip("onnxruntime", reason="else nothing can tell the shape of y")
+    pytest.importorskip("onnxruntime", reason="only ONNX Runtime finds the shape of y")
     model = one_node("FusedMatMul", domain="com.microsoft", shape=(3, 3))
     model.graph.node[0].input.append("x")
     text = import_failure(model)
     assert text.startswith(
         "node 'the_node' (com.microsoft.FusedMatMul, opset 1) of net.onnx is not supported"
     )
-    assert "before ONNX Runtime's optimiser" in text
+    assert "before ONNX Runtime's optimizer" in text
 
 
 def test_a_standard_operator_without_converter_is_named_with_its_node():

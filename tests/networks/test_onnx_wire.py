@@ -36,7 +36,7 @@ def product(large: np.ndarray, *, listed: bool = False) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_what_is_read_is_what_was_written(tmp_path, dtype):
+def test_weights_survive_a_round_trip(tmp_path, dtype):
     large = np.random.RandomState(0).randn(300, 200).astype(dtype)
     onnx.save(product(large), tmp_path / "net.onnx")
     light, found = wire.read(tmp_path / "net.onnx")
@@ -48,7 +48,7 @@ def test_what_is_read_is_what_was_written(tmp_path, dtype):
     assert whole.graph == product(large).graph
 
 
-def test_values_that_are_no_raw_bytes_stay_in_the_model(tmp_path):
+def test_values_not_stored_as_raw_bytes_stay_in_the_model(tmp_path):
     model = product(np.ones((300, 200), "float32"))
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
@@ -61,7 +61,7 @@ def test_values_that_are_no_raw_bytes_stay_in_the_model(tmp_path):
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_network_computes_with_them(tmp_path, external, listed):
+def test_a_network_computes_with_external_weights(tmp_path, external, listed):
     large = np.random.RandomState(1).randn(300, 200).astype("float32")
     onnx.save(product(large, listed=listed), tmp_path / "net.onnx", save_as_external_data=external)
     network = load(str(tmp_path / "net.onnx"))
@@ -89,10 +89,10 @@ def test_a_file_with_and_without_large_weights_has_the_same_hashes_as_the_model(
 
 
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9, 0.999])
-def test_a_file_that_was_cut_short_is_refused(tmp_path, kept):
+def test_a_truncated_file_is_refused(tmp_path, kept):
     content = product(np.ones((300, 200), "float32")).SerializeToString()
     (tmp_path / "net.onnx").write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(TvmtuneError, match="is damaged or no ONNX file"):
+    with pytest.raises(TvmtuneError, match="is damaged or not an ONNX file"):
         load(str(tmp_path / "net.onnx"))
 
 
@@ -104,7 +104,7 @@ def test_a_weight_with_too_few_bytes_for_its_shape_is_refused(tmp_path):
         load(str(tmp_path / "net.onnx"))
 
 
-def test_empty_tensors_are_no_large_ones(tmp_path):
+def test_empty_tensors_stay_in_the_model(tmp_path):
     model = product(np.ones((300, 200), "float32"))
     model.graph.initializer.append(
         helper.make_tensor("nothing", TensorProto.FLOAT, [0, 4], b"", raw=True)

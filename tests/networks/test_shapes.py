@@ -38,7 +38,7 @@ def test_a_shape_binds_the_same_symbols_of_other_inputs():
     assert bound == {"ids": (2, 128), "mask": (2, 128), "bias": (128,)}
 
 
-def test_a_shape_gives_even_the_rank():
+def test_a_shape_may_set_the_rank():
     assert shapes_of({"x": None}, shapes={"x": (1, 3, 8, 8)}) == {"x": (1, 3, 8, 8)}
 
 
@@ -66,11 +66,11 @@ def test_a_fixed_batch_cannot_be_changed():
     assert "leave --batch out" in text
 
 
-def test_a_batch_that_the_file_has_anyway_is_no_error():
+def test_the_batch_of_the_file_may_be_repeated():
     assert shapes_of({"x": (4, 3)}, batch=4) == {"x": (4, 3)}
 
 
-def test_an_unknown_input_lists_those_there_are():
+def test_an_unknown_input_lists_the_known_ones():
     text = refusal({"x": (1, 3), "y": ("N",)}, shapes={"z": (1,)})
     assert "no input 'z'; its inputs are: x [1, 3], y [N]" in text
 
@@ -116,7 +116,7 @@ def test_a_fixed_model_keeps_its_batch():
         OnnxNetwork(tiny_cnn(batch=1), name="net", batch=2)
 
 
-def test_a_shape_that_the_network_cannot_digest_is_refused_with_the_node():
+def test_an_unsupported_shape_is_refused_with_the_node():
     model = one_node("MaxPool", shape=("N", 3, "H", "W"), kernel_shape=[2, 2])
     model.graph.node.add(op_type="MatMul", input=["y", "y"], output=["z"], name="square")
     model.graph.output[0].name = "z"

@@ -1,4 +1,4 @@
-"""TFLite models: specs, reference, hashes, Relax, and what is said of those that are not taken."""
+"""TFLite models: specs, reference, hashes, Relax, and messages about unsupported ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from networks.tflite_models import (  # noqa: E402
     VALID,
     TfliteBuilder,
     one_operator,
-    quantised,
+    quantized,
     tiny_cnn,
     weights,
 )
@@ -46,7 +46,7 @@ def refusal(load: Any, error: type[TvmtuneError] = TvmtuneError) -> str:
 
 
 def run_in_litert(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """By the interpreter as its users have it, from the file as it is."""
+    """Outputs of LiteRT's interpreter with its defaults, from the unmodified file."""
     machine = interpreter.Interpreter(model_content=content)
     for detail in machine.get_input_details():
         machine.resize_tensor_input(detail["index"], inputs[detail["name"]].shape)
@@ -58,7 +58,7 @@ def run_in_litert(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndar
 
 
 def assert_right(content: bytes, **options: Any) -> TfliteNetwork:
-    """LiteRT on the file, the reference and TVM give the same."""
+    """LiteRT on the file, the reference and TVM agree."""
     made = network(content, **options)
     inputs = random_inputs(made.inputs, seed=3)
     assert_equal(made.reference(inputs), run_in_litert(content, inputs))
@@ -84,7 +84,7 @@ def test_a_file_is_loaded_and_computes_what_litert_computes(tmp_path: Path):
     assert_right(tiny_cnn())
 
 
-def test_the_source_of_a_network_loads_it_again(tmp_path: Path):
+def test_a_network_is_reloaded_from_its_source(tmp_path: Path):
     path = tmp_path / "open.tflite"
     path.write_bytes(tiny_cnn(batch=-1))
     first = networks.load(str(path), batch=4)
@@ -98,7 +98,7 @@ def test_the_source_of_a_network_loads_it_again(tmp_path: Path):
 
 
 def test_a_network_in_nhwc_stays_there():
-    from tvmtune.graph.pipeline import prepare
+    from tvmtune.passes.pipeline import prepare
     from tvmtune.types import Device
 
     device = Device(backend="cpu", target={"kind": "llvm"}, threads=1)
@@ -108,7 +108,7 @@ def test_a_network_in_nhwc_stays_there():
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_an_open_batch_is_bound_and_what_computes_shapes_is_folded(batch: int):
+def test_an_open_batch_is_bound_and_shape_arithmetic_is_folded(batch: int):
     bound = assert_right(tiny_cnn(batch=-1), batch=batch)
     assert bound.inputs[0].shape == (batch, 16, 16, 3)
     assert bound.outputs[0].shape == (batch, 10)
@@ -121,7 +121,7 @@ def test_a_bound_model_has_the_structure_of_a_static_one():
     assert bound.weights_hash == static.weights_hash
 
 
-def test_dimensions_that_stay_open_are_named_with_the_remedy():
+def test_open_dimensions_are_named_with_the_remedy():
     content = one_operator("ABS", (-1, -1, 3))
     text = refusal(lambda: network(content), UsageError)
     assert "input 'x' of net.tflite has open dimensions: [?, ?, 3]" in text
@@ -134,7 +134,7 @@ def test_a_fixed_batch_cannot_be_changed():
     assert "fixed batch size" in text
 
 
-def test_shapes_that_the_operators_cannot_take_are_refused():
+def test_shapes_unsupported_by_operators_are_refused():
     content = one("RESHAPE", (-1, 3), (2, 3), np.array([2, 3], np.int32))
     assert network(content, batch=2).outputs[0].shape == (2, 3)
     text = refusal(lambda: network(content, batch=4))
@@ -197,7 +197,7 @@ def test_operators_compute_what_litert_computes(content: bytes):
     assert_right(content)
 
 
-def test_transposed_convolutions_are_brought_into_a_layout_that_can_be_compiled():
+def test_transposed_convolutions_are_converted_to_nchw():
     g = TfliteBuilder()
     x = g.input("x", (1, 4, 4, 3))
     given = [g.constant([1, 8, 8, 5], "int32"), g.constant(weights(1, 5, 3, 3, 3)), x]
@@ -216,7 +216,7 @@ def test_several_inputs_and_outputs_keep_their_names_and_order():
     assert [str(spec) for spec in made.outputs] == ["twice: 2x8 float32", "rows: 2x4 float32"]
 
 
-def test_weights_of_float16_become_weights_of_float32():
+def test_float16_weights_become_float32():
     g = TfliteBuilder()
     x = g.input("x", (2, 4))
     half = g.constant(weights(1, 5, 4).astype(np.float16))
@@ -227,26 +227,26 @@ def test_weights_of_float16_become_weights_of_float32():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("weight", [False, True])
-def test_a_quantised_model_is_refused(dtype: str, weight: bool):
-    text = refusal(lambda: network(quantised(dtype, weight=weight)))
-    assert "net.tflite is quantised" in text
+def test_a_quantized_model_is_refused(dtype: str, weight: bool):
+    text = refusal(lambda: network(quantized(dtype, weight=weight)))
+    assert "net.tflite is quantized" in text
     assert dtype in text
-    assert "without quantisation" in text
+    assert "without quantization" in text
 
 
 @pytest.mark.parametrize(
-    ("operator", "said"),
+    ("operator", "message"),
     [
         ("FlexErf", "operator 1 (FlexErf) of net.tflite is TensorFlow's own Erf"),
         ("Mine", "operator 1 (Mine) of net.tflite is a custom operator"),
         ("WHILE", "operator 1 (WHILE) of net.tflite runs another graph"),
     ],
 )
-def test_an_operator_that_is_not_built_in_is_named_with_its_index(operator: str, said: str):
+def test_an_operator_that_is_not_built_in_is_named_with_its_index(operator: str, message: str):
     g = TfliteBuilder()
     x = g.add("ABS", [g.input("x", (1, 4))], (1, 4))
     text = refusal(lambda: network(g.content(g.add(operator, [x], (1, 4)))))
-    assert text.startswith(said)
+    assert text.startswith(message)
     assert "convert the network" in text
 
 
@@ -313,10 +313,10 @@ def test_the_reference_checks_its_inputs():
         (b"PK\x03\x04" + bytes(200), "but a zip archive"),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), "perhaps a Keras model; make one"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        (bytes(range(256)), "is damaged or no TFLite file"),
+        (bytes(range(256)), "is damaged or not a TFLite file"),
     ],
 )
-def test_a_file_of_another_kind_is_recognised(tmp_path: Path, content: bytes, kind: str):
+def test_other_kinds_of_files_are_recognized(tmp_path: Path, content: bytes, kind: str):
     path = tmp_path / "model.tflite"
     path.write_bytes(content)
     text = refusal(lambda: networks.load(str(path)))
@@ -347,10 +347,10 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_library_made_from_it_is_right(tmp_path: Path):
+def test_a_compiled_library_is_correct(tmp_path: Path):
     import tvmtune
     from tvmtune.api import plan
-    from tvmtune.deploy.verify import run_check
+    from tvmtune.bench.verify import run_check
 
     path = tmp_path / "tiny.tflite"
     path.write_bytes(tiny_cnn(batch=-1))

@@ -1,4 +1,4 @@
-"""PyTorch programs of torch.export: specs, reference, hashes, Relax, and what is said of others."""
+"""PyTorch programs of torch.export: specs, reference, hashes, Relax, errors for unsupported ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_encoder_takes_ids_and_a_mask_and_gives_two_outputs():
     assert_tvm_agrees(encoder)
 
 
-def test_nested_arguments_are_flattened_and_flags_stay_as_they_were_exported():
+def test_nested_arguments_are_flattened_and_flags_keep_their_exported_values():
     nested = network(Nested(), *nested_arguments(), False)
     assert [spec.name for spec in nested.inputs] == ["pair_0", "pair_1_0", "more_key"]
     assert [str(spec) for spec in nested.outputs] == ["sum: 2x3 float32", "list_0: 2 float32"]
@@ -143,11 +143,11 @@ IDS = np.array([1, 0, 1])
     ids=["indices", "extrema", "elu", "group_norm", "bicubic", "addmm", "attention", "same twice"],
 )
 @pytest.mark.slow
-def test_operators_that_need_care_mean_what_they_mean_in_pytorch(function: Any, shapes: Any):
+def test_tricky_operators_match_pytorch(function: Any, shapes: Any):
     assert_tvm_agrees(network(Function(function), *(torch.zeros(shape) for shape in shapes)))
 
 
-def test_lookups_take_indices_of_int64():
+def test_lookups_accept_int64_indices():
     assert_tvm_agrees(network(Function(lookups), torch.zeros(2, 3, 4), torch.zeros(3, dtype=int)))
 
 
@@ -161,7 +161,7 @@ def test_matrix_products_keep_their_dtype(dtype: str):
     assert_tvm_agrees(linear, tolerance=2e-3 if dtype == "float16" else 1e-12)
 
 
-def test_bfloat16_goes_in_and_out():
+def test_bfloat16_inputs_and_outputs():
     double = network(Function(lambda x: x * 2), torch.zeros(3, dtype=torch.bfloat16))
     assert double.inputs[0].dtype == "bfloat16"
     inputs = random_inputs(double.inputs)
@@ -193,7 +193,7 @@ def test_a_convolution_that_others_use_keeps_its_batch_norm():
     assert_tvm_agrees(both)
 
 
-def test_importing_leaves_the_network_as_it_was():
+def test_importing_does_not_change_the_network():
     cnn = network(TinyCnn(), image())
     inputs = random_inputs(cnn.inputs)
     before = cnn.reference(inputs)
@@ -210,14 +210,14 @@ def test_an_open_batch_is_bound_as_in_onnx_files(tmp_path: Path):
     assert networks.load(path, shapes={"image": (2, 3, 16, 16)}).outputs[0].shape == (2, 10)
 
 
-def test_a_bound_program_is_the_one_that_was_exported_with_that_shape(tmp_path: Path):
+def test_a_bound_program_equals_one_exported_with_that_shape(tmp_path: Path):
     bound = networks.load(str(open_batch(tmp_path / "open.pt2")), batch=2)
     exported = network(TinyCnn(), image(2))
     assert bound.structure_hash == exported.structure_hash
     assert bound.weights_hash == exported.weights_hash
 
 
-def test_the_source_of_a_network_loads_it_again(tmp_path: Path):
+def test_a_network_is_reloaded_from_its_source(tmp_path: Path):
     first = networks.load(str(open_batch(tmp_path / "open.pt2")), batch=4)
     again = networks.reload(first.source)
     assert again.inputs == first.inputs
@@ -225,7 +225,7 @@ def test_the_source_of_a_network_loads_it_again(tmp_path: Path):
     assert again.weights_hash == first.weights_hash
 
 
-def test_dimensions_that_stay_open_are_named_with_the_remedy():
+def test_open_dimensions_are_named_with_the_remedy():
     length = torch.export.Dim("length", max=16)
     dims = ({1: length}, {1: length})
     program = export(TinyEncoder().eval(), *tokens(), dynamic_shapes=dims)
@@ -236,14 +236,14 @@ def test_dimensions_that_stay_open_are_named_with_the_remedy():
     assert [spec.shape for spec in bound.inputs] == [(1, 5), (1, 5)]
 
 
-def test_an_extent_that_the_program_was_not_exported_for_is_refused(tmp_path: Path):
+def test_an_extent_outside_the_exported_range_is_refused(tmp_path: Path):
     path = str(open_batch(tmp_path / "open.pt2", min=2, max=8))
     text = refusal(lambda: networks.load(path, batch=9), UsageError)
     assert "dimension 0 of input 'image'" in text
     assert "would be 9, but the network was exported for 2 to 8" in text
 
 
-def test_shapes_that_the_operators_cannot_take_are_refused():
+def test_shapes_unsupported_by_operators_are_refused():
     dims = ({0: torch.export.Dim("a")}, {0: torch.export.Dim("b")})
     program = export(
         Function(lambda x, y: (x * 2, y)),
@@ -303,15 +303,15 @@ def test_an_operator_that_the_importer_lacks_is_named_with_its_layer():
     assert "export it again" in text
 
 
-def test_an_operator_of_another_library_is_not_taken_for_one_of_the_same_name():
+def test_an_operator_of_another_library_is_not_confused_with_atens():
     library = torch.library.Library("tvmtune_test", "FRAGMENT")
     library.define("relu(Tensor x) -> Tensor")
     library.impl("relu", lambda x: x.clamp(min=1), "CompositeExplicitAutograd")
     text = import_refusal(Function(lambda x: torch.ops.tvmtune_test.relu(x)), torch.zeros(3))
-    assert "(tvmtune_test.relu.default) of net.pt2 is no operator of PyTorch's core" in text
+    assert "(tvmtune_test.relu.default) of net.pt2 is not one of PyTorch's core operators" in text
 
 
-def test_a_second_result_that_would_be_made_up_is_refused():
+def test_an_unsupported_second_result_is_refused():
     pool = Function(lambda x: functional.max_pool2d(x, 2, return_indices=True))
     text = import_refusal(pool, image())
     assert "node 'max_pool2d_with_indices'" in text
@@ -382,7 +382,7 @@ def test_the_onnx_form_computes_the_same_under_the_same_names():
     assert_equal(session.run(None, inputs), encoder.reference(inputs))
 
 
-def test_what_pytorch_cannot_export_has_no_onnx_form(
+def test_programs_that_pytorch_cannot_export_have_no_onnx_form(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def export_fails(*_: Any, **__: Any) -> None:
@@ -418,7 +418,7 @@ def archive(*members: str) -> bytes:
         (b"import torch\n" * 40, "but text; make one with torch.export.save"),
         (b"\x80\x02}q\x00", "a Python pickle"),
         (bytes(4) + b"TFL3" + bytes(100), "but a TFLite model; give it the suffix .tflite"),
-        (bytes(range(256)), "is damaged or no PyTorch .pt2 file"),
+        (bytes(range(256)), "is damaged or not a PyTorch .pt2 file"),
         (archive("data.pkl"), "but a PyTorch checkpoint of torch.save; make one"),
         (archive("constants.pkl", "data.pkl"), "but a TorchScript program; make one"),
         (archive("readme.txt"), "but another zip archive; make one"),
@@ -427,7 +427,7 @@ def archive(*members: str) -> bytes:
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
-def test_a_file_of_another_kind_is_recognised(
+def test_other_kinds_of_files_are_recognized(
     tmp_path: Path, content: bytes, kind: str, capfd: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "model.pt2"
@@ -446,13 +446,15 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: float):
     assert refusal(lambda: networks.load(str(path))).startswith(f"{path} is damaged")
 
 
-def test_a_missing_file_suggests_its_neighbours(tmp_path: Path):
+def test_a_missing_file_suggests_similar_files(tmp_path: Path):
     path = save(tmp_path / "tiny.pt2", export(TinyCnn().eval(), image()))
     text = refusal(lambda: networks.load(str(tmp_path / "tinny.pt2")), UsageError)
     assert str(path) in text
 
 
-def test_without_pytorch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_pytorch_is_reported_with_the_command_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = save(tmp_path / "tiny.pt2", export(TinyCnn().eval(), image()))
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "pip install torch" in refusal(lambda: networks.load(str(path)), UsageError)
@@ -462,10 +464,10 @@ def test_without_pytorch_it_says_what_to_install(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("module", "inputs"), [(TinyCnn, (image(),)), (TinyEncoder, tokens())], ids=["cnn", "encoder"]
 )
-def test_a_library_made_from_it_is_right(tmp_path: Path, module: Any, inputs: Any):
+def test_a_compiled_library_is_correct(tmp_path: Path, module: Any, inputs: Any):
     import tvmtune
     from tvmtune.api import plan
-    from tvmtune.deploy.verify import run_check
+    from tvmtune.bench.verify import run_check
 
     path = save(tmp_path / "net.pt2", export(module().eval(), *inputs))
     made = plan(tvmtune.load(str(path)), "cpu")

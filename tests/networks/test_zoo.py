@@ -1,4 +1,4 @@
-"""The zoo's register: names, shapes that networks take, sizes as published, fixed weights."""
+"""The zoo's registry: names, shapes, published sizes, frozen weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvmtune.networks.zoo import ZOO, canonical
 from tvmtune.types import Network, TensorSpec
 
 SMALL = ["mobilenet", "mobilenet-v2", "squeezenet_v1.0", "squeezenet_v1.1", "densenet-121"]
-"""Those whose construction takes little."""
+"""Networks that are quick to build."""
 
 PARAMETERS = {
     "densenet-121": 7_978_856,
@@ -63,10 +63,22 @@ VTA_TASKS = {
 """(batch, h, w, ci, co, kh, kw, ph, pw, sh, sw) of the 10 tasks in TVM's tutorial for VTA."""
 
 
-def sized(quick: list[str]) -> list[object]:
+CLASSES = {"resnet3d-18": 400, "resnet3d-34": 400}
+"""Of networks without the 1000 of ImageNet."""
+
+LARGER = ["resnet-101", "resnet-152", "vgg-13", "vgg-16", "vgg-19"]
+"""Built by the same code as smaller ones of their families."""
+
+
+def sized(quick: list[str], soak: list[str] | None = None) -> list[object]:
     """All networks, as parameters of a test that is slow but for the ``quick`` ones."""
-    slow = pytest.mark.slow
-    return [pytest.param(n, marks=() if n in quick else slow) for n in networks.names()]
+
+    def marks(name: str) -> pytest.MarkDecorator | tuple[()]:
+        if name in quick:
+            return ()
+        return pytest.mark.soak if name in (soak or ()) else pytest.mark.slow
+
+    return [pytest.param(name, marks=marks(name)) for name in networks.names()]
 
 
 @cache
@@ -101,30 +113,29 @@ def convolutions(model: onnx.ModelProto) -> list[tuple[int, ...]]:
     return found
 
 
-def test_the_published_networks_are_all_there():
+def test_all_published_networks_are_registered():
     assert networks.names() == sorted(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "resnet-50", "inception_v3"]))
-def test_trainable_parameters_are_as_many_as_published(name: str):
+def test_parameter_counts_match_the_published_ones(name: str):
     weights = model_of(load(name)).graph.initializer
     trainable = [w for w in weights if w.name.endswith((".weight", ".bias"))]
     assert sum(int(np.prod(w.dims)) for w in trainable) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "inception_v3"]))
+@pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "inception_v3"], LARGER))
 def test_every_network_takes_one_sample_and_gives_raw_logits(name: str):
     network = load(name)
     sample = SHAPES.get(name, (3, 224, 224))
-    classes = 400 if name.startswith("resnet3d") else 1000
     assert network.inputs == (TensorSpec("data", (1, *sample), "float32"),)
-    assert network.outputs == (TensorSpec("logits", (1, classes), "float32"),)
+    assert network.outputs == (TensorSpec("logits", (1, CLASSES.get(name, 1000)), "float32"),)
     assert network.source == {"zoo": name, "batch": 1}
     operators = {node.op_type for node in model_of(network).graph.node}
     assert not operators & {"Softmax", "Dropout"}
 
 
-@pytest.mark.parametrize("name", sized(["mobilenet-v2", "squeezenet_v1.1"]))
+@pytest.mark.parametrize("name", sized(["mobilenet-v2", "squeezenet_v1.1"], LARGER))
 def test_hashes_are_the_same_in_another_process(name: str):
     code = (
         f"from tvmtune.networks import load; n = load({name!r});"
@@ -135,7 +146,7 @@ def test_hashes_are_the_same_in_another_process(name: str):
     assert shown.stdout.split() == [network.structure_hash, network.weights_hash]
 
 
-def test_weights_are_the_same_for_ever():
+def test_weights_are_frozen():
     weights = {w.name: w for w in model_of(load("mobilenet")).graph.initializer}
     stem = numpy_helper.to_array(weights["stem.weight"]).ravel()
     np.testing.assert_array_equal(stem[:3], np.float32([-0.46595132, 0.34889445, -0.43628997]))
@@ -186,7 +197,7 @@ def test_a_batch_is_a_batch_of_independent_images(name: str):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_batch_changes_the_structure_but_no_weight(name: str):
+def test_the_batch_changes_the_structure_but_not_the_weights(name: str):
     one, two = load(name), networks.load(name, batch=2)
     assert one.structure_hash != two.structure_hash
     assert one.weights_hash == two.weights_hash
@@ -216,7 +227,7 @@ def test_an_impossible_shape_is_refused(shapes: dict[str, tuple[int, ...]], caus
         ("resnet3d-18", (1, 3, 112, 112), "has 4 dimensions, but input 'data'.* has 5"),
     ],
 )
-def test_an_image_that_does_not_fit_is_refused_with_the_cause(
+def test_an_unsuitable_image_size_is_refused_with_the_cause(
     name: str, shape: tuple[int, ...], cause: str
 ):
     with pytest.raises(UsageError, match=cause):
@@ -225,7 +236,7 @@ def test_an_image_that_does_not_fit_is_refused_with_the_cause(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-def test_building_vgg_takes_less_memory_than_its_weights_three_times():
+def test_building_vgg_takes_less_than_three_times_its_weights_memory():
     code = (  # not getrusage: its peak is that of the parent process, where that is higher
         "import pathlib, re; from tvmtune.networks import load; load('vgg-16');"
         "status = pathlib.Path('/proc/self/status').read_text();"

@@ -16,15 +16,23 @@ from tvmtune.types import Network
 pytest.importorskip("onnxruntime", reason="224x224 takes onnx's evaluator minutes")
 
 QUICK = ["mobilenet", "mobilenet-v2", "squeezenet_v1.1"]
+SLOW = ["densenet-121", "inception_v3", "resnet-18", "resnet-50", "resnet3d-18", "vgg-11"]
+"""With the quick ones, a network of each kind of layer in each family."""
+
+
+def marks(name: str) -> pytest.MarkDecorator | tuple[()]:
+    if name in QUICK:
+        return ()
+    return pytest.mark.slow if name in SLOW else pytest.mark.soak
+
+
 PASSED_ON = ("Relu", "Clip", "Add", "Concat")
 """Operators whose results are what later layers see."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in networks.names()
-    ],
+    params=[pytest.param(name, marks=marks(name)) for name in networks.names()],
 )
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     yield networks.load(request.param)

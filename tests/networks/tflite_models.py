@@ -183,7 +183,7 @@ def one_operator(operator: str, shape: Sequence[int] = (1, 4), **options: Any) -
     return g.content(g.add(operator, [x], shape, name="y", **options))
 
 
-def quantised(dtype: str, *, weight: bool) -> bytes:
+def quantized(dtype: str, *, weight: bool) -> bytes:
     """A model with a scale at its input, or at a constant alone."""
     g = TfliteBuilder()
     x = g.input("x", (2, 4))

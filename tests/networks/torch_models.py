@@ -10,7 +10,7 @@ from torch import nn
 
 
 class TinyCnn(nn.Module):
-    """Convolutions with batch normalisation, one depthwise, around a shortcut."""
+    """Convolutions with batch normalization, one depthwise, around a shortcut."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class TinyCnn(nn.Module):
 
 
 class OtherNames(TinyCnn):
-    """The same network, with other names for all that has one."""
+    """The same network with other names everywhere."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
@@ -65,7 +65,7 @@ class TinyEncoder(nn.Module):
 
 
 class Nested(nn.Module):
-    """Arguments in tuples and dictionaries, flags among them, and results likewise."""
+    """Arguments and results in tuples and dictionaries, with flags among them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Function(nn.Module):
 
 
 class Accumulator(nn.Module):
-    """Remembers the sum of what it was given."""
+    """Keeps the running sum of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

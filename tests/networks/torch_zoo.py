@@ -1,4 +1,4 @@
-"""The zoo once more, as PyTorch modules written by themselves: what its outputs are compared with.
+"""The zoo again as independently written PyTorch modules, to compare outputs with.
 
 Submodules are declared in the order in which they compute, so that weights can be filled in by order.
 """

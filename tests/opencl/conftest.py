@@ -1,4 +1,4 @@
-"""OpenCL is used in processes of its own, never in that of the tests: it stays until the end."""
+"""OpenCL runs in child processes, never in pytest's own, where it would stay loaded until exit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 240.0
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's cache directory with the library in it."""
+    """A user's cache directory that contains the compiled add-on."""
     if not any(shutil.which(name) for name in compiler.COMPILERS):
         pytest.skip("there is no C++ compiler")
     folder = tmp_path_factory.mktemp("cache")
@@ -35,7 +35,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pocl(cache: Path) -> Path:
-    """The cache, where there is PoCL, too."""
+    """``cache`` on machines with PoCL; skips the test elsewhere."""
     if not list(Path("/etc/OpenCL/vendors").glob("pocl*.icd")):
         pytest.skip("PoCL is not installed (Debian: pocl-opencl-icd ocl-icd-libopencl1)")
     return cache

@@ -1,4 +1,4 @@
-"""What tests have done in a process that uses OpenCL. Results are JSON."""
+"""Functions that tests run in a process with OpenCL; their results are JSON."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def difference(function: Any, device: int = 0, n: int = 1024, seed: int = 0) -> 
 
 
 def message(function: Any, *args: Any) -> str:
-    """The error that a call ends in: its type and its text's last line."""
+    """The exception that a call raises: its type and the last line of its message."""
     try:
         function(*args)
         tvm.opencl(0).sync()
@@ -87,8 +87,8 @@ def message(function: Any, *args: Any) -> str:
 
 
 def right_results(folder: str) -> dict[str, Any]:
-    """Of both kernels: from the compiler's hands, and from an exported library."""
-    found: dict[str, Any] = {}
+    """The errors of both kernels, straight from the compiler and from an exported library."""
+    results: dict[str, Any] = {}
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((128, 128)).astype("float32") for _ in range(2))
     want = x.astype("float64") @ y
@@ -98,26 +98,26 @@ def right_results(folder: str) -> dict[str, Any]:
         library.export_library(path)
         for way, kernel in (("direct", library), ("exported", tvm.runtime.load_module(path))):
             if name == "add":
-                found[f"{name}, {way}"] = difference(kernel["main"])
+                results[f"{name}, {way}"] = difference(kernel["main"])
                 continue
             out = tensor(np.zeros((128, 128), "float32"))
             kernel["main"](tensor(x), tensor(y), out)
             error = np.abs(out.numpy() - want).max() / np.abs(want).max()
-            found[f"{name}, {way}"] = float(error)
+            results[f"{name}, {way}"] = float(error)
     source = tvm.runtime.load_module(path).imports[0].inspect_source()
-    found["local memory"] = "__local" in source
-    return found
+    results["local memory"] = "__local" in source
+    return results
 
 
 def odd_types() -> dict[str, bool]:
-    found = {}
+    results = {}
     for dtype in ("int8", "int32", "int64", "float64"):
         kernel = tvm.compile(vector_add(dtype=dtype), target=TARGET)["main"]
         a, b = (np.arange(1024).astype(dtype) for _ in range(2))
         c = tensor(np.zeros(1024, dtype))
         kernel(tensor(a), tensor(b), c)
-        found[dtype] = bool((c.numpy() == a + b).all())
-    return found
+        results[dtype] = bool((c.numpy() == a + b).all())
+    return results
 
 
 def scalar_arguments() -> float:
@@ -186,7 +186,7 @@ def network() -> dict[str, Any]:
 
 
 def times() -> dict[str, Any]:
-    """Of one kernel by the timer, and by the clock, in seconds."""
+    """One kernel's time by TVM's timer and by wall clock, in seconds."""
     library = tvm.compile(matmul(256), target=TARGET)
     device = tvm.opencl(0)
     x, y, out = (tensor(np.ones((256, 256), "float32")) for _ in range(3))
@@ -214,23 +214,23 @@ def attributes() -> dict[str, Any]:
         "device_name max_clock_rate multi_processor_count max_thread_dimensions api_version "
         "driver_version l2_cache_size_bytes total_global_memory"
     )
-    found: dict[str, Any] = {name: getattr(device, name) for name in names.split()}
-    found["beyond"] = tvm.opencl(7).exist
-    found["beyond, used"] = message(lambda: tvm.opencl(7).sync())
-    found["described"] = tvmtune_opencl.describe()
-    return found
+    results: dict[str, Any] = {name: getattr(device, name) for name in names.split()}
+    results["beyond"] = tvm.opencl(7).exist
+    results["beyond, used"] = message(lambda: tvm.opencl(7).sync())
+    results["described"] = tvmtune_opencl.describe()
+    return results
 
 
 def bad_requests() -> dict[str, str]:
-    """What goes wrong, in words; the device still works after all of it."""
-    found = {}
+    """Messages of calls that fail; the device must still work afterwards."""
+    results = {}
     device = tvm.opencl(0)
     empty = tvm.runtime.empty((0,), "float32", device)
-    found["nothing"] = str(empty.numpy().shape)
-    found["too much"] = message(lambda: tvm.runtime.empty((1 << 40,), "float32", device))
+    results["nothing"] = str(empty.numpy().shape)
+    results["too much"] = message(lambda: tvm.runtime.empty((1 << 40,), "float32", device))
 
     large = tvm.compile(vector_add(16384, 8192), target=TARGET)["main"]
-    found["large group"] = message(large, *operands(16384))
+    results["large group"] = message(large, *operands(16384))
 
     def spoil(source: str, target: Any) -> str:
         return source.replace("{\n", "{\n  int x = nowhere;\n", 1)
@@ -238,17 +238,17 @@ def bad_requests() -> dict[str, str]:
     tvm.register_global_func("tvm_callback_opencl_postproc", spoil)
     spoilt = tvm.compile(vector_add(), target=TARGET)["main"]
     tvm_ffi.registry.remove_global_func("tvm_callback_opencl_postproc")
-    found["spoilt"] = message(spoilt, *operands())
+    results["spoilt"] = message(spoilt, *operands())
 
     load = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.opencl")
-    found["damaged"] = message(load, b"\x02\0\0\0\0\0\0\0cl" + b"\xff" * 8)
-    found["cut short"] = message(load, b"\x02\0\0")
-    found["at last"] = str(difference(tvm.compile(vector_add(), target=TARGET)["main"]))
-    return found
+    results["damaged"] = message(load, b"\x02\0\0\0\0\0\0\0cl" + b"\xff" * 8)
+    results["cut short"] = message(load, b"\x02\0\0")
+    results["at last"] = str(difference(tvm.compile(vector_add(), target=TARGET)["main"]))
+    return results
 
 
 def local_memory() -> str:
-    """What a kernel is told that needs more local memory than there is."""
+    """The error of a kernel that needs more local memory than the device has."""
     return message(
         tvm.compile(matmul(2048, 1024), target=TARGET)["main"],
         *(tensor(np.zeros((2048, 2048), "float32")) for _ in range(3)),
@@ -275,7 +275,7 @@ def threads_at_once(count: int, rounds: int) -> float:
 
 
 def growth(launches: int, libraries: int, folder: str) -> dict[str, int]:
-    """By how many bytes this process grows over launches, timed ones, tensors and libraries."""
+    """How many bytes this process grows by over launches, timed launches, tensors and libraries."""
 
     def resident() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -283,7 +283,7 @@ def growth(launches: int, libraries: int, folder: str) -> dict[str, int]:
 
     library = tvm.compile(vector_add(), target=TARGET)
     device = tvm.opencl(0)
-    found = {}
+    results = {}
 
     def launch(times: int) -> None:
         args = operands()
@@ -301,7 +301,7 @@ def growth(launches: int, libraries: int, folder: str) -> dict[str, int]:
     def load(times: int) -> None:
         args = operands()
         for _ in range(times):
-            # By default TVM keeps every library that it has ever loaded.
+            # By default TVM keeps every library that it has loaded.
             loaded = tvm_ffi.load_module(path, keep_module_alive=False)
             loaded["main"](*args)
             device.sync()
@@ -316,8 +316,8 @@ def growth(launches: int, libraries: int, folder: str) -> dict[str, int]:
         job(times // 4)
         before = resident()
         job(times)
-        found[name] = resident() - before
-    return found
+        results[name] = resident() - before
+    return results
 
 
 def several_devices() -> dict[str, Any]:
@@ -335,23 +335,23 @@ def several_devices() -> dict[str, Any]:
 
 
 def forks() -> dict[str, str]:
-    """A child of a process that has only loaded the library, and one of a process that used it."""
+    """Results in children forked before and after this process used OpenCL."""
 
     def in_child() -> str:
         receiving, sending = os.pipe()
         if (child := os.fork()) == 0:
             try:
                 kernel = tvm.compile(vector_add(), target=TARGET)["main"]
-                said = str(difference(kernel))
+                result = str(difference(kernel))
             except Exception as error:
-                said = str(error).strip().splitlines()[-1]
-            os.write(sending, said.encode())
+                result = str(error).strip().splitlines()[-1]
+            os.write(sending, result.encode())
             os._exit(0)
         os.close(sending)
         with os.fdopen(receiving) as file:
-            said = file.read()
+            result = file.read()
         os.waitpid(child, 0)
-        return said
+        return result
 
     early = in_child()
     own = str(difference(tvm.compile(vector_add(), target=TARGET)["main"]))
@@ -361,7 +361,7 @@ def forks() -> dict[str, str]:
 
 
 def unfinished() -> str:
-    """The process ends while kernels are under way, and with everything still in use."""
+    """Exit while kernels are running and every object is still referenced."""
     global kept
     library = tvm.compile(matmul(256), target=TARGET)
     args = [tensor(np.ones((256, 256), "float32")) for _ in range(3)]
@@ -374,24 +374,24 @@ def unfinished() -> str:
 
 
 def devices() -> dict[str, Any]:
-    """What is there, and what a use says where there is nothing."""
+    """The devices, and the error of using one that does not exist."""
     device = tvm.opencl(0)
     return {
         "exist": device.exist,
         "used": message(lambda: tensor(np.zeros(4, "float32"))),
-        "names": [found["name"] for found in tvmtune_opencl.describe()["devices"]],
+        "names": [each["name"] for each in tvmtune_opencl.describe()["devices"]],
     }
 
 
 def remote(port: int, folder: str) -> list[dict[str, Any]]:
-    """A kernel that is sent to a board of TVM's own server, run and timed there, in two sessions."""
+    """Upload a kernel to TVM's own server, then run and time it there, in each of two sessions."""
     path = Path(folder) / "add.so"
     tvm.compile(vector_add(), target=TARGET).export_library(str(path))
     return [_session(port, path) for _ in range(2)]
 
 
 def _session(port: int, path: Path) -> dict[str, Any]:
-    """Each session is a process of its own; the server waits until the one before has ended."""
+    """The server runs each session in a new process, after the previous one has ended."""
     from tvm import rpc
 
     session = rpc.connect("127.0.0.1", port)
@@ -412,7 +412,7 @@ def _session(port: int, path: Path) -> dict[str, Any]:
 
 def errors_of_kernels(folders: list[str]) -> list[float]:
     """max|y - ref| / max|ref| of the kernel in each folder, on the arrays beside it."""
-    found = []
+    results = []
     for folder in map(Path, folders):
         mod = tvm.ir.load_json((folder / "kernel.json").read_text())
         with np.load(folder / "arrays.npz") as stored:
@@ -421,5 +421,5 @@ def errors_of_kernels(folders: list[str]) -> list[float]:
         tensors = [tvm.runtime.tensor(a, device) for a in args]
         tensors.append(tvm.runtime.tensor(np.full_like(want, np.nan), device))
         tvm.compile(mod, target=TARGET)["main"](*tensors)
-        found.append(float(np.abs(tensors[-1].numpy() - want).max() / np.abs(want).max()))
-    return found
+        results.append(float(np.abs(tensors[-1].numpy() - want).max() / np.abs(want).max()))
+    return results

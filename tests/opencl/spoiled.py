@@ -8,7 +8,7 @@ from tvmtune.measure import local
 
 
 def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: str) -> str:
-    """Rectifiers of kernels for the device let through what they should not."""
+    """Build device kernels with ``min`` in place of ``max``."""
     from tvm.script import from_source
 
     if target["kind"] == "opencl":

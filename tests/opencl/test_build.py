@@ -1,4 +1,4 @@
-"""The add-on is compiled once for each user, in the face of what machines are like."""
+"""Compiling the OpenCL add-on: once per user, with clear errors, and leaving no partial file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import tvmtune_opencl
-from tvmtune import system
 from tvmtune.errors import TvmtuneError
+from tvmtune.machine import package_versions
 from tvmtune_opencl import compiler
 
 BUILD = "import tvmtune_opencl; tvmtune_opencl.build()"
@@ -26,14 +26,14 @@ REGISTERED = (
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch) -> Path:
-    """A cache directory with nothing in it."""
+    """An empty cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """Make $CXX a shell script; ``$out`` is the file that it is to write."""
+def fake_compiler(tmp_path, monkeypatch):
+    """Set $CXX to a shell script with this body; ``$out`` is its output file."""
 
     def make(body: str) -> Path:
         tool = tmp_path / "compiler"
@@ -52,11 +52,11 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def files(folder: Path) -> list[str]:
-    """Names of what a build leaves behind."""
+    """Names of all files in a folder."""
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_without_a_compiler_there_is_one_message(empty, monkeypatch, tmp_path):
+def test_without_a_compiler_the_message_names_the_remedy(empty, monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TvmtuneError, match=r"no C\+\+ compiler .*apt-get install g\+\+"):
@@ -64,8 +64,8 @@ def test_without_a_compiler_there_is_one_message(empty, monkeypatch, tmp_path):
     assert not empty.exists()
 
 
-def test_a_compiler_of_the_users_comes_first(empty, stand_in):
-    tool = stand_in('printf built >"$out"')
+def test_cxx_selects_the_compiler(empty, fake_compiler):
+    tool = fake_compiler('printf built >"$out"')
     assert compiler.find_compiler() == [str(tool)]
     assert tvmtune_opencl.build().read_text() == "built"
 
@@ -76,22 +76,24 @@ def test_a_compiler_that_cannot_be_run_is_named(empty, monkeypatch):
         tvmtune_opencl.build()
 
 
-def test_another_version_of_tvm_is_refused_by_name(empty, monkeypatch):
-    monkeypatch.setitem(system.PINS, "apache-tvm", "0.99")
+def test_another_version_of_tvm_is_rejected(empty, monkeypatch):
+    monkeypatch.setitem(package_versions.PINS, "apache-tvm", "0.99")
     with pytest.raises(TvmtuneError, match="apache-tvm is .*, not 0.99"):
         tvmtune_opencl.build()
     assert not empty.exists()
 
 
-def test_the_compilers_first_error_is_told(empty, stand_in):
-    stand_in('printf half >"$out"; echo "a note\nx.cc:1: error: no such thing\nmore" >&2; exit 1')
+def test_the_first_compiler_error_is_reported(empty, fake_compiler):
+    fake_compiler(
+        'printf half >"$out"; echo "a note\nx.cc:1: error: no such thing\nmore" >&2; exit 1'
+    )
     with pytest.raises(TvmtuneError, match=r"compiler: x.cc:1: error: no such thing$"):
         tvmtune_opencl.build()
     assert files(empty) == [".lock"]
     assert tvmtune_opencl.built() is None
 
 
-def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+def test_an_unwritable_cache_is_reported(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(TvmtuneError, match="cannot write .*XDG_CACHE_HOME names another"):
@@ -104,7 +106,7 @@ def test_a_relative_cache_directory_is_ignored(monkeypatch, tmp_path):
     assert tvmtune_opencl.place().is_relative_to(tmp_path / ".cache")
 
 
-def test_it_is_compiled_anew_for_other_versions_sources_and_machines(empty, monkeypatch, tmp_path):
+def test_the_path_depends_on_versions_sources_and_machine(empty, monkeypatch, tmp_path):
     places = {tvmtune_opencl.place()}
     monkeypatch.setattr(tvmtune_opencl.metadata, "version", lambda name: "9")
     places.add(tvmtune_opencl.place())
@@ -116,7 +118,7 @@ def test_it_is_compiled_anew_for_other_versions_sources_and_machines(empty, monk
     assert len(places) == 4
 
 
-def test_nothing_is_built_or_raised_when_tvm_is_imported(empty, monkeypatch):
+def test_importing_tvm_neither_builds_nor_raises(empty, monkeypatch):
     before = list(tvmtune_opencl._loaded)
     tvmtune_opencl.autoload()
     assert not empty.exists()
@@ -128,16 +130,16 @@ def test_nothing_is_built_or_raised_when_tvm_is_imported(empty, monkeypatch):
     assert tvmtune_opencl._loaded == before
 
 
-def test_two_processes_compile_it_once(empty, stand_in, tmp_path):
-    stand_in(f'echo run >>{tmp_path}/runs; sleep 1; cp /bin/sh "$out"')
+def test_concurrent_processes_compile_it_once(empty, fake_compiler, tmp_path):
+    fake_compiler(f'echo run >>{tmp_path}/runs; sleep 1; cp /bin/sh "$out"')
     both = [subprocess.Popen([sys.executable, "-c", BUILD]) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     assert (tmp_path / "runs").read_text() == "run\n"
     assert files(empty) == [".lock", tvmtune_opencl.NAME]
 
 
-def test_a_build_that_was_killed_is_no_obstacle_to_the_next(empty, stand_in, tmp_path):
-    stand_in(f'printf half >"$out"; touch {tmp_path}/half; exec sleep 60')
+def test_a_build_succeeds_after_one_that_was_killed(empty, fake_compiler, tmp_path):
+    fake_compiler(f'printf half >"$out"; touch {tmp_path}/half; exec sleep 60')
     process = subprocess.Popen([sys.executable, "-c", BUILD], start_new_session=True)
     while not (tmp_path / "half").exists():
         time.sleep(0.02)
@@ -145,13 +147,13 @@ def test_a_build_that_was_killed_is_no_obstacle_to_the_next(empty, stand_in, tmp
     process.wait()
     assert tvmtune_opencl.built() is None
     assert len(files(empty)) == 2
-    stand_in('printf built >"$out"')
+    fake_compiler('printf built >"$out"')
     assert tvmtune_opencl.build().read_text() == "built"
     assert files(empty) == [".lock", tvmtune_opencl.NAME]
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_nothing_behind(cache, empty):
+def test_a_full_disk_leaves_no_partial_file(cache, empty):
     """The compiler cannot write more than 20 KB."""
 
     def limit() -> None:
@@ -166,7 +168,7 @@ def test_a_full_disk_leaves_nothing_behind(cache, empty):
 
 
 @pytest.mark.slow
-def test_a_process_that_imports_tvm_has_it_once_it_is_built(cache, tmp_path):
+def test_importing_tvm_loads_it_once_it_is_built(cache, tmp_path):
     done = python(REGISTERED, XDG_CACHE_HOME=str(cache))
     assert (done.stdout, done.stderr) == ("True\n", "")
     done = python(REGISTERED, XDG_CACHE_HOME=str(tmp_path))
@@ -174,8 +176,8 @@ def test_a_process_that_imports_tvm_has_it_once_it_is_built(cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_tvms_own_runtime_is_left_alone(cache):
-    """A second registration of a name would end the process."""
+def test_tvms_own_runtime_is_kept(cache):
+    """Registering a name twice would abort the process."""
     code = (
         "import os, tvm_ffi\n"
         "tvm_ffi.register_global_func('device_api.opencl', lambda: None)\n" + REGISTERED + "\n"
@@ -187,7 +189,7 @@ def test_tvms_own_runtime_is_left_alone(cache):
 
 
 @pytest.mark.slow
-def test_a_library_that_is_cut_short_is_compiled_again(cache, empty):
+def test_a_truncated_library_is_recompiled(cache, empty):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         whole = tvmtune_opencl.place().read_bytes()
@@ -199,7 +201,7 @@ def test_a_library_that_is_cut_short_is_compiled_again(cache, empty):
 
 
 @pytest.mark.slow
-def test_the_doctor_compiles_it_and_names_the_devices(pocl, empty):
+def test_the_doctor_compiles_it_and_lists_the_devices(pocl, empty):
     def doctor(*options: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "tvmtune.cli", "doctor", *options],

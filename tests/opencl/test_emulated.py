@@ -1,4 +1,4 @@
-"""On a 64-bit ARM board, which is emulated and has no OpenCL driver."""
+"""The OpenCL add-on on an emulated 64-bit ARM board without an OpenCL driver."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from farm import emulated
 from models import tiny_cnn
 from opencl.conftest import LIMIT
+from remote import emulated
 from tvmtune import api, networks
 
 CROSS = "aarch64-linux-gnu-g++"
@@ -63,14 +63,14 @@ print(json.dumps({
 """
 
 
-def test_a_board_builds_it_and_loads_a_network_that_was_compiled_for_it(tmp_path):
+def test_a_board_builds_the_add_on_and_loads_a_network_compiled_for_it(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "model.onnx")
     network = networks.load(str(tmp_path / "model.onnx"))
     library = tmp_path / "lib.so"
     api.compile(api.plan(network, "mali", attrs={"board": "rk3399"}), library)
     env = os.environ | emulated.environment()
     env["PYTHONPATH"] += f"{os.pathsep}{PLUGIN}"
-    # Emulated processes start native ones, so that the cross compiler stands for the board's own.
+    # Emulated processes can start native ones: the cross compiler replaces the board's own.
     env |= {"XDG_CACHE_HOME": str(tmp_path), "CXX": CROSS}
     done = subprocess.run(
         [str(emulated.board()), "-c", ON_BOARD, str(library)],
@@ -80,12 +80,12 @@ def test_a_board_builds_it_and_loads_a_network_that_was_compiled_for_it(tmp_path
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["before"], found["after"], found["exist"]) == (False, True, False)
-    assert "_aarch64-glibc-" in found["built"]
-    assert found["said"].endswith("or name its library in TVMTUNE_OPENCL_LIBRARY.")
-    assert "no OpenCL device: no driver is installed" in found["said"]
-    # With the packages that docs/mali.md has a board install.
-    assert "no OpenCL device: no driver is installed" in found["served"]
-    assert found["kind"] == "opencl"
-    assert "__kernel void" in found["source"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (report["before"], report["after"], report["exist"]) == (False, True, False)
+    assert "_aarch64-glibc-" in report["built"]
+    assert report["said"].endswith("or name its library in TVMTUNE_OPENCL_LIBRARY.")
+    assert "no OpenCL device: no driver is installed" in report["said"]
+    # With the packages that docs/mali.md lists for boards.
+    assert "no OpenCL device: no driver is installed" in report["served"]
+    assert report["kind"] == "opencl"
+    assert "__kernel void" in report["source"]

@@ -1,4 +1,4 @@
-"""The schedules for Mali: what their kernels look like, and that they compute what they should."""
+"""The schedules for Mali: the structure of their kernels, and their results."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from graph import kernels
-from graph.kernels import kernel, one_conv, prepared, random_args, run_kernel
+import kernels
+from kernels import kernel, one_conv, prepared, random_args, run_kernel
 from models import tiny_cnn
 from opencl.conftest import TESTS
 from tvmtune import api, host, networks
 from tvmtune.errors import TvmtuneError
-from tvmtune.graph.algorithms import ALGORITHMS
-from tvmtune.graph.gpu_spaces import GpuSpace, group_size, is_product
-from tvmtune.graph.spaces import replay, tune_context
+from tvmtune.operators.implementations import IMPLICIT_GEMM, SPLIT_K
+from tvmtune.spaces.gpu_spaces import GpuSpace, group_size, is_product
+from tvmtune.spaces.rule_space import replay, tune_context
 from tvmtune.types import Implementation
 from tvmtune_mali.space import shared, tiles
 
@@ -32,13 +32,13 @@ MOST_THREADS = 256
 
 def workload(name: str) -> tvm.IRModule:
     def tensor(*shape: int) -> te.Tensor:
-        return te.placeholder(shape, "float16" if "half" in name else "float32", f"t{len(made)}")
+        return te.placeholder(shape, "float16" if "half" in name else "float32", f"t{len(args)}")
 
-    made: list[te.Tensor] = []
+    args: list[te.Tensor] = []
 
     def input(*shape: int) -> te.Tensor:
-        made.append(tensor(*shape))
-        return made[-1]
+        args.append(tensor(*shape))
+        return args[-1]
 
     if name == "conv":
         y = topi.nn.conv2d_nhwc(input(1, 14, 14, 32), input(3, 3, 32, 64), 1, 1, 1)
@@ -62,7 +62,7 @@ def workload(name: str) -> tvm.IRModule:
         y = topi.sum(input(1, 7, 7, 64), axis=[1, 2])
     else:
         y = topi.nn.relu(input(4, 1000))
-    return tvm.IRModule({"main": te.create_prim_func([*made, y])})
+    return tvm.IRModule({"main": te.create_prim_func([*args, y])})
 
 
 PRODUCTS = ["conv", "conv-nchw", "depthwise", "dense"]
@@ -75,13 +75,13 @@ def source(mod: tvm.IRModule) -> str:
 
 
 def threads(mod: tvm.IRModule) -> int:
-    """In the largest group."""
+    """Work-items in the largest work-group."""
     size = group_size(mod["main"])
     assert size >= 1
     return size
 
 
-def drawn(name: str, count: int) -> list[tvm.s_tir.Schedule]:
+def random_schedules(name: str, count: int) -> list[tvm.s_tir.Schedule]:
     """Random schedules of the space."""
     mod = workload(name)
     context = tune_context(mod, TARGET, tiles(mod, DEVICE).generator(), seed=1)
@@ -97,8 +97,8 @@ def drawn(name: str, count: int) -> list[tvm.s_tir.Schedule]:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_take_128_bits_at_a_time_and_no_local_memory(name):
-    """The first schedules without any measurement, and whatever the search may draw."""
+def test_products_use_128_bit_vectors_and_no_local_memory(name):
+    """Both in the default schedule and in random ones."""
     mod = workload(name)
     assert is_product(mod)
     first = tiles(mod, DEVICE).default(mod, TARGET)
@@ -107,7 +107,7 @@ def test_products_take_128_bits_at_a_time_and_no_local_memory(name):
     assert "__local" not in text
     assert threads(first.mod) <= MOST_THREADS
     vectors = 0
-    for schedule in drawn(name, 6):
+    for schedule in random_schedules(name, 6):
         text = source(schedule.mod)
         assert "__local" not in text
         assert threads(schedule.mod) <= MOST_THREADS
@@ -115,19 +115,19 @@ def test_products_take_128_bits_at_a_time_and_no_local_memory(name):
     assert vectors
 
 
-def test_half_precision_has_twice_as_many_values_in_128_bits():
+def test_half_precision_has_eight_values_in_128_bits():
     mod = workload("dense-half")
     text = source(tiles(mod, DEVICE).default(mod, TARGET).mod)
     assert "half8" in text
     assert "__local" not in text
 
 
-def test_a_product_with_itself_is_one():
+def test_the_product_of_a_matrix_with_itself_is_a_product():
     assert is_product(workload("self-dense"))
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_product_is_not_tiled_and_has_one_space(name):
+def test_other_kernels_are_not_tiled_and_have_one_space(name):
     mod = workload(name)
     assert not is_product(mod)
     assert shared(mod, DEVICE) is None
@@ -136,7 +136,7 @@ def test_what_is_no_product_is_not_tiled_and_has_one_space(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_small_device_gets_small_groups(name):
+def test_a_small_device_gets_small_work_groups(name):
     small = host.backend("mali").make_target({"board": "rk3399", "max_threads_per_block": 16}, None)
     mod = workload(name)
     schedule = tiles(mod, small).default(mod, tvm.target.Target(small.target))
@@ -144,26 +144,26 @@ def test_a_small_device_gets_small_groups(name):
 
 
 @pytest.mark.slow
-def test_tvms_own_rules_are_offered_beside_it():
-    """They share operands in local memory; the device decides."""
+def test_tvms_own_rules_are_a_second_space():
+    """They share operands in local memory; measurements decide."""
     mod = workload("conv")
     space = shared(mod, DEVICE)
     context = tune_context(mod, TARGET, space.generator(), seed=1)
     postprocs = list(context.space_generator.postprocs)
     designs = context.generate_design_space()
-    found = [replay(mod, d.trace, postprocs, seed) for d in designs for seed in range(1, 30)]
-    texts = [source(schedule.mod) for schedule in found if schedule is not None][:3]
+    schedules = [replay(mod, d.trace, postprocs, seed) for d in designs for seed in range(1, 30)]
+    texts = [source(schedule.mod) for schedule in schedules if schedule is not None][:3]
     assert texts
     assert all("__local" in text for text in texts)
     assert "__local" in source(space.default(mod, TARGET).mod)
 
 
-def test_the_implementations_of_a_task_are_named(tmp_path):
+def test_tasks_have_direct_and_shared_implementations(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "model.onnx")
     plan = api.plan(networks.load(str(tmp_path / "model.onnx")), "mali", attrs={"board": "rk3399"})
     names = [[i.name for i in task.implementations] for task in plan.tasks]
-    assert all(found[0] == "direct" for found in names)
-    assert any("shared" in found for found in names)
+    assert all(offered[0] == "direct" for offered in names)
+    assert any("shared" in offered for offered in names)
     for task in plan.tasks:
         for implementation in task.implementations:
             assert isinstance(implementation, Implementation)
@@ -172,37 +172,37 @@ def test_the_implementations_of_a_task_are_named(tmp_path):
             )
 
 
-def test_a_kernel_that_only_a_cpu_can_run_is_refused():
-    """TVM's sort for CPUs calls a function of the host; on a device's memory it would crash."""
+def test_a_kernel_that_only_a_cpu_can_run_is_rejected():
+    """TVM's CPU sort calls a host function, which would crash on device memory."""
     x = te.placeholder((4, 8), "float32", "x")
     mod = tvm.IRModule({"main": te.create_prim_func([x, topi.sort(x)])})
-    with pytest.raises(TvmtuneError, match="no kernel for GPUs that computes .*sort"):
+    with pytest.raises(TvmtuneError, match="no GPU kernel computes .*sort"):
         GpuSpace(DEVICE.target).default(mod, TARGET)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_kernels_compute_what_they_should(name, run, tmp_path):
+def test_kernels_are_correct(name, run, tmp_path):
     mod = workload(name)
     schedules = [tiles(mod, DEVICE).default(mod, TARGET)]
-    schedules += drawn(name, 2) if name in PRODUCTS else []
-    assert_they_compute(mod, [schedule.mod for schedule in schedules], run, tmp_path)
+    schedules += random_schedules(name, 2) if name in PRODUCTS else []
+    assert_correct(mod, [schedule.mod for schedule in schedules], run, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["implicit-gemm", "split-k"])
-def test_convolutions_as_matrix_products_compute_what_they_should(name, run, tmp_path):
-    """By the rules for GPUs of NVIDIA and AMD, whose backends offer them: a stand-in for those."""
-    found = prepared(one_conv((1, 64, 7, 7), 32))
-    mod = kernel(found, next(each for each in ALGORITHMS if each.name == name))
+@pytest.mark.parametrize("algorithm", [IMPLICIT_GEMM, SPLIT_K], ids=lambda each: each.name)
+def test_convolutions_as_matrix_products_are_correct(algorithm, run, tmp_path):
+    """OpenCL on this CPU stands in for the NVIDIA and AMD GPUs whose backends offer them."""
+    network = prepared(one_conv((1, 64, 7, 7), 32))
+    mod = kernel(network, algorithm)
     space = GpuSpace(DEVICE.target)
-    scheduled = [space.default(mod, TARGET).mod, *kernels.drawn(mod, space, 3)]
+    scheduled = [space.default(mod, TARGET).mod, *kernels.sample_modules(mod, space, 3)]
     assert len(scheduled) == 4
-    assert_they_compute(mod, scheduled, run, tmp_path)
+    assert_correct(mod, scheduled, run, tmp_path)
 
 
-def assert_they_compute(mod, scheduled, run, folder):
-    """What ``mod`` computes on this CPU, on the device."""
+def assert_correct(mod, scheduled, run, folder):
+    """Each scheduled kernel computes on the device what ``mod`` computes on this CPU."""
     args = random_args(mod)
     want = run_kernel(mod, args)
     for number, each in enumerate(scheduled):
@@ -215,9 +215,9 @@ def assert_they_compute(mod, scheduled, run, folder):
 
 
 @pytest.mark.slow
-def test_every_operator_of_the_importer_is_right_without_records(pocl: Path):
-    """The tests of tests/graph, on OpenCL instead of this machine's CPU, in its own layout."""
-    suite = TESTS / "graph" / "test_operators.py"
+def test_every_operator_of_the_importer_is_correct_without_records(pocl: Path):
+    """Runs tests/passes/test_operators.py on OpenCL instead of this machine's CPU, in NHWC."""
+    suite = TESTS / "passes" / "test_operators.py"
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     env = {"TVMTUNE_TEST_TARGET": "opencl", "XDG_CACHE_HOME": str(pocl), "PYTHONPATH": path}
     done = subprocess.run(

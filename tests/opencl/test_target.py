@@ -1,4 +1,4 @@
-"""What --target mali and --target opencl are, here and on boards, and what they refuse."""
+"""The mali and opencl targets, here and on boards, and invalid ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import tvm
 
 from cli.commands import complaint, tvmtune
 from models import tiny_cnn
-from tvmtune import api, boards, host, networks
-from tvmtune.deploy import elf, metadata
-from tvmtune.deploy.export import build
+from tvmtune import api, host, networks
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.library import elf, metadata
+from tvmtune.library.export import build
+from tvmtune.machine import known_boards
 from tvmtune_mali.devices import check
 from tvmtune_mali.target import ATTRIBUTES
 
-WITH_GPU = sorted(name for name, board in boards.BOARDS.items() if board.gpu)
+WITH_GPU = sorted(name for name, board in known_boards.BOARDS.items() if board.gpu)
 DOCS = Path(__file__).parents[2].joinpath("docs", "mali.md").read_text()
 CROSS = "aarch64-linux-gnu-g++"
 
@@ -43,32 +44,32 @@ def test_a_board_is_known_by_its_name(name):
     device = make(board=name)
     target = tvm.target.Target(device.target)
     assert list(target.keys) == ["mali", "opencl", "gpu"]
-    assert device.mtriple == boards.BOARDS[name].mtriple
+    assert device.mtriple == known_boards.BOARDS[name].mtriple
     assert str(target.host.attrs["mtriple"]) == device.mtriple
     assert device.runtime == "opencl"
-    assert boards.BOARDS[name].gpu in device.model
-    assert device.threads == boards.BOARDS[name].cores
+    assert known_boards.BOARDS[name].gpu in device.model
+    assert device.threads == known_boards.BOARDS[name].cores
 
 
 @pytest.mark.parametrize("name", WITH_GPU)
-def test_each_board_stands_in_the_docs_with_its_gpu(name):
-    board = boards.BOARDS[name]
+def test_each_board_is_documented_with_its_gpu(name):
+    board = known_boards.BOARDS[name]
     assert f"| `{name}` | {board.gpu} | {board.gpu_cores} |" in DOCS
 
 
 @pytest.mark.parametrize("word", [*ATTRIBUTES, *make(board="rk3399").params])
-def test_each_attribute_and_parameter_stands_in_the_docs(word):
+def test_each_attribute_and_parameter_is_documented(word):
     assert re.search(rf"`{word}(=.*)?`", DOCS)
 
 
-def test_a_board_needs_what_the_emulated_one_has():
+def test_the_docs_agree_on_the_packages_of_a_board():
     farm = Path(__file__).parents[2].joinpath("docs", "farm.md").read_text()
     (line,) = re.findall(r"pip install (apache-tvm==.*)", DOCS)
     assert line in farm
 
 
-def test_the_rk3399_is_a_mali_t860_of_four_cores():
-    """All the parameters that the tutorial of TVM's auto_scheduler sets for it."""
+def test_the_rk3399_has_a_mali_t860_with_four_cores():
+    """All parameters that TVM's auto_scheduler tutorial sets for it."""
     device = make(board="rk3399")
     assert device.model.startswith("Mali-T860 ")
     params = host.backend("mali").hardware_params(device)
@@ -88,7 +89,7 @@ def test_the_rk3399_is_a_mali_t860_of_four_cores():
     }
 
 
-def test_opencl_is_the_same_backend_without_the_word_mali():
+def test_opencl_targets_lack_only_the_mali_key():
     target = tvm.target.Target(make("opencl", board="rk3399").target)
     assert list(target.keys) == ["opencl", "gpu"]
 
@@ -100,16 +101,19 @@ def test_opencl_is_the_same_backend_without_the_word_mali():
         ({"board": "rk3398"}, "no board 'rk3398' is known. Did you mean rk3399"),
         ({"board": "pynq-z1"}, "'pynq-z1' has no GPU that runs OpenCL"),
         ({"board": "rk3399", "threads": "two"}, "threads=two is not a number"),
-        ({"board": "rk3399", "max_threads_per_block": 0}, "max_threads_per_block=0: at least 1"),
+        (
+            {"board": "rk3399", "max_threads_per_block": 0},
+            "max_threads_per_block must be at least 1",
+        ),
         ({"board": "rk3399", "mcpu": "z80"}, "no processor 'z80' for aarch64-linux-gnu"),
     ],
 )
-def test_what_is_not_known_is_named(attrs, named):
+def test_invalid_attributes_are_named(attrs, named):
     with pytest.raises(UsageError, match=named):
         make(**attrs)
 
 
-def test_a_parameter_changes_the_target_too(model):
+def test_a_hardware_parameter_changes_the_target(model):
     params = {"max_threads_per_block": 64}
     plan = api.plan(
         networks.load(str(model)), "mali", attrs={"board": "rk3399"}, params=params, layout="NCHW"
@@ -123,38 +127,40 @@ def test_a_parameter_changes_the_target_too(model):
     ("params", "named"),
     [
         ({"max_threads": 64}, "'max_threads' is not known"),
-        ({"max_threads_per_block": 0}, "max_threads_per_block=0: at least 1"),
+        ({"max_threads_per_block": 0}, "max_threads_per_block must be at least 1"),
         ({"max_threads_per_block": "many"}, "max_threads_per_block=many is not a number"),
     ],
 )
-def test_an_impossible_parameter_is_refused(model, params, named):
+def test_invalid_parameters_are_rejected(model, params, named):
     network = networks.load(str(model))
     with pytest.raises(UsageError, match=named):
         api.plan(network, "mali", attrs={"board": "rk3399"}, params=params)
 
 
-def test_a_board_is_the_same_device_whether_it_was_asked_or_not(monkeypatch):
-    """So that a log of it can be compiled when it is gone."""
+def test_a_board_is_the_same_device_online_and_offline(monkeypatch):
+    """So that its logs can be compiled when it is offline."""
     device = {"name": "Mali-T860", "version": "OpenCL 1.2 v1.r14p0", "compute_units": 4}
     device |= {"work_group": 256, "local_memory_bytes": 32768, "memory_bytes": 1 << 31}
     device |= {"extensions": "cl_khr_fp16", "kind": "gpu"}
     gpus = [{"kind": "opencl", "index": 0, "details": device}]
-    told = {"machine": "aarch64", "cpus": 6, "gpus": gpus, "versions": {}}
-    monkeypatch.setattr("tvmtune.farm.devices.ask", lambda remote: told)
-    asked = host.backend("mali").make_target({}, "rk3399")
-    monkeypatch.setattr("tvmtune.farm.devices.ask", lambda remote: None)  # TVM's own server
-    unasked = host.backend("mali").make_target({}, "rk3399")
-    assert asked.identity() == unasked.identity()
-    assert asked.params["extensions"] == ["cl_khr_fp16"]
-    # TVM's own OpenCL runtime on the board tells less.
+    description = {"machine": "aarch64", "cpus": 6, "gpus": gpus, "versions": {}}
+    monkeypatch.setattr("tvmtune.remote.client.boards.ask", lambda remote: description)
+    online = host.backend("mali").make_target({}, "rk3399")
+    monkeypatch.setattr("tvmtune.remote.client.boards.ask", lambda remote: None)  # TVM's own server
+    offline = host.backend("mali").make_target({}, "rk3399")
+    assert online.identity() == offline.identity()
+    assert online.params["extensions"] == ["cl_khr_fp16"]
+    # TVM's own OpenCL runtime on the board reports less.
     row = {"kind": "opencl", "index": 0, "device_name": "Mali-T860 MP4", "compute_version": "1.2"}
     row |= {"max_threads_per_block": 256, "max_shared_memory_per_block": 32768}
-    monkeypatch.setattr("tvmtune.farm.devices.ask", lambda remote: told | {"gpus": [row]})
-    assert host.backend("mali").make_target({}, "rk3399").identity() == asked.identity()
+    monkeypatch.setattr(
+        "tvmtune.remote.client.boards.ask", lambda remote: description | {"gpus": [row]}
+    )
+    assert host.backend("mali").make_target({}, "rk3399").identity() == online.identity()
 
 
-def test_what_cannot_be_asked_is_taken_from_the_name_with_a_warning():
-    with pytest.warns(UserWarning, match="the board's parameters are not read: no tracker"):
+def test_an_unreachable_board_gets_the_parameters_of_its_name_with_a_warning():
+    with pytest.warns(UserWarning, match="cannot read the board's parameters: no tracker"):
         device = host.backend("mali").make_target({}, "rk3399@127.0.0.1:1")
     assert device.model.startswith("Mali-T860 ")
     with pytest.raises(TvmtuneError, match="no tracker answers"):
@@ -162,8 +168,8 @@ def test_what_cannot_be_asked_is_taken_from_the_name_with_a_warning():
 
 
 @pytest.mark.slow
-def test_what_is_compiled_for_elsewhere_is_not_run_here(tmp_path, model, cache):
-    """Not even where the CPU is of the same kind."""
+def test_code_for_another_machine_is_not_run_here(tmp_path, model, cache):
+    """Even if the CPU is of the same kind."""
     words = ["--target", "opencl", "--target-attr", "mtriple=x86_64-linux-gnu", model]
     env = {"XDG_CACHE_HOME": str(cache), "TVMTUNE_OPENCL_LIBRARY": "/nonexistent/libOpenCL.so"}
     done = tvmtune("compile", *words, "-o", "lib.so", cwd=tmp_path, env=env)
@@ -173,7 +179,7 @@ def test_what_is_compiled_for_elsewhere_is_not_run_here(tmp_path, model, cache):
     assert "name its board with --remote KEY" in complaint(done.stderr)
 
 
-def test_an_old_device_is_refused():
+def test_an_old_device_is_rejected():
     device = {"name": "Old", "version": "OpenCL 1.1 v1.r4p0"}
     with pytest.raises(TvmtuneError, match="Old has OpenCL 1.1, and 1.2 is needed"):
         check({"problem": "", "devices": [device]})
@@ -181,7 +187,7 @@ def test_an_old_device_is_refused():
     assert check({"problem": "", "devices": [device]}) == device
 
 
-def test_half_precision_needs_a_device_that_has_it(model, pocl, monkeypatch):
+def test_half_precision_needs_a_device_that_supports_it(model, pocl, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(pocl))
     network = networks.load(str(model), dtype="float16")
     with pytest.raises(
@@ -196,12 +202,12 @@ def test_half_precision_needs_a_device_that_has_it(model, pocl, monkeypatch):
 
 
 def _source(module: Any) -> str:
-    found = [module.inspect_source("cl")] if module.kind == "opencl" else []
-    return "\n".join([*found, *(_source(m) for m in module.imports)])
+    sources = [module.inspect_source("cl")] if module.kind == "opencl" else []
+    return "\n".join([*sources, *(_source(m) for m in module.imports)])
 
 
 @pytest.mark.slow
-def test_this_machines_device_is_asked(pocl, tmp_path, model):
+def test_this_machines_device_is_queried(pocl, tmp_path, model):
     done = tvmtune(
         *("tasks", model, "--target", "opencl", "--json"),
         cwd=tmp_path,
@@ -212,7 +218,7 @@ def test_this_machines_device_is_asked(pocl, tmp_path, model):
     assert device["params"]["device_type"] == "cpu"
     assert "cl_khr_fp64" in device["params"]["extensions"]
     assert device["params"]["num_cores"] >= 1
-    # PoCL has 4096 and more than a megabyte.
+    # PoCL reports 4096 threads and more than a megabyte.
     assert device["target"]["max_threads_per_block"] == 256
     assert device["target"]["max_shared_memory_per_block"] == 32768
     done = tvmtune(
@@ -226,8 +232,8 @@ def test_this_machines_device_is_asked(pocl, tmp_path, model):
 
 
 @pytest.mark.slow
-def test_a_device_whose_memory_is_too_small_is_told_its_sizes(pocl, tmp_path):
-    # PoCL has a gigabyte then, and at most a quarter of that in one piece.
+def test_a_buffer_beyond_the_devices_limit_is_reported_with_both_sizes(pocl, tmp_path):
+    # PoCL then has a gigabyte, at most a quarter of it in one buffer.
     operator = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
     done = tvmtune(
         *("compile", "--target", "opencl", "--network", operator, "-o", "lib.so"),
@@ -236,21 +242,21 @@ def test_a_device_whose_memory_is_too_small_is_told_its_sizes(pocl, tmp_path):
         env={"XDG_CACHE_HOME": str(pocl), "POCL_MEMORY_LIMIT": "1"},
     )
     assert done.returncode == 1
-    said = complaint(done.stderr)
-    assert said.startswith("the memory is full: no buffer of 301989888 bytes on opencl:0")
-    assert "it allows 268435456 in one buffer" in said
+    message = complaint(done.stderr)
+    assert message.startswith("out of memory: no buffer of 301989888 bytes on opencl:0")
+    assert "it allows 268435456 in one buffer" in message
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_without_a_driver_both_remedies_are_named_at_once(cache, tmp_path, model):
+def test_without_a_driver_the_message_lists_both_remedies(cache, tmp_path, model):
     env = {"XDG_CACHE_HOME": str(cache), "TVMTUNE_OPENCL_LIBRARY": "/nonexistent/libOpenCL.so"}
     done = tvmtune("tune", model, "--target", "mali", "--trials", 8, cwd=tmp_path, env=env)
     assert done.returncode == 1
-    said = complaint(done.stderr)
-    assert "no OpenCL device: /nonexistent/libOpenCL.so" in said
-    assert "Install the driver" in said
-    assert "--remote KEY" in said
+    message = complaint(done.stderr)
+    assert "no OpenCL device: /nonexistent/libOpenCL.so" in message
+    assert "Install the driver" in message
+    assert "--remote KEY" in message
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
@@ -263,7 +269,7 @@ def test_without_a_compiler_the_remedy_is_named(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_a_library_is_refused_where_there_is_no_opencl(pocl, tmp_path, model):
+def test_a_library_is_rejected_without_opencl(pocl, tmp_path, model):
     env = {"XDG_CACHE_HOME": str(pocl)}
     done = tvmtune("compile", model, "--target", "opencl", "-o", "lib.so", cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
@@ -291,7 +297,7 @@ def ndk(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"{CROSS} is not installed")
-def test_for_android_the_ndk_links(ndk, tmp_path, model, monkeypatch):
+def test_the_ndk_links_android_libraries(ndk, tmp_path, model, monkeypatch):
     attrs = {"board": "android"}
     plan = api.plan(networks.load(str(model)), "mali", attrs=attrs)
     monkeypatch.setenv("TVM_NDK_CC", str(ndk))
@@ -303,7 +309,7 @@ def test_for_android_the_ndk_links(ndk, tmp_path, model, monkeypatch):
     assert all(word.endswith(".o") for word in called[3:])
     assert metadata.elf_machine(tmp_path / "lib.so") == "aarch64"
     assert plan.backend.make_builder(plan.device).options["linker"] == [str(ndk)]
-    # It may name a cross compiler for Linux, as in the tutorial; the NDK links for Android alone.
+    # It may name a cross compiler for Linux, as in the tutorial; the NDK links only for Android.
     linux = make(board="rk3399")
     assert plan.backend.make_builder(linux).options["linker"] != [str(ndk)]
     monkeypatch.setenv("TVM_NDK_CC", CROSS)
@@ -311,7 +317,7 @@ def test_for_android_the_ndk_links(ndk, tmp_path, model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_for_android_the_ndk_is_asked_for(tmp_path, model):
+def test_android_without_the_ndk_is_an_error(tmp_path, model):
     env = dict.fromkeys(("TVM_NDK_CC", "TVMTUNE_LINKER"), "")
     words = ["compile", model, "--target", "mali", "--target-attr", "board=android"]
     done = tvmtune(*words, "-o", "lib.so", cwd=tmp_path, env=env)

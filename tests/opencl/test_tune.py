@@ -1,4 +1,4 @@
-"""Tuning on PoCL: the commands from a network to a library, here and on a board; what goes wrong."""
+"""Tuning on PoCL: the commands from a network to a library, here and on a board, and failures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 import tvm
 
 from cli.commands import complaint, tvmtune
-from farm import served
 from models import tiny_cnn
+from remote import served
 from tvmtune import api, host, networks
-from tvmtune.graph import traces
 from tvmtune.measure.measurer import Measurement, Measurer
 from tvmtune.records.log import read_log
+from tvmtune.spaces import traces
 from tvmtune.tuning.budget import Budget
 from tvmtune.types import Device, Implementation, Timing
 
@@ -29,7 +29,7 @@ TIMING = Timing(repeat=3, build_timeout=60.0, run_timeout=60.0)
 
 @pytest.fixture(autouse=True)
 def temporary(pocl: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What is temporary goes there: a short path, because sockets are among it."""
+    """The directory of temporary files, with a short path because some are sockets."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(pocl))
     monkeypatch.delenv("POCL_CACHE_DIR", raising=False)
     with tempfile.TemporaryDirectory(prefix="cl-", dir="/tmp") as folder:
@@ -39,25 +39,23 @@ def temporary(pocl: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[served.Farm]:
-    made = served.Farm(tmp_path)
+    started = served.Farm(tmp_path)
     try:
-        yield made
+        yield started
     finally:
-        made.close()
+        started.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "side", "layout", "only", "trials"),
     [
-        ("mobilenet", 224, "NHWC", "top8", 32),
-        ("squeezenet_v1.1", 96, "NCHW", "top4", 16),
-        ("resnet-18", 96, "NHWC", "top4", 16),
+        ("mobilenet", 64, "NHWC", "top6", 16),
+        ("squeezenet_v1.1", 64, "NCHW", "top4", 12),
+        ("resnet-18", 64, "NHWC", "top4", 12),
     ],
 )
-def test_a_network_is_tuned_compiled_and_right(
-    network, side, layout, only, trials, tmp_path, temporary
-):
+def test_a_tuned_network_is_correct(network, side, layout, only, trials, tmp_path, temporary):
     words = ["tune", "--target", "mali", "--network", network, "--layout", layout]
     words += ["--shape", f"data:1x3x{side}x{side}"]
     words += ["--trials", trials, "--tasks", only, "--repeat", 3, "-o", "lib.so"]
@@ -72,7 +70,7 @@ def test_a_network_is_tuned_compiled_and_right(
     assert not list(temporary.glob("tvmtune-*"))
 
 
-def test_a_library_is_timed_by_the_devices_own_clock_too(tmp_path):
+def test_bench_also_reports_the_time_on_the_devices_own_clock(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "model.onnx")
     done = tvmtune("compile", "model.onnx", "--target", "opencl", "-o", "lib.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -87,7 +85,7 @@ def test_a_library_is_timed_by_the_devices_own_clock_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_owners_example_on_a_board(farm, tmp_path):
+def test_all_commands_work_with_a_board(farm, tmp_path):
     _, tracker = farm.tracker()
     farm.board("rk3399", tracker, "--target", "mali")
     env = {"TVM_TRACKER_HOST": tracker.host, "TVM_TRACKER_PORT": str(tracker.port)}
@@ -98,20 +96,20 @@ def test_the_owners_example_on_a_board(farm, tmp_path):
         return done.stdout + done.stderr
 
     remote = ("--remote", "rk3399")
-    said = run("devices", "--probe")
-    assert "(opencl)" in said
+    output = run("devices", "--probe")
+    assert "(opencl)" in output
     tune = ["tune", "--target", "mali", "--network", "mobilenet", *remote, "--trials", 16]
     assert re.search(RIGHT, run(*tune, "--tasks", "top6", "-o", "mobilenet.so"), re.MULTILINE)
     log = "mobilenet-NHWC-B1-mali-rk3399"
     assert "6 records of 6 tasks" in run("distill", f"{log}.json")
     compile_ = ["compile", "--target", "mali", "--network", "mobilenet", *remote]
     assert "6 with a record" in run(*compile_, "--log", f"{log}.best.json", "-o", "lib.so")
-    said = run("bench", "lib.so", *remote, "--check", "--repeat", 3)
-    assert re.search(RIGHT, said, re.MULTILINE)
+    output = run("bench", "lib.so", *remote, "--check", "--repeat", 3)
+    assert re.search(RIGHT, output, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_a_board_without_opencl_is_told_so(farm, tmp_path, cache):
+def test_a_board_without_opencl_is_reported(farm, tmp_path, cache):
     onnx.save(tiny_cnn(), tmp_path / "model.onnx")
     _, tracker = farm.tracker()
     env = {"TVMTUNE_OPENCL_LIBRARY": "/nonexistent/libOpenCL.so"}
@@ -122,9 +120,9 @@ def test_a_board_without_opencl_is_told_so(farm, tmp_path, cache):
     words = ["tune", "model.onnx", "--target", "mali", "--remote", f"rk3399@{tracker}"]
     done = tvmtune(*words, "--trials", 8, cwd=tmp_path)
     assert done.returncode == 1
-    said = complaint(done.stderr)
-    assert "the board 'rk3399' has no opencl device that TVM can use" in said
-    assert "tvmtune serve --target mali" in said
+    message = complaint(done.stderr)
+    assert "the board 'rk3399' has no opencl device that TVM can use" in message
+    assert "tvmtune serve --target mali" in message
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +137,8 @@ def plan(pocl: Path, tmp_path_factory: pytest.TempPathFactory) -> api.Plan:
 def measurer(plan: api.Plan, device: Device | None = None, **builder: object) -> Measurer:
     device = device or plan.device
     backend = host.backend("opencl")
-    made = replace(backend.make_builder(device), **builder)
-    return Measurer(device, made, backend.make_runner(device), TIMING)
+    spec = replace(backend.make_builder(device), **builder)
+    return Measurer(device, spec, backend.make_runner(device), TIMING)
 
 
 def product(plan: api.Plan) -> Implementation:
@@ -153,43 +151,43 @@ def first(plan: api.Plan, implementation: Implementation) -> object:
 
 
 @pytest.mark.slow
-def test_a_candidate_is_timed_and_found_right(plan):
+def test_a_candidate_is_measured_and_verified(plan):
     implementation = product(plan)
     trace = first(plan, implementation)
-    found: list[Measurement] = []
-    with measurer(plan) as at_work:
-        at_work.measure([(implementation, trace)], lambda _, m: found.append(m))
-        error, message = at_work.verify(implementation, trace)
-    assert found[0].stage is None, found[0].message
-    assert len(found[0].seconds) == 3
-    assert all(0 < s < 1 for s in found[0].seconds)
+    results: list[Measurement] = []
+    with measurer(plan) as running:
+        running.measure([(implementation, trace)], lambda _, m: results.append(m))
+        error, message = running.verify(implementation, trace)
+    assert results[0].stage is None, results[0].message
+    assert len(results[0].seconds) == 3
+    assert all(0 < s < 1 for s in results[0].seconds)
     assert error is not None, message
     assert error <= 1e-5
 
 
 @pytest.mark.slow
-def test_a_device_whose_speed_varies_is_noticed(plan):
-    with measurer(plan) as at_work:
-        assert at_work.drift() == 1.0
-        assert [path.name for path in at_work.directory.glob("*.so")] == ["baseline.so"]
-        later = at_work.drift()
+def test_drift_of_the_devices_speed_is_measured(plan):
+    with measurer(plan) as running:
+        assert running.drift() == 1.0
+        assert [path.name for path in running.directory.glob("*.so")] == ["baseline.so"]
+        later = running.drift()
     assert later is not None
     assert later > 0
 
 
 @pytest.mark.slow
-def test_a_wrong_kernel_is_found_out(plan):
-    """The reference is computed by this machine's CPU from the workload as it is."""
+def test_a_wrong_kernel_is_detected(plan):
+    """The reference is the unscheduled workload on this machine's CPU."""
     implementation = product(plan)
-    with measurer(plan, build="opencl.spoiled:build") as at_work:
-        error, message = at_work.verify(implementation, first(plan, implementation))
+    with measurer(plan, build="opencl.spoiled:build") as running:
+        error, message = running.verify(implementation, first(plan, implementation))
     assert error is not None, message
     assert error > 0.1
 
 
 @pytest.mark.slow
 def test_a_wrong_record_is_demoted_and_logged(plan, tmp_path, monkeypatch):
-    """Of each task that has a rectifier; what is shipped is right all the same, without them."""
+    """Records of the task with a ReLU are wrong; the library is still correct, without them."""
     backend = plan.backend
     real = backend.make_builder
     monkeypatch.setattr(
@@ -206,8 +204,8 @@ def test_a_wrong_record_is_demoted_and_logged(plan, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_group_that_is_too_large_costs_one_trial(plan):
-    """The device is made out to have more threads than it has."""
+def test_too_large_a_work_group_fails_only_its_trial(plan):
+    """The target claims more threads than the device has."""
     device = replace(plan.device, target=plan.device.target | {"max_threads_per_block": 1 << 20})
     x = tvm.te.placeholder((1 << 16,), "float32", "x")
     y = tvm.te.compute((1 << 16,), lambda i: x[i] + 1.0, "y")
@@ -222,9 +220,9 @@ def test_a_group_that_is_too_large_costs_one_trial(plan):
     sound.bind(inner, "threadIdx.x")
     implementation = Implementation("direct", "0" * 16, mod, plan.tasks[0].implementations[0].space)
     candidates = [(implementation, traces.to_json(s)) for s in (schedule, sound)]
-    found: list[Measurement] = []
-    with measurer(plan, device) as at_work:
-        at_work.measure(candidates, lambda _, m: found.append(m))
-    assert found[0].stage == "run"
-    assert "CL_INVALID_WORK_GROUP_SIZE (65536 x 1 x 1 work-items in a group" in found[0].message
-    assert found[1].stage is None
+    results: list[Measurement] = []
+    with measurer(plan, device) as running:
+        running.measure(candidates, lambda _, m: results.append(m))
+    assert results[0].stage == "run"
+    assert "CL_INVALID_WORK_GROUP_SIZE (65536 x 1 x 1 work-items in a group" in results[0].message
+    assert results[1].stage is None

@@ -1,4 +1,4 @@
-"""Logs of invented trials: what the records' tests read and write, without TVM."""
+"""Logs with synthetic trials for the tests of records, without TVM."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def verdict(of: Trial, verified: bool, message: str = "") -> dict[str, Any]:
 
 
 def write(path: Path, *trials: Trial, of: Device | None = None) -> Path:
-    """A log of one run: header, the tasks' lines, the trials."""
+    """A log of one run: header, tasks, trials."""
     with LogWriter(path) as writer:
         writer.append("header", header(of))
         for key in sorted({t.task for t in trials}):

@@ -1,4 +1,4 @@
-"""Records for programs that use TVM's MetaSchedule without tvmtune."""
+"""Export to a MetaSchedule database."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from models import tiny_cnn
 from records.sample_log import device, header, task, trial
 from tvmtune import api
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.graph import pipeline
 from tvmtune.networks.inputs import random_inputs
+from tvmtune.passes import pipeline
 from tvmtune.records.best import select
 from tvmtune.records.database import FILES, export
 from tvmtune.records.log import LogWriter, read_log
-from tvmtune.tuning.session import Budget
+from tvmtune.tuning.budget import Budget
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_a_database_is_replaced_as_a_whole(log, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["db"]
 
 
-def test_records_of_several_devices_are_refused(log, tmp_path):
+def test_records_of_several_devices_are_rejected(log, tmp_path):
     path = tmp_path / "two.json"
     with LogWriter(path) as writer:
         for threads in (1, 2):
@@ -83,7 +83,7 @@ def test_records_of_several_devices_are_refused(log, tmp_path):
     assert not (tmp_path / "db").exists()
 
 
-def test_a_folder_with_other_things_in_it_is_left_alone(log, tmp_path):
+def test_a_directory_with_other_files_is_left_alone(log, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="holds other files"):

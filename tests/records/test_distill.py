@@ -1,4 +1,4 @@
-"""The best records: who may be compared with whom, and the log that holds only them."""
+"""Selection of the best records, and distilled logs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_only_times_of_the_same_kind_and_device_are_compared(tmp_path):
     assert [t.candidate for t in modelled] == ["guess"]
 
 
-def test_the_quickest_comes_first_and_each_candidate_once():
+def test_candidates_are_ranked_by_time_and_listed_once():
     trials = [
         trial("a", "slow", 3.0),
         trial("a", "again", 2.5),
@@ -56,7 +56,7 @@ def test_the_quickest_comes_first_and_each_candidate_once():
         trial("a", "wrong", 0.1, verified=False),
         trial("b", "only", 9.0),
     ]
-    order = {task: [t.candidate for t in found] for task, found in ranked(trials).items()}
+    order = {task: [t.candidate for t in ranking] for task, ranking in ranked(trials).items()}
     assert order == {"a": ["again", "slow"], "b": ["only"]}
     assert ranked(trials)["a"][0].latency == 1.0
 
@@ -66,7 +66,7 @@ def test_implementations_of_a_task_are_ranked_together():
     assert [t.implementation for t in ranked(trials)["a"]] == ["winograd", "direct"]
 
 
-def test_a_verified_trial_is_preferred_to_a_quicker_unchecked_one():
+def test_a_verified_trial_is_preferred_to_a_faster_unchecked_one():
     trials = [trial("a", "unchecked", 1.0), trial("a", "checked", 2.0, verified=True)]
     assert best_of(trials)["a"].candidate == "checked"
     assert best_of(trials[:1])["a"].candidate == "unchecked"
@@ -98,7 +98,7 @@ def test_distill_keeps_the_verified_best_of_each_task_and_device(tmp_path):
     assert again.read_bytes() == best.read_bytes()
 
 
-def test_modelled_and_measured_records_are_both_kept_apart(tmp_path):
+def test_modeled_and_measured_records_are_kept_separately(tmp_path):
     path = write(
         tmp_path / "log.json", trial("a", "1", 5.0), trial("a", "guess", 1.0, kind="modelled")
     )
@@ -106,7 +106,7 @@ def test_modelled_and_measured_records_are_both_kept_apart(tmp_path):
     assert sorted(candidates(tmp_path / "best.json")) == ["1", "guess"]
 
 
-def test_top_keeps_more_the_one_to_ship_first(tmp_path):
+def test_top_keeps_more_records_the_one_to_ship_first(tmp_path):
     trials = [trial("a", str(n), float(n), verified=n == 3 or None) for n in range(1, 6)]
     log = read_log(write(tmp_path / "log.json", *trials))
     distill([log], tmp_path / "best.json", top=3)
@@ -132,7 +132,7 @@ def test_distill_on_a_full_disk_leaves_the_old_file(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "log.json"]
 
 
-def test_distill_of_failures_only_is_refused_and_keeps_the_old_file(tmp_path):
+def test_distill_of_failures_only_is_rejected_and_keeps_the_old_file(tmp_path):
     log = read_log(write(tmp_path / "log.json", trial("a", "1"), trial("a", "2")))
     best = write(tmp_path / "best.json", trial("a", "old", 1.0))
     with pytest.raises(TvmtuneError, match="no valid trial"):
@@ -140,10 +140,10 @@ def test_distill_of_failures_only_is_refused_and_keeps_the_old_file(tmp_path):
     assert candidates(best) == ["old"]
 
 
-def test_a_log_is_never_replaced_by_its_own_distillate(tmp_path):
+def test_an_input_log_is_never_overwritten(tmp_path):
     log = write(tmp_path / "log.json", trial("a", "1", 2.0), trial("b", "2", 1.0))
     before = log.read_bytes()
-    with pytest.raises(UsageError, match="is one of the logs that are read"):
+    with pytest.raises(UsageError, match="is also an input"):
         distill([read_log(log)], log)
     assert log.read_bytes() == before
 

@@ -1,7 +1,7 @@
 """Logs of format 1 stay readable and can be continued; compressed ones can be read.
 
 ``format-1.json`` was written by the last version that wrote format 1, for a convolution of 8 to 16
-channels; all but three trials were cut out of it.
+channels; all but three trials were removed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OLD = Path(__file__).parent / "format-1.json"
 
 
 def lines(path: Path, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in found if line["type"] == kind]
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in written if line["type"] == kind]
 
 
 def packed(path: Path) -> Path:
@@ -33,7 +33,7 @@ def packed(path: Path) -> Path:
     return result
 
 
-def test_a_log_of_format_1_is_read_as_it_stands():
+def test_a_log_of_format_1_is_read_unchanged():
     log = read_log(OLD)
     assert [h["format"] for h in log.headers] == [1]
     written = lines(OLD, "trial")
@@ -46,9 +46,9 @@ def test_a_log_of_format_1_is_read_as_it_stands():
     assert [t.verified for t in log.trials] == [True, None, None]
 
 
-def test_schedules_of_format_1_are_still_those_that_were_measured(tmp_path):
-    from tvmtune.graph import traces
-    from tvmtune.records.identity import structure
+def test_schedules_of_format_1_are_the_ones_that_were_measured(tmp_path):
+    from tvmtune.passes.workload_keys import structure
+    from tvmtune.spaces import traces
 
     log = read_log(OLD)
     distill([log], tmp_path / "new.json", top=3)
@@ -60,7 +60,7 @@ def test_schedules_of_format_1_are_still_those_that_were_measured(tmp_path):
         assert len({t.candidate for t in trials}) == 3
 
 
-def test_a_log_of_format_1_is_continued_in_the_present_one(tmp_path):
+def test_a_log_of_format_1_is_continued_in_the_current_format(tmp_path):
     path = tmp_path / "log.json"
     shutil.copy(OLD, path)
     old = read_log(OLD)
@@ -87,7 +87,7 @@ def test_logs_of_both_formats_can_be_concatenated(tmp_path, old_first):
     assert len(expected) == 4
 
 
-def test_distill_writes_the_present_format_only(tmp_path):
+def test_distill_writes_only_the_current_format(tmp_path):
     best = tmp_path / "best.json"
     distill([read_log(OLD)], best, top=3)
     assert [h["format"] for h in lines(best, "header")] == [FORMAT]
@@ -110,7 +110,7 @@ def test_a_compressed_log_is_read_like_a_plain_one(tmp_path):
     assert len(read_log(both).trials) == 5
 
 
-def test_a_damaged_compressed_log_is_one_message(tmp_path):
+def test_a_damaged_compressed_log_is_a_one_line_error(tmp_path):
     whole = packed(write(tmp_path / "log.json", trial("a", "1", 1.0))).read_bytes()
     path = tmp_path / "log.json.gz"
     for content in (
@@ -120,7 +120,10 @@ def test_a_damaged_compressed_log_is_one_message(tmp_path):
         OLD.read_bytes(),
     ):
         path.write_bytes(content)
-        with pytest.raises(TvmtuneError, match="cut short, damaged or not compressed by gzip"):
+        with pytest.raises(
+            TvmtuneError,
+            match="truncated, damaged or, .* not compressed with gzip",
+        ):
             read_log(path)
     with pytest.raises(TvmtuneError, match="there is no log at .*absent.json.gz"):
         read_log(tmp_path / "absent.json.gz")
@@ -138,7 +141,7 @@ def test_nothing_is_written_to_a_compressed_log(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log.json", "log.json.gz"]
 
 
-def test_a_newer_format_after_an_older_one_is_refused(tmp_path):
+def test_a_newer_format_after_an_older_one_is_rejected(tmp_path):
     path = tmp_path / "log.json"
     shutil.copy(OLD, path)
     with LogWriter(path) as writer:

@@ -1,4 +1,4 @@
-"""What a log says before its trials, and which of its trials a later run may count."""
+"""Header and task lines, and the trials that a later run can reuse."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def measured(plan: api.Plan, path: Path) -> None:
             )
 
 
-def test_a_template_that_was_changed_begins_anew_and_the_rest_is_kept(tmp_path):
+def test_trials_of_a_changed_template_are_dropped(tmp_path):
     path = tmp_path / "log.json"
     before = planned(tmp_path / "a", "vectorize(inner)")
     begun(before, path)
@@ -78,7 +78,7 @@ def test_a_template_that_was_changed_begins_anew_and_the_rest_is_kept(tmp_path):
     assert changed == [after.tasks[0].name]
 
 
-def test_a_task_is_described_again_only_if_it_is_another_one(tmp_path):
+def test_a_task_is_written_again_only_if_it_has_changed(tmp_path):
     path = tmp_path / "log.json"
     before = planned(tmp_path / "a", "vectorize(inner)")
     begun(before, path)

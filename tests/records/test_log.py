@@ -1,4 +1,4 @@
-"""The log: nothing that was shown is lost, and nothing that is damaged is taken for sound."""
+"""The log: no displayed trial is lost, and no damage goes undetected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with LogWriter(path) as writer:
 
 
 def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """A Python process of its own that sees what this one sees."""
+    """A separate Python process with the import path of this one."""
     setup = f"import signal, sys; sys.path[:] = {sys.path!r}\n"
     setup += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     return subprocess.run(
@@ -43,16 +43,14 @@ def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_appended_is_read_back(tmp_path):
+def test_appended_lines_are_read_back(tmp_path):
     written = [
         trial("a", "1", 3e-3, 1e-3, 2e-3, tuner="xgb", time=12.5),
         trial("b", "2"),
         trial("a", "3", 1e-3, kind="modelled", verified=True),
     ]
     log = read_log(write(tmp_path / "log.json", *written))
-    for each in written:
-        each.device = device().identity()
-    assert log.trials == written
+    assert log.trials == [each.evolve(device=device().identity()) for each in written]
     assert [t.latency for t in log.trials] == [2e-3, float("inf"), 1e-3]
     assert list(log.tasks) == ["a", "b"]
     assert log.devices() == {device().identity(): device().to_json()}
@@ -80,14 +78,14 @@ def test_unknown_fields_are_kept(tmp_path):
     assert json.loads(path.read_text().splitlines()[-1]) == json.loads(newer)
 
 
-def test_lines_of_an_unknown_type_are_passed_over(tmp_path):
+def test_lines_of_an_unknown_type_are_ignored(tmp_path):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
     with LogWriter(path) as writer:
         writer.append("energy", {"joules": 1})
     assert len(read_log(path).trials) == 1
 
 
-def test_a_torn_last_line_is_passed_over_at_every_length(tmp_path):
+def test_a_torn_last_line_is_ignored_at_every_length(tmp_path):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0), trial("a", "2", 2.0))
     whole = path.read_bytes()
     start = whole.rstrip(b"\n").rfind(b"\n") + 1
@@ -117,14 +115,14 @@ def test_a_torn_line_longer_than_one_read_is_cut(tmp_path):
     assert path.read_bytes() == whole + b'{"type":"drift"}\n'
 
 
-def test_who_only_takes_the_lock_changes_nothing(tmp_path):
+def test_taking_the_lock_changes_nothing(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("a line\nand one without its end")
     LogWriter(path).close()
     assert path.read_text() == "a line\nand one without its end"
 
 
-def test_a_whole_last_line_without_its_newline_is_no_loss(tmp_path):
+def test_a_complete_last_line_without_its_newline_is_kept(tmp_path):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     assert len(read_log(path).trials) == 1
@@ -139,7 +137,7 @@ def test_a_whole_last_line_without_its_newline_is_no_loss(tmp_path):
     ids=["half a line", "zeros", "not UTF-8", "not an object", "a trial without its fields"],
 )
 @pytest.mark.parametrize("position", [2, 3], ids=["in the middle", "at the end"])
-def test_damage_is_refused_with_its_line(tmp_path, damage, position):
+def test_damage_is_rejected_with_its_line(tmp_path, damage, position):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:position], damage, *lines[position:]]))
@@ -159,7 +157,7 @@ def test_damage_is_refused_with_its_line(tmp_path, damage, position):
         (b'{"type":"header","format":1,"device":3,"network":4}\n', "is not a tvmtune log"),
     ],
 )
-def test_what_is_no_log_is_refused(tmp_path, content, message):
+def test_other_files_are_rejected(tmp_path, content, message):
     path = tmp_path / "log.json"
     path.write_bytes(content)
     with pytest.raises(TvmtuneError, match=message):
@@ -174,7 +172,7 @@ def test_a_missing_log_and_a_directory_are_named(tmp_path):
         read_log(tmp_path)
 
 
-def test_a_newer_format_is_refused(tmp_path):
+def test_a_newer_format_is_rejected(tmp_path):
     path = tmp_path / "log.json"
     with LogWriter(path) as writer:
         writer.append("header", header() | {"format": FORMAT + 1})
@@ -182,7 +180,7 @@ def test_a_newer_format_is_refused(tmp_path):
         read_log(path)
 
 
-def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
+def test_a_second_writer_is_rejected_until_the_first_has_ended(tmp_path):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
     before = path.read_bytes()
     with LogWriter(path):
@@ -194,7 +192,7 @@ def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
     assert len(read_log(path).trials) == 101
 
 
-def test_the_lock_ends_with_a_writer_that_is_killed(tmp_path):
+def test_the_lock_of_a_killed_writer_is_released(tmp_path):
     path = tmp_path / "log.json"
     held = subprocess.Popen(
         [
@@ -254,7 +252,7 @@ def test_a_verdict_counts_for_its_own_device_only(tmp_path):
     assert [t.verified for t in read_log(path).trials] == [None, False]
 
 
-def test_the_last_description_of_a_task_counts(tmp_path):
+def test_the_last_description_of_a_task_is_used(tmp_path):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
     with LogWriter(path) as writer:
         writer.append("task", task("a") | {"weight": 7})
@@ -262,7 +260,7 @@ def test_the_last_description_of_a_task_counts(tmp_path):
 
 
 @pytest.mark.parametrize("room", [0, 1, 100, 1000])
-def test_a_full_disk_ends_in_one_message_and_a_sound_log(tmp_path, room):
+def test_a_full_disk_is_a_one_line_error_and_keeps_the_log_valid(tmp_path, room):
     path = write(tmp_path / "log.json", trial("a", "1", 1.0))
     before = path.read_bytes()
     done = run(ADD_TRIALS, path, room)
@@ -277,7 +275,7 @@ def test_a_full_disk_ends_in_one_message_and_a_sound_log(tmp_path, room):
     assert len(log.trials) == 1 + int(count)
 
 
-def test_a_log_that_cannot_be_created_is_one_message(tmp_path):
+def test_a_log_that_cannot_be_created_is_a_one_line_error(tmp_path):
     path = Path(tmp_path / "absent" / "log.json")
     with pytest.raises(TvmtuneError, match="cannot write the log .*: No such file or directory"):
         LogWriter(path)

@@ -1,4 +1,4 @@
-"""A second measurement of a trial stands on a line of its own."""
+"""Second measurements of trials."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from tvmtune.types import Trial
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """One trial as usual, one that was measured while the machine was slow."""
-    slow = sample_log.trial("b", "2", 4.0, 5.0)
-    slow.extra["drift"] = 1.3
+    """A normal trial, and one measured while the machine was slow."""
+    slow = sample_log.trial("b", "2", 4.0, 5.0, extra={"drift": 1.3})
     return sample_log.write(tmp_path / "log.json", sample_log.trial("a", "1", 1.0, 2.0), slow)
 
 
@@ -32,25 +31,25 @@ def trials(log: Path) -> dict[str, Trial]:
     return {t.task: t for t in read_log(log).trials}
 
 
-def test_the_median_of_both_measurements_counts(log):
+def test_the_median_of_both_measurements_is_used(log):
     again(log, "a", "1", 3.0, 3.0, 3.0)
     again(log, "a", "1", 3.0)
-    found = trials(log)["a"]
-    assert found.seconds == [1.0, 2.0, 3.0, 3.0, 3.0, 3.0]
-    assert found.latency == 3.0
-    assert found.extra == {"remeasured": 4}
+    repeated = trials(log)["a"]
+    assert repeated.seconds == [1.0, 2.0, 3.0, 3.0, 3.0, 3.0]
+    assert repeated.latency == 3.0
+    assert repeated.extra == {"remeasured": 4}
     assert trials(log)["b"].seconds == [4.0, 5.0]
 
 
-def test_what_a_slow_machine_measured_is_replaced(log):
+def test_repeats_measured_on_a_slow_machine_are_replaced(log):
     assert trials(log)["b"].extra == {"drift": 1.3}
     again(log, "b", "2", 3.0, 3.5)
-    found = trials(log)["b"]
-    assert found.seconds == [3.0, 3.5]
-    assert found.extra == {"remeasured": 2}
+    repeated = trials(log)["b"]
+    assert repeated.seconds == [3.0, 3.5]
+    assert repeated.extra == {"remeasured": 2}
 
 
-def test_it_concerns_one_candidate_of_one_workload_on_one_device(log):
+def test_it_applies_to_one_candidate_of_one_workload_on_one_device(log):
     again(log, "a", "2", 9.0)
     again(log, "c", "1", 9.0)
     with LogWriter(log) as writer:
@@ -62,12 +61,12 @@ def test_it_concerns_one_candidate_of_one_workload_on_one_device(log):
 def test_a_distilled_log_holds_the_repeats_of_both(log, tmp_path):
     again(log, "a", "1", 3.0)
     distill([read_log(log)], tmp_path / "best.json")
-    found = trials(tmp_path / "best.json")["a"]
-    assert found.seconds == [1.0, 2.0, 3.0]
-    assert found.extra == {"remeasured": 1}
+    repeated = trials(tmp_path / "best.json")["a"]
+    assert repeated.seconds == [1.0, 2.0, 3.0]
+    assert repeated.extra == {"remeasured": 1}
 
 
-def test_a_line_without_its_seconds_is_refused(log):
+def test_a_line_without_its_seconds_is_rejected(log):
     again(log, "a", "1", seconds=None)
-    with pytest.raises(TvmtuneError, match=r"line \d+ lacks what it needs"):
+    with pytest.raises(TvmtuneError, match=r"line \d+ lacks a required field"):
         read_log(log)

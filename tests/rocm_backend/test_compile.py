@@ -1,4 +1,4 @@
-"""Code for AMD's GPUs, made where there is none."""
+"""Code generation for AMD GPUs on machines without one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tvm import te
 
 from cli.commands import complaint, tvmtune
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.graph.gpu_spaces import GpuSpace
+from tvmtune.spaces.gpu_spaces import GpuSpace
 from tvmtune_rocm import doctor, quiet, toolchain
 from tvmtune_rocm.target import describe_device
 
 EM_AMDGPU = 224
 FLAGS = {"gfx90a": 0x3F, "gfx1100": 0x41}
-"""The lowest byte of the flags in ELF's header, by LLVM's documentation of AMDGPU."""
+"""The lowest byte of the ELF header's flags, from LLVM's AMDGPU documentation."""
 
 
 def programs(data: bytes) -> list[int]:
-    """The lowest byte of the flags of each program for GPUs in a file."""
-    found = []
+    """The lowest byte of the ELF flags of each GPU program in a file."""
+    flags = []
     at = data.find(b"\x7fELF")
     while at >= 0:
         if int.from_bytes(data[at + 18 : at + 20], "little") == EM_AMDGPU:
-            found.append(data[at + 48])
+            flags.append(data[at + 48])
         at = data.find(b"\x7fELF", at + 1)
-    return found
+    return flags
 
 
 def kernel(function: Any, arch: str, tools: toolchain.Tools, path: Path) -> Path:
@@ -48,40 +48,42 @@ def kernel(function: Any, arch: str, tools: toolchain.Tools, path: Path) -> Path
 
 
 @pytest.mark.parametrize("arch", FLAGS)
-def test_a_kernel_becomes_a_program_of_the_architecture(arch, tmp_path):
-    made = kernel(lambda x: x * 2 + 1, arch, toolchain.find(arch), tmp_path / "lib.so")
-    assert programs(made.read_bytes()) == [FLAGS[arch]]
+def test_a_kernel_is_compiled_for_the_architecture(arch, tmp_path):
+    library = kernel(lambda x: x * 2 + 1, arch, toolchain.find(arch), tmp_path / "lib.so")
+    assert programs(library.read_bytes()) == [FLAGS[arch]]
 
 
-def test_a_function_that_only_rocms_library_has_is_named_with_its_package(tmp_path):
+def test_a_missing_device_library_is_named_with_its_package(tmp_path):
     tools = toolchain.Tools(toolchain.find("gfx90a").linker)
-    with pytest.raises(Exception, match="__ocml_atan_f32 of ROCm's library.*rocm-device-libs"):
+    with pytest.raises(
+        Exception, match="__ocml_atan_f32 of ROCm's device library.*rocm-device-libs"
+    ):
         kernel(tvm.tirx.atan, "gfx90a", tools, tmp_path / "lib.so")
 
 
-def test_it_is_linked_where_rocms_library_is_there(tmp_path):
+def test_rocms_device_library_is_linked_if_installed(tmp_path):
     tools = toolchain.find("gfx90a")
     if not tools.bitcode:
-        pytest.skip("ROCm's library of functions is not installed (Debian: rocm-device-libs)")
-    made = kernel(tvm.tirx.atan, "gfx90a", tools, tmp_path / "lib.so")
-    assert programs(made.read_bytes()) == [FLAGS["gfx90a"]]
+        pytest.skip("ROCm's device library is not installed (Debian: rocm-device-libs)")
+    library = kernel(tvm.tirx.atan, "gfx90a", tools, tmp_path / "lib.so")
+    assert programs(library.read_bytes()) == [FLAGS["gfx90a"]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", FLAGS)
-def test_every_task_of_a_network_gets_code(arch, tmp_path):
+def test_every_task_of_a_network_is_compiled(arch, tmp_path):
     words = ["resnet-18", "--target", "rocm", "--target-attr", f"arch={arch}"]
     done = tvmtune("compile", *words, "-o", "lib.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "20 by default schedule" in done.stdout
+    assert "20 with the default schedule" in done.stdout
     assert "Warning" not in done.stderr
     assert set(programs((tmp_path / "lib.so").read_bytes())) == {FLAGS[arch]}
     done = tvmtune("bench", "lib.so", cwd=tmp_path)
     assert done.returncode == 1
-    assert "this TVM has no runtime for ROCm" in complaint(done.stderr)
+    assert "this TVM has no ROCm runtime" in complaint(done.stderr)
 
 
-def test_tuning_where_it_cannot_run_ends_at_once(tmp_path):
+def test_tuning_without_the_gpu_fails_immediately(tmp_path):
     words = ["resnet-18", "--target", "rocm", "--target-attr", "arch=gfx90a"]
     done = tvmtune("tune", *words, cwd=tmp_path)
     assert done.returncode == 1
@@ -94,12 +96,12 @@ def test_tuning_where_it_cannot_run_ends_at_once(tmp_path):
         ({}, "which AMD GPU.*arch=gfx90a.*--target opencl"),
         ({"arch": "gfx9a"}, "arch=gfx9a: LLVM does not compile for it. Did you mean gfx90a"),
         ({"arch": "sm_90"}, "arch=sm_90: LLVM does not compile for it"),
-        ({"arch": "gfx90a", "max_threads_per_block": 512}, "it has to be from 1 to 256"),
+        ({"arch": "gfx90a", "max_threads_per_block": 512}, "it must be from 1 to 256"),
         ({"arch": "gfx90a", "threads": "x"}, "threads=x is not a number"),
         ({"ark": "gfx90a"}, "'ark' is not known. Did you mean arch"),
     ],
 )
-def test_a_wrong_attribute_is_refused(attrs, message):
+def test_invalid_attributes_are_rejected(attrs, message):
     with quiet.warnings(), pytest.raises(UsageError, match=message):
         describe_device(attrs, None)
 
@@ -111,11 +113,11 @@ def fake_lld(folder: Path, version: int) -> Path:
     return path
 
 
-def test_a_linker_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
+def test_a_linker_that_is_too_old_is_skipped(tmp_path, monkeypatch):
     old = fake_lld(tmp_path, 14)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
-    with pytest.raises(TvmtuneError, match=r"lld, version 19 or later \(.*14\): run pip install"):
+    with pytest.raises(TvmtuneError, match=r"need lld 19 or later \(.*14\): run pip install"):
         toolchain.find("gfx90a")
     new = fake_lld(tmp_path, 22)
     assert toolchain.find("gfx90a").linker == (str(new),)
@@ -125,7 +127,7 @@ def test_a_linker_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
     assert old == new
 
 
-def test_the_library_of_functions_is_found_for_its_architectures(tmp_path, monkeypatch):
+def test_the_device_library_is_selected_by_architecture(tmp_path, monkeypatch):
     folder = tmp_path / "amdgcn" / "bitcode"
     folder.mkdir(parents=True)
     names = ["ocml", "oclc_daz_opt_off", "oclc_finite_only_off", "oclc_unsafe_math_off"]
@@ -133,12 +135,12 @@ def test_the_library_of_functions_is_found_for_its_architectures(tmp_path, monke
     for name in names:
         (folder / f"{name}.bc").touch()
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    found = toolchain.find("gfx90a").bitcode
-    assert {Path(file).stem for file in found} == set(names)
+    selected = toolchain.find("gfx90a").bitcode
+    assert {Path(file).stem for file in selected} == set(names)
     assert toolchain.find("gfx1100").bitcode == ()
 
 
-def test_only_the_expected_warnings_are_kept_back(capfd):
+def test_only_the_expected_warnings_are_suppressed(capfd):
     with quiet.warnings():
         os.write(2, b"x.cc:96: Warning: Unable to detect ROCm version, assuming >= 3.5\n")
         os.write(2, b"something else\n")
@@ -146,7 +148,7 @@ def test_only_the_expected_warnings_are_kept_back(capfd):
     assert capfd.readouterr().err == "something else\nof a child\n"
 
 
-def test_the_doctor_names_the_linker(monkeypatch):
+def test_the_doctor_reports_the_linker(monkeypatch):
     assert "links; with" in doctor.check()
     monkeypatch.setenv(toolchain.VARIABLE, "no-such-linker")
     with pytest.raises(TvmtuneError, match="names 'no-such-linker', which cannot be run"):

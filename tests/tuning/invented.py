@@ -1,17 +1,30 @@
-"""Tasks with invented histories: what is decided from them needs neither TVM nor a device."""
+"""Tasks with synthetic histories, for tests that need neither TVM nor a device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvmtune.tuning.state import Arm, TaskState
+from tvmtune.tuning.clock import Clock
+from tvmtune.tuning.state import ImplementationState, TaskState
 from tvmtune.types import Implementation, Task, Trial
 
 INF = float("inf")
 
 
+class StoppedClock(Clock):
+    """Always at the same time."""
+
+    def __init__(self, elapsed: float) -> None:
+        super().__init__()
+        self._elapsed = elapsed
+
+    @property
+    def elapsed(self) -> float:
+        return self._elapsed
+
+
 class Sized:
-    """Stands for a space; nobody asks it for more than its size."""
+    """A space of which only the size is used."""
 
     def __init__(self, size: int | None) -> None:
         self.size = size
@@ -31,27 +44,32 @@ def state(
         Implementation(f"way{n}", f"w{index}.{n}", nothing, space) for n in range(len(histories))
     ]
     task = Task(index, f"task{index}", f"k{index}", "", weight, flop, (), implementations)
-    made = TaskState(task, [Arm(i) for i in implementations])
-    for arm, history in zip(made.arms, histories, strict=True):
+    made = TaskState(task, [ImplementationState(i) for i in implementations])
+    for impl, history in zip(made.implementations, histories, strict=True):
         for seconds in history:
-            add(made, arm, seconds)
+            add(made, impl, seconds)
     return made
 
 
 def add(
-    made: TaskState, arm: Arm, seconds: float, *, tuner: str = "", stage: str = "build"
+    made: TaskState,
+    impl: ImplementationState,
+    seconds: float,
+    *,
+    tuner: str = "",
+    stage: str = "build",
 ) -> Trial:
     """One more trial; infinite seconds are a failure."""
     failed = seconds == INF
     trial = Trial(
         task=made.task.key,
-        implementation=arm.implementation.name,
-        workload=arm.implementation.workload_key,
-        candidate=str(len(arm.trials)),
+        implementation=impl.implementation.name,
+        workload=impl.implementation.workload_key,
+        candidate=str(len(impl.trials)),
         trace=[],
         seconds=[] if failed else [seconds],
         error={"stage": stage, "message": f"no {stage}"} if failed else None,
         tuner=tuner,
     )
-    made.add(arm, trial)
+    made.add(impl, trial)
     return trial

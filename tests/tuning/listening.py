@@ -1,4 +1,4 @@
-"""A tuner that remembers what sessions gave it, and draws at random."""
+"""A random tuner that records what sessions pass to it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 
 OPTIONS: dict[str, int | float] = {}
 asked: list[tuple[str, int, float | None]] = []
-"""Workload, count and seconds of each request."""
-relatives: dict[str, list[Any]] = {}
-"""What each workload's first request was given, in the order of these requests."""
+"""Workload, count and time limit of each request."""
+warm_start: dict[str, list[Any]] = {}
+"""Warm start of each workload at its first request, in the order of these requests."""
 heard: dict[str, float] = {}
 """The latest latency of each candidate."""
 
@@ -27,8 +27,8 @@ class ListeningTuner(sampling.RandomTuner):
         super().revise(candidate, latency)
 
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
-        if self.args.implementation.workload_key not in relatives:
-            relatives[self.args.implementation.workload_key] = list(self.args.relatives())
+        if self.args.implementation.workload_key not in warm_start:
+            warm_start[self.args.implementation.workload_key] = list(self.args.warm_start())
         asked.append((self.args.implementation.workload_key, count, seconds))
         return super().ask(count, seconds)
 
@@ -38,10 +38,10 @@ def create(args: TunerArgs) -> Tuner:
 
 
 def register(monkeypatch: Any) -> None:
-    """Make it known as ``listening`` for the length of a test."""
+    """Register it as ``listening`` for one test."""
     from tvmtune.tuning import tuners
 
     monkeypatch.setitem(tuners.TUNERS, "listening", "tuning.listening")
     asked.clear()
     heard.clear()
-    relatives.clear()
+    warm_start.clear()

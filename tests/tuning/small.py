@@ -1,4 +1,4 @@
-"""Tasks that build in milliseconds, and build functions for workers that go wrong on purpose."""
+"""Tasks that build in milliseconds, and build functions that fail on purpose."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import host
-from tvmtune.graph.spaces import RuleSpace
-from tvmtune.graph.template_space import TemplateSpace
 from tvmtune.measure import local
 from tvmtune.measure.measurer import Measurer
-from tvmtune.records.identity import anchor_key, structure, workload_key
+from tvmtune.passes.workload_keys import anchor_key, structure, workload_key
 from tvmtune.records.log import FORMAT, LogWriter, read_log
+from tvmtune.spaces.rule_space import RuleSpace
+from tvmtune.spaces.template_space import TemplateSpace
 from tvmtune.tuning.budget import Budget
 from tvmtune.tuning.observer import Observer
-from tvmtune.tuning.session import Session
+from tvmtune.tuning.options import TuneOptions
+from tvmtune.tuning.session import TuningSession
 from tvmtune.types import (
     BuilderSpec,
     Device,
@@ -53,7 +54,7 @@ def matmul(rows: int) -> tvm.IRModule:
 
 
 def addition(rows: int) -> tvm.IRModule:
-    """Its space holds a handful of schedules."""
+    """Its space has only a few schedules."""
     import tvm
     from tvm import te
 
@@ -87,7 +88,7 @@ def task(
 
 
 class Unsearchable:
-    """A space that has neither a default nor a generator to offer."""
+    """A space with neither a default nor a generator."""
 
     size = None
 
@@ -118,12 +119,12 @@ def session(
     run: str = "tvmtune.measure.local:run",
     options: dict[str, Any] | None = None,
     tuner: str = "random",
-    scheduling: str = "effect",
+    scheduling: str = "gradient",
     seed: int = 0,
     observer: Observer | None = None,
     **budget: Any,
-) -> Iterator[Session]:
-    """A session on ``log``, continuing what is there, with real workers; to be run by the caller."""
+) -> Iterator[TuningSession]:
+    """A session with real workers that continues ``log``; the caller runs it."""
     target = device()
     builder, runner = (
         host.backend("cpu").make_builder(target),
@@ -135,22 +136,19 @@ def session(
     network = {"name": "small", "structure_hash": "0" * 16, "weights_hash": "0" * 16}
     with LogWriter(log) as writer, Measurer(target, made, timed, Timing(repeat=2)) as measurer:
         writer.append("header", {"format": FORMAT, "device": target.to_json(), "network": network})
-        yield Session(
+        yield TuningSession(
             tasks,
             target,
             measurer,
             writer,
-            budget=Budget(**budget),
+            TuneOptions(Budget(**budget), tuner=tuner, scheduler=scheduling, seed=seed),
             history=history,
-            tuner=tuner,
-            scheduling=scheduling,
-            seed=seed,
             observer=observer,
         )
 
 
-class Record(Observer):
-    """Everything that a session told."""
+class Recorder(Observer):
+    """Records what a session reports."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
@@ -167,7 +165,7 @@ class Record(Observer):
         self.skips[state.task.name] = state.skipped
 
 
-# What workers call.
+# Called by workers.
 
 
 def build_no_matmul(mod: Any, target: Any, options: dict[str, Any], directory: str) -> str:
@@ -182,7 +180,7 @@ def is_wrong(candidate: str) -> bool:
 
 
 def build_every_other_wrong(mod: Any, target: Any, options: dict[str, Any], directory: str) -> str:
-    """Scale the output of half of the candidates, which then come out of the worker marked."""
+    """Scale the output of half of the candidates, and mark their artifacts."""
     candidate = structure(mod)
     if candidate in options["references"] or not is_wrong(candidate):
         return local.build(mod, target, options, directory)
@@ -198,13 +196,13 @@ def build_all_wrong(mod: Any, target: Any, options: dict[str, Any], directory: s
 
 
 def run_marked_quickly(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> Any:
-    """Wrong kernels are the quickest of all, as they are where they leave out work."""
+    """Wrong kernels are the fastest, as if they skipped work."""
     seconds = local.run(artifact, args, timing, options)
     return [1e-9] * len(seconds) if "quick-" in artifact else seconds
 
 
 def run_constantly(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> Any:
-    """All kernels are equally quick."""
+    """All kernels are equally fast."""
     return [1e-3] * timing.repeat
 
 

@@ -1,4 +1,4 @@
-"""A log that holds every point of a space, with invented latencies: nothing is built or run."""
+"""A log with every point of a space and synthetic latencies: nothing is built or run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from tvmtune import api
 from tvmtune.records import header
 from tvmtune.records.log import LogWriter
-from tvmtune.tuning.points import Points
+from tvmtune.tuning.space_points import PointSpace
 from tvmtune.tuning.tuners.base import Proposal
 from tvmtune.types import Trial
 
 if TYPE_CHECKING:
-    from tvmtune.tuning.points import Point
+    from tvmtune.tuning.space_points import Point
 
 KERNEL = """
 from tvm import te
@@ -47,11 +47,11 @@ def on_cpu(sch):
 """
 """180 points: 6 ways to cut the rows, 6 for the columns, 5 for the sum."""
 BEST = ((8, 4), (2, 16), (4, 4))
-"""The one point that :func:`seconds` likes best; the next is at two thirds of its speed."""
+"""The fastest point; the next reaches two thirds of its speed."""
 
 
 def seconds(point: Point) -> float:
-    """A smooth invention: steps away from :data:`BEST`."""
+    """A smooth function of the distance from :data:`BEST`."""
     tiles = [d for d in point.decisions if isinstance(d, tuple)]
     apart = sum(abs(math.log2(tile[1] / best[1])) for tile, best in zip(tiles, BEST, strict=True))
     return 1e-3 * (1 + apart / 2)
@@ -74,13 +74,13 @@ def survey(
     plan = api.plan(api.load(str(kernel), arguments={"n": n}), "cpu")
     task = plan.tasks[0]
     template = task.implementation("template")
-    points = Points(template, tvm.target.Target(plan.device.target), seed=1, threads=1)
+    points = PointSpace(template, tvm.target.Target(plan.device.target), seed=1, threads=1)
     path = folder / "full.json"
     every = list(points)
     with LogWriter(path) as writer:
         header.begin(writer, plan.prepared, plan.tasks, None, None)
         for number, point in enumerate(every[: int(part * len(every))]):
-            found = points.realise(point, 1)
+            found = points.instantiate(point, 1)
             assert found is not None
             proposal = Proposal.of(found[0])
             fails = failing and number % 3 == 0 and seconds(point) > 1e-3

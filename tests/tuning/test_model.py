@@ -1,15 +1,15 @@
-"""The cost model: what it learns from, and when."""
+"""The cost model."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tvmtune.tuning.model import LEAST, CostModel
+from tvmtune.tuning.model import MIN_SAMPLES, CostModel
 
 
 def rows(count: int, seed: int = 0) -> list[np.ndarray]:
-    """One row of two columns for each candidate; the first column decides how quick it is."""
+    """One row of two columns for each candidate; the first column determines its speed."""
     drawn = np.random.RandomState(seed).uniform(size=(count, 2)).astype("float32")
     return [row[None] for row in drawn]
 
@@ -19,16 +19,16 @@ def seconds(found: list[np.ndarray]) -> list[float]:
 
 
 def right_order(model: CostModel) -> float:
-    """The part of pairs that the scores put in the right order."""
+    """Fraction of pairs that the scores order correctly."""
     new = rows(40, seed=9)
     scores, wanted = model.score(new), np.array(seconds(new))
     pairs = [(a, b) for a in range(40) for b in range(a)]
     return float(np.mean([(scores[a] > scores[b]) == (wanted[a] < wanted[b]) for a, b in pairs]))
 
 
-def test_scores_are_chance_until_a_few_candidates_are_known():
+def test_scores_are_random_until_a_few_candidates_are_known():
     model = CostModel(seed=1)
-    model.learn(rows(LEAST - 1), seconds(rows(LEAST - 1)), "w")
+    model.learn(rows(MIN_SAMPLES - 1), seconds(rows(MIN_SAMPLES - 1)), "w")
     assert not model.ready
     model.learn(rows(60, seed=2), seconds(rows(60, seed=2)), "w")
     assert model.ready
@@ -39,13 +39,13 @@ def test_workloads_with_the_same_knobs_learn_from_each_other():
     model = CostModel(seed=1)
     first, second = model.of_points("tiles", "w1"), model.of_points("tiles", "w2")
     first.learn(rows(60), seconds(rows(60)), "w1")
-    assert len(second.lessons) == 60
+    assert len(second.training_set) == 60
     assert right_order(second) > 0.9
     assert not model.of_points("other tiles", "w3").ready
 
 
-def test_only_ratios_within_a_workload_are_learnt():
-    """Another workload takes a thousand times as long, and its order is the same."""
+def test_only_ratios_within_a_workload_are_learned():
+    """Another workload takes a thousand times as long, in the same order."""
     model = CostModel(seed=1, focus="small")
     model.learn(rows(60), [1e3 * s for s in seconds(rows(60))], "large")
     assert right_order(model) > 0.9, "nothing else is known yet"
@@ -53,7 +53,7 @@ def test_only_ratios_within_a_workload_are_learnt():
     assert right_order(model) > 0.8
 
 
-def test_what_is_revised_is_learnt_anew():
+def test_the_model_is_refitted_to_revised_measurements():
     model = CostModel(seed=1)
     found = rows(40)
     times = seconds(found)
@@ -71,7 +71,7 @@ def test_what_is_revised_is_learnt_anew():
 
 
 def test_the_model_follows_the_workload_in_focus():
-    """Much that is known of others must not keep it from looking at what is new here."""
+    """Many measurements of other workloads must not outvote new ones of this workload."""
     model = CostModel(seed=1, focus="mine")
     model.learn(rows(200), [1e-3] * 200, "other")
     assert model.ready

@@ -8,10 +8,10 @@ import pytest
 
 from tuning import listening, small
 from tvmtune.errors import TvmtuneError
+from tvmtune.passes.workload_keys import structure
 from tvmtune.records.best import best_of
-from tvmtune.records.identity import structure
 from tvmtune.records.log import read_log
-from tvmtune.tuning import failures, pace
+from tvmtune.tuning import failures, round_times
 from tvmtune.tuning.failures import by_stage
 from tvmtune.tuning.limits import BATCH
 
@@ -30,19 +30,19 @@ def test_every_task_gets_a_valid_verified_trial_before_any_is_tuned(tmp_path):
 
 
 def test_a_task_whose_candidates_are_all_invalid_is_skipped_with_its_reason(tmp_path):
-    log, told = tmp_path / "log.json", small.Record()
+    log, recorder = tmp_path / "log.json", small.Recorder()
     tasks = [
         small.task(0, small.matmul(8), name="product", weight=100),
         small.task(1, small.addition(4), name="sum"),
         small.task(2, small.addition(8), name="strange", space=small.Unsearchable()),
     ]
     build = "tuning.small:build_no_matmul"
-    with small.session(log, tasks, build=build, observer=told) as session:
+    with small.session(log, tasks, build=build, observer=recorder) as session:
         session.run()
     assert session.stopped_because == "nothing is left to try"
-    assert "first: build: this builder knows no multiplication" in told.skips["product"]
-    assert told.skips["sum"] == "its space holds no further candidate"
-    assert told.skips["strange"] == "its space cannot be searched: this space has no rules"
+    assert "first: build: this builder knows no multiplication" in recorder.skips["product"]
+    assert recorder.skips["sum"] == "its space holds no further candidate"
+    assert recorder.skips["strange"] == "its space cannot be searched: this space has no rules"
     trials = read_log(log).trials
     failed = [t for t in trials if t.task == tasks[0].key]
     assert failed
@@ -53,18 +53,20 @@ def test_a_task_whose_candidates_are_all_invalid_is_skipped_with_its_reason(tmp_
     assert 0 < session.estimate() < float("inf")
 
 
-def test_a_trial_is_in_the_log_before_it_is_shown(tmp_path):
+def test_a_trial_is_in_the_log_before_it_is_reported(tmp_path):
     log = tmp_path / "log.json"
 
-    class Reader(small.Record):
+    class Reader(small.Recorder):
         def trial(self, state, trial):
             super().trial(state, trial)
             assert [t.candidate for t in read_log(log).trials] == [t.candidate for t in self.trials]
 
-    told = Reader()
-    with small.session(log, [small.task(0, small.matmul(8))], trials=10, observer=told) as session:
+    recorder = Reader()
+    with small.session(
+        log, [small.task(0, small.matmul(8))], trials=10, observer=recorder
+    ) as session:
         session.run()
-    assert len(told.trials) == 10
+    assert len(recorder.trials) == 10
 
 
 @pytest.mark.slow
@@ -118,13 +120,13 @@ def test_a_wrong_kernel_is_caught_and_the_next_takes_its_place(tmp_path):
     (best,) = best_of(trials).values()
     assert best.verified is True
     assert best.latency == min(t.latency for t in right)
-    leader = session.states[0].leader
-    assert leader is not None
-    assert leader.candidate == best.candidate
+    incumbent = session.states[0].incumbent
+    assert incumbent is not None
+    assert incumbent.candidate == best.candidate
 
 
 @pytest.mark.slow
-def test_a_tuner_hears_that_what_it_found_is_wrong(tmp_path, monkeypatch):
+def test_a_tuner_is_told_that_its_candidate_is_wrong(tmp_path, monkeypatch):
     listening.register(monkeypatch)
     mod = small.matmul(8)
     with small.session(
@@ -145,24 +147,24 @@ def test_a_tuner_hears_that_what_it_found_is_wrong(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_implementation_that_cannot_be_searched_is_named_beside_one_that_can(tmp_path):
-    told = small.Record()
+def test_an_implementation_that_cannot_be_searched_is_reported(tmp_path):
+    recorder = small.Recorder()
     task = small.task(0, small.matmul(8), name="product")
     (direct,) = task.implementations
     task.implementations.append(replace(direct, name="template", space=small.Unsearchable()))
-    with small.session(tmp_path / "log.json", [task], observer=told, trials=40) as session:
+    with small.session(tmp_path / "log.json", [task], observer=recorder, trials=40) as session:
         session.run()
     assert session.new == 40
-    assert told.notes == [
+    assert recorder.notes == [
         "product (template) has no default schedule: this space has no default",
         "product (template) is left out: its space cannot be searched: this space has no rules",
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduling", ["effect", "round-robin"])
-def test_looking_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
-    """Nearly all of the time is spent in one task: it must not have to wait for the others."""
+@pytest.mark.parametrize("scheduling", ["gradient", "round-robin"])
+def test_proposing_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
+    """A task that takes nearly all of the time must not wait for the others."""
     tasks = [
         small.task(0, small.matmul(512), name="heavy", weight=1000),
         small.task(1, small.matmul(8), name="light"),
@@ -173,7 +175,7 @@ def test_looking_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
         session.run()
     heavy, light = (state.count for state in session.states)
     assert heavy + light == 2 + 5 * BATCH
-    if scheduling == "effect":
+    if scheduling == "gradient":
         assert heavy >= 1 + 4 * BATCH
     else:
         assert abs(heavy - light) <= BATCH
@@ -187,7 +189,7 @@ def test_a_task_with_only_wrong_kernels_has_nothing_to_ship(tmp_path):
         log, [small.task(0, mod)], build="tuning.small:build_all_wrong", options=options, trials=6
     ) as session:
         session.run()
-    assert session.states[0].leader is None
+    assert session.states[0].incumbent is None
     assert by_stage(session.states[0].trials)["wrong-answer"][0] == 6
     assert best_of(read_log(log).trials) == {}
 
@@ -195,16 +197,16 @@ def test_a_task_with_only_wrong_kernels_has_nothing_to_ship(tmp_path):
 def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
     log = tmp_path / "log.json"
 
-    class Impatient(small.Record):
+    class Impatient(small.Recorder):
         def trial(self, state, trial):
             super().trial(state, trial)
             if len(self.trials) == 5:
                 raise KeyboardInterrupt
 
-    told = Impatient()
+    recorder = Impatient()
     tasks = [small.task(0, small.matmul(8))]
     with (
-        small.session(log, tasks, trials=40, observer=told) as session,
+        small.session(log, tasks, trials=40, observer=recorder) as session,
         pytest.raises(KeyboardInterrupt),
     ):
         session.run()
@@ -212,7 +214,7 @@ def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
     assert not session.measurer.directory.exists()
 
 
-def test_leaders_that_a_killed_run_left_unchecked_are_checked_by_the_next(tmp_path):
+def test_incumbents_left_unchecked_by_a_killed_run_are_checked_by_the_next(tmp_path):
     log = tmp_path / "log.json"
     tasks = [small.task(0, small.matmul(8))]
     with small.session(log, tasks, trials=6) as session:
@@ -251,10 +253,10 @@ def test_a_session_in_which_everything_fails_is_given_up_with_the_causes(tmp_pat
     ):
         session.run()
     assert session.stopped_because == "too many trials failed"
-    assert failures.FEWEST <= len(read_log(log).trials) < failures.FEWEST + BATCH
+    assert failures.MIN_TRIALS <= len(read_log(log).trials) < failures.MIN_TRIALS + BATCH
 
 
-def test_a_session_may_be_told_to_bear_any_number_of_failures(tmp_path):
+def test_a_failure_rate_of_1_tolerates_any_number_of_failures(tmp_path):
     tasks = [small.task(0, small.matmul(8))]
     build = "tuning.small:build_no_matmul"
     with small.session(
@@ -286,7 +288,7 @@ def test_a_time_budget_is_kept(tmp_path):
     assert session.stopped_because == "the time budget of 3 s is spent"
     # what had passed before the session began counts as well
     with small.session(tmp_path / "log.json", tasks, seconds=3.0) as session:
-        session.begun -= 3.0
+        session.clock.begun -= 3.0
         session.run()
     assert session.new == 0
 
@@ -298,20 +300,20 @@ def test_proposing_is_bounded_by_what_measuring_takes(tmp_path, monkeypatch):
     with small.session(tmp_path / "log.json", tasks, trials=30, tuner="listening") as session:
         session.run()
     assert [count for _, count, _ in listening.asked] == [BATCH, 30 - 1 - BATCH]
-    each = session._pace.measuring.of(session.states[0].arms[0].key)
+    each = session.times.measuring.of(session.states[0].implementations[0].key)
     assert each is not None
     for _, _, seconds in listening.asked:
         assert seconds is not None
-        assert seconds >= pace.LEAST
-    assert session._pace.proposing(session.states[0].arms[0].key, BATCH) == max(
-        pace.LEAST, pace.PROPOSING * BATCH * each
+        assert seconds >= round_times.MIN_PROPOSAL_SECONDS
+    assert session.times.proposal_seconds(session.states[0].implementations[0].key, BATCH) == max(
+        round_times.MIN_PROPOSAL_SECONDS, round_times.PROPOSING * BATCH * each
     )
 
 
-def test_a_model_that_cannot_be_fitted_is_told_once(tmp_path):
+def test_a_model_that_cannot_be_fitted_is_reported_once(tmp_path):
     notes: list[str] = []
 
-    class Noting(small.Record):
+    class Noting(small.Recorder):
         def noted(self, message):
             notes.append(message)
 

@@ -1,4 +1,4 @@
-"""Tuners on spaces that were measured in full: the log answers, and the seed decides."""
+"""Simulation of tuners on completely measured spaces."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tuning.surveyed import KERNEL, survey
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.log import read_log
-from tvmtune.tuning import logged, simulate
-from tvmtune.tuning.simulate import PARTS
+from tvmtune.tuning.simulation import logged_spaces, simulate
+from tvmtune.tuning.simulation.simulate import PARTS
 
 TUNERS = [n for n in simulate.names() if n != "metaschedule"]
 
@@ -56,8 +56,8 @@ def test_metaschedules_own_search_finds_it_too(space):
 
 
 @pytest.mark.slow
-def test_a_space_that_metaschedule_cannot_mutate_is_said(tmp_path):
-    """Its mutator of unrolling takes any annotation for one that was sampled."""
+def test_a_space_that_metaschedule_cannot_mutate_is_an_error(tmp_path):
+    """Its unroll mutator assumes that every annotation was sampled."""
     fixed = '    sch.annotate(sch.get_sblock("root"), "meta_schedule.unroll_explicit", 16)\n'
     (space,), _ = simulate.full_spaces(read_log(survey(tmp_path, code=KERNEL + fixed)))
     with pytest.raises(TvmtuneError, match="MetaSchedule's own search fails on this space"):
@@ -67,8 +67,8 @@ def test_a_space_that_metaschedule_cannot_mutate_is_said(tmp_path):
 
 @pytest.mark.parametrize("name", ["xgb", "ga", "random"])
 def test_the_seed_decides_the_run(space, name):
-    replays = simulate.Replays()
-    runs = [simulate.play(space, name, {}, seed, replays=replays) for seed in (0, 1, 2, 3, 0)]
+    cache = simulate.ReplayCache()
+    runs = [simulate.play(space, name, {}, seed, cache=cache) for seed in (0, 1, 2, 3, 0)]
     assert runs[0] == runs[-1] == simulate.play(space, name, {}, 0)
     assert len({run.reached[0.99] for run in runs}) > 1
 
@@ -88,24 +88,24 @@ def test_failures_in_the_log_are_failures_of_the_run(tmp_path):
     assert run.missed == 0
 
 
-def test_a_log_that_lacks_much_of_its_space_is_refused(tmp_path):
+def test_a_log_that_lacks_much_of_its_space_is_rejected(tmp_path):
     log = read_log(survey(tmp_path, part=0.6))
     with pytest.raises(TvmtuneError, match="no space that was measured in full .*108 trials"):
         simulate.full_spaces(log)
-    (space,) = logged.spaces_of(log)
+    (space,) = logged_spaces.spaces_of(log)
     with pytest.raises(TvmtuneError, match="of the first .* proposals of random are not in the"):
         simulate.play(space, "random", {}, seed=0)
 
 
-def test_a_log_that_lacks_little_counts_what_it_lacks(tmp_path):
+def test_few_missing_points_are_counted_as_misses(tmp_path):
     log = read_log(survey(tmp_path, part=0.97))
-    (space,) = logged.spaces_of(log)
+    (space,) = logged_spaces.spaces_of(log)
     runs = [simulate.play(space, "random", {}, seed) for seed in range(5)]
     assert sum(run.missed for run in runs) > 0
     assert all(run.missed <= 0.1 * run.trials for run in runs)
 
 
-def test_a_run_that_never_gets_there_counts_with_the_size_of_the_space(log):
+def test_a_run_that_never_reaches_the_goal_counts_with_the_size_of_the_space(log):
     read = read_log(log)
     result = simulate.simulate(read, {"random": {}}, seeds=range(4), trials=3)
     mean = result.mean("random", 0.99)
@@ -127,20 +127,20 @@ def test_means_are_geometric_with_a_bootstrap_interval():
     assert simulate.interval([[10.0], [1000.0] * 9])[0] == pytest.approx(100)
 
 
-def test_default_schedules_alone_are_no_space(tmp_path):
+def test_default_schedules_alone_are_not_a_space(tmp_path):
     with pytest.raises(TvmtuneError, match="holds no trials of a search"):
-        logged.spaces_of(read_log(survey(tmp_path, part=0.1, tuner="default")))
+        logged_spaces.spaces_of(read_log(survey(tmp_path, part=0.1, tuner="default")))
 
 
-def test_a_log_of_another_tvm_is_refused(log, tmp_path):
+def test_a_log_of_another_tvm_is_rejected(log, tmp_path):
     text = log.read_text().replace('"apache-tvm":"', '"apache-tvm":"9.')
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(TvmtuneError, match="measured with apache-tvm 9.0.27.*with the TVM of the"):
-        logged.spaces_of(read_log(tmp_path / "other.json"))
+        logged_spaces.spaces_of(read_log(tmp_path / "other.json"))
 
 
 @pytest.mark.parametrize("damage", ["module", "args", "task"])
-def test_a_damaged_task_is_said(log, tmp_path, damage):
+def test_a_damaged_task_is_an_error(log, tmp_path, damage):
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
         if line["type"] == "task" and damage == "module":
@@ -151,17 +151,17 @@ def test_a_damaged_task_is_said(log, tmp_path, damage):
         lines = [line for line in lines if line["type"] != "task"]
     path = tmp_path / "damaged.json"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(TvmtuneError, match=r"lacks what task .* is to be rebuilt from"):
-        logged.spaces_of(read_log(path))
+    with pytest.raises(TvmtuneError, match=r"lacks data to rebuild task"):
+        logged_spaces.spaces_of(read_log(path))
 
 
-def test_devices_are_told_apart(log, tmp_path):
-    """Two logs in one: what another device measured is another space."""
+def test_devices_are_kept_apart(log, tmp_path):
+    """Two logs in one: measurements from another device are another space."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lines[0]["device"] |= {"identity": "0" * 16, "model": "another"}
     both = tmp_path / "both.json"
     both.write_text(log.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
-    spaces = logged.spaces_of(read_log(both))
+    spaces = logged_spaces.spaces_of(read_log(both))
     assert [s.device["model"] for s in spaces][1] == "another"
     assert [s.size for s in spaces] == [180, 180]
 
@@ -170,7 +170,7 @@ def test_a_compressed_log_is_the_same(log, tmp_path, space):
     packed = tmp_path / "full.json.gz"
     with log.open("rb") as source, gzip.open(packed, "wb") as target:
         shutil.copyfileobj(source, target)
-    (other,) = logged.spaces_of(read_log(packed))
+    (other,) = logged_spaces.spaces_of(read_log(packed))
     assert other.latency == space.latency
 
 
@@ -198,6 +198,6 @@ def test_options_go_to_the_tuners_that_have_them():
         (["ga", "random"], {"mutate": 7}, "--tuner-option mutate=7"),
     ],
 )
-def test_what_does_not_exist_is_refused(wanted, options, message):
+def test_unknown_tuners_and_options_are_rejected(wanted, options, message):
     with pytest.raises(UsageError, match=message):
         simulate.check(wanted, options)

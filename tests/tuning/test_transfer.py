@@ -1,4 +1,4 @@
-"""--transfer-from: records of the same workloads are taken over, and every trial teaches the model."""
+"""--transfer-from: records of the same workloads are transferred, other trials train the model."""
 
 from __future__ import annotations
 
@@ -32,21 +32,23 @@ def donor(tmp_path_factory) -> Path:
     return log
 
 
-def test_records_of_the_same_workload_are_taken_over_without_a_trial(donor, tmp_path):
+def test_records_of_the_same_workload_are_transferred_without_a_trial(donor, tmp_path):
     session = api.tune(
         plan(), tmp_path / "log.json", budget=Budget(trials=3), timing=QUICK, transfer=[donor]
     )
     given = {t.candidate: t for t in read_log(donor).trials if t.ok}
     found = read_log(tmp_path / "log.json").trials
     taken = [t for t in found if t.tuner == TRANSFER]
-    assert session.taken == len(taken) == min(transfer.TAKEN + 1, len(given))
+    assert (
+        session.transferred_records == len(taken) == min(transfer.MAX_TRANSFERRED + 1, len(given))
+    )
     assert all(t.seconds == given[t.candidate].seconds for t in taken)
     fresh = [t for t in found if t.tuner != TRANSFER]
     assert session.new == len(fresh) == 3
     assert not {t.candidate for t in fresh} & {t.candidate for t in taken}
 
 
-def test_what_was_taken_over_is_there_once_and_does_not_count_as_a_trial(donor, tmp_path):
+def test_transferred_records_occur_once_and_do_not_count_as_trials(donor, tmp_path):
     log = tmp_path / "log.json"
     for trials in (2, 4):
         session = api.tune(
@@ -54,27 +56,27 @@ def test_what_was_taken_over_is_there_once_and_does_not_count_as_a_trial(donor, 
         )
         assert session.total == trials
     candidates = [t.candidate for t in read_log(log).trials]
-    assert len(candidates) == len(set(candidates)) == session.taken + 4
+    assert len(candidates) == len(set(candidates)) == session.transferred_records + 4
 
 
-def test_a_leader_of_another_log_is_checked_before_it_is_trusted(donor, tmp_path):
+def test_an_incumbent_from_another_log_is_checked(donor, tmp_path):
     session = api.tune(
         plan(), tmp_path / "log.json", budget=Budget(trials=1), timing=QUICK, transfer=[donor]
     )
-    leader = session.states[0].leader
-    assert leader is not None
-    assert leader.verified
+    incumbent = session.states[0].incumbent
+    assert incumbent is not None
+    assert incumbent.verified
 
 
-def test_another_operator_learns_from_the_trials_but_takes_no_record(donor, tmp_path):
+def test_another_operator_gets_training_samples_but_no_records(donor, tmp_path):
     session = api.tune(
         plan(32), tmp_path / "log.json", budget=Budget(trials=2), timing=QUICK, transfer=[donor]
     )
-    assert session.taken == 0
-    assert session.taught == len([t for t in read_log(donor).trials if t.ok])
+    assert session.transferred_records == 0
+    assert session.transferred_samples == len([t for t in read_log(donor).trials if t.ok])
 
 
-def test_times_of_another_device_teach_but_are_never_taken_over(donor, tmp_path):
+def test_times_of_another_device_train_the_model_but_are_never_transferred(donor, tmp_path):
     other = tmp_path / "other.json"
     lines = donor.read_text().splitlines()
     header = json.loads(lines[0])
@@ -86,11 +88,11 @@ def test_times_of_another_device_teach_but_are_never_taken_over(donor, tmp_path)
     session = api.tune(
         plan(), tmp_path / "log.json", budget=Budget(trials=2), timing=QUICK, transfer=[other]
     )
-    assert session.taken == 0
-    assert session.taught > 0
+    assert session.transferred_records == 0
+    assert session.transferred_samples > 0
 
 
-def test_a_log_of_another_tvm_is_refused(donor, tmp_path):
+def test_a_log_of_another_tvm_is_rejected(donor, tmp_path):
     old = tmp_path / "old.json"
     first, *rest = donor.read_text().splitlines()
     header = json.loads(first)
@@ -103,19 +105,19 @@ def test_a_log_of_another_tvm_is_refused(donor, tmp_path):
     assert not (tmp_path / "log.json").exists()
 
 
-def test_the_sessions_own_log_is_no_other(donor):
+def test_the_sessions_own_log_is_rejected(donor):
     before = donor.read_bytes()
     with pytest.raises(UsageError, match="is the log of this very run"):
         api.tune(plan(), donor, transfer=[donor])
     assert donor.read_bytes() == before
 
 
-def test_lessons_take_no_more_time_than_they_are_given(donor, tmp_path, monkeypatch):
+def test_training_samples_take_limited_time(donor, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "REPLAY", 0.0)
     session = api.tune(
         plan(32), tmp_path / "log.json", budget=Budget(trials=2), timing=QUICK, transfer=[donor]
     )
-    assert session.taught == 1, "one of each workload"
+    assert session.transferred_samples == 1, "one of each workload"
 
 
 def test_a_log_that_is_read_already_is_not_read_again(donor, tmp_path):
@@ -126,7 +128,7 @@ def test_a_log_that_is_read_already_is_not_read_again(donor, tmp_path):
         transfer.read(logs, donor)
 
 
-def test_a_log_of_a_newer_tvmtune_is_refused(donor, tmp_path):
+def test_a_log_of_a_newer_tvmtune_is_rejected(donor, tmp_path):
     new = tmp_path / "new.json"
     first, *rest = donor.read_text().splitlines()
     header = json.loads(first) | {"format": FORMAT + 1}

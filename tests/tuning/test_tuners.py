@@ -1,4 +1,4 @@
-"""Tuners propose what can be built, and never the same twice."""
+"""Tuners: proposals, seeds, warm start, options."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tuning import small
-from tuning.test_points import tiled
+from tuning.test_space_points import tiled
 from tvmtune.errors import UsageError
-from tvmtune.graph import traces
-from tvmtune.graph.template_space import TemplateSpace
-from tvmtune.records.identity import structure
+from tvmtune.passes.workload_keys import structure
+from tvmtune.spaces import traces
+from tvmtune.spaces.template_space import TemplateSpace
 from tvmtune.tuning.model import CostModel
 from tvmtune.tuning.tuners import TUNERS, canonical, check_options, check_space, create
 from tvmtune.tuning.tuners.base import TunerArgs
@@ -74,7 +74,7 @@ def test_the_stored_trace_is_the_candidate(name):
 
 
 @pytest.mark.parametrize("name", TUNERS)
-def test_failures_are_no_obstacle(name):
+def test_failures_do_not_stop_a_tuner(name):
     tuner = create(name, arguments(small.matmul(8), set()))
     for _ in range(3):
         proposals = tuner.ask(4)
@@ -103,7 +103,7 @@ def templated(mod: Any = None, **given: Any) -> TunerArgs:
 
 
 def valley(trace: Any) -> float:
-    """Seconds of an imagined machine that likes tiles of 4 and of 2x8, unrolled."""
+    """Seconds on a fictitious machine that prefers tiles of 4 and of 2x8, unrolled."""
     rows, columns, unroll = (value for _, value in trace[1])
     miss = abs(math.log2(rows[1] / 4)) + abs(math.log2(columns[1] / 2))
     miss += abs(math.log2(columns[2] / 8)) + (unroll == 0)
@@ -123,8 +123,8 @@ def trials_to_the_best(name: str, seed: int, **given: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["xgb", "xgb-knob", "ga", "droplet"])
-def test_what_was_measured_leads_to_the_best_sooner_than_chance(name):
-    """Chance needs half of the space, 54 points."""
+def test_measurements_lead_to_the_best_sooner_than_chance(name):
+    """Random search needs half of the space, 54 points."""
     assert statistics.mean(trials_to_the_best(name, seed) for seed in range(4)) < 36
 
 
@@ -142,8 +142,8 @@ def test_every_point_is_found_in_the_end(name, count, threads):
 
 @pytest.mark.parametrize("count", [3, 16])
 @pytest.mark.parametrize("name", TUNERS)
-def test_a_candidate_that_several_points_come_to_is_proposed_once(name, count):
-    """The second knob's loops become one again."""
+def test_a_candidate_of_several_points_is_proposed_once(name, count):
+    """The second knob's loops are fused again."""
     import tvm
 
     def template(sch: Any) -> None:
@@ -208,20 +208,20 @@ def test_a_droplet_runs_downhill_from_the_best_point():
 
 
 @pytest.mark.parametrize("name", ["xgb", "xgb-knob"])
-def test_what_is_good_elsewhere_is_tried_first(name):
-    """The best tiles of a matrix four times as large, in its own terms."""
+def test_the_warm_start_is_tried_first(name):
+    """Warm start with the best tiles of a matrix four times as large."""
     donor = create("grid", templated(small.matmul(32)))
     every = []
     while proposals := donor.ask(32):
         every += proposals
     best = min(every, key=lambda p: valley(p.trace))
     args = templated()
-    args.relatives = lambda: [best.trace]
+    args.warm_start = lambda: [best.trace]
     assert min(valley(p.trace) for p in create(name, args).ask(4)) == 1e-5
 
 
 @pytest.mark.parametrize("name", ["xgb", "xgb-knob"])
-def test_what_is_good_elsewhere_is_tried_whatever_the_model_says(name):
+def test_the_warm_start_is_tried_whatever_the_model_says(name):
     every = []
     grid = create("grid", templated())
     while proposals := grid.ask(32):
@@ -231,12 +231,12 @@ def test_what_is_good_elsewhere_is_tried_whatever_the_model_says(name):
     history = [record(p, 1 / valley(p.trace)) for p in others[20:60]]
     args = templated(history=history)
     args.known |= {p.candidate for p in others[20:60]}
-    args.relatives = lambda: [best.trace]
+    args.warm_start = lambda: [best.trace]
     assert best.candidate in {p.candidate for p in create(name, args).ask(4)}
 
 
 @pytest.mark.parametrize("name", ["xgb", "xgb-knob", "ga", "droplet"])
-def test_a_candidate_that_turns_out_to_be_wrong_leads_nowhere(name):
+def test_a_wrong_candidate_has_no_children(name):
     tuner: Any = create(name, templated())
     first = tuner.ask(8)
     tuner.tell(first, [1e-6] + [1e-5] * 7)
@@ -246,7 +246,7 @@ def test_a_candidate_that_turns_out_to_be_wrong_leads_nowhere(name):
     assert len(tuner.best(8)) == 7
 
 
-def test_where_nothing_works_the_model_says_so_and_the_search_goes_on():
+def test_the_search_continues_without_a_model_if_nothing_works():
     args = templated()
     tuner = create("xgb", args)
     for _ in range(4):
@@ -256,7 +256,7 @@ def test_where_nothing_works_the_model_says_so_and_the_search_goes_on():
     assert "none of the" in args.model.note
 
 
-def test_a_model_that_cannot_be_fitted_leaves_the_search_to_chance(monkeypatch):
+def test_a_model_that_cannot_be_fitted_leaves_random_search(monkeypatch):
     import xgboost
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -284,7 +284,7 @@ def test_grid_asks_for_a_limit_where_the_size_is_unknown():
     check_space("grid", [known], limited=False)
 
 
-def test_an_option_of_another_tuner_is_refused_with_those_that_there_are():
+def test_an_option_of_another_tuner_is_rejected_with_the_valid_ones():
     with pytest.raises(UsageError, match="'ga' has no such option.*population=24"):
         check_options("ga", {"replays": 2})
 
@@ -292,16 +292,16 @@ def test_an_option_of_another_tuner_is_refused_with_those_that_there_are():
 @pytest.mark.parametrize(
     ("alias", "name"), [("gridsearch", "grid"), ("xgb_knob", "xgb-knob"), ("genetic", "ga")]
 )
-def test_names_of_the_older_tools_are_understood(alias, name):
+def test_names_from_other_tools_are_accepted(alias, name):
     assert canonical(alias) == name
 
 
 @pytest.mark.parametrize("alias", ["xgb", "XGB", "xgb-rank", "evolutionary"])
-def test_old_names_are_understood(alias):
+def test_old_names_are_accepted(alias):
     assert canonical(alias) == "xgb"
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("xbg", "xgb"), ("randm", "random")])
-def test_an_unknown_tuner_is_refused_with_the_nearest_name(wrong, meant):
+def test_an_unknown_tuner_is_rejected_with_the_nearest_name(wrong, meant):
     with pytest.raises(UsageError, match=f"tuner '{wrong}' is not known. Did you mean .*{meant}"):
         canonical(wrong)

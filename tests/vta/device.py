@@ -1,4 +1,5 @@
-"""VTA in software behind registers and memory in files, as a board shows them to its driver."""
+"""A software model of VTA with its registers and memory in files, as a board exposes them to
+the driver."""
 
 from __future__ import annotations
 
@@ -9,20 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmtune_vta import fpga, isa, simulator
-from tvmtune_vta.config import Config, Memory
-from tvmtune_vta.isa import Transfer
-from tvmtune_vta.program import NO_OPERAND, UOPS, Buffer, Program
+from tvmtune_vta.device import contiguous_memory, fpga
+from tvmtune_vta.hardware import isa
+from tvmtune_vta.hardware.config import Config, Memory
+from tvmtune_vta.hardware.isa import Transfer
+from tvmtune_vta.hardware.program import NO_OPERAND, UOPS, Buffer, Program
+from tvmtune_vta.simulator import reference
 
 ADDRESS = 0x10000000
-"""Where the memory begins in the board's address space."""
+"""Physical address of the memory."""
 
 
 class Device:
-    """Begins when fetch is told to, takes what the registers say, and says when it is done.
+    """Starts when fetch is started, follows the registers, and signals when it is done.
 
-    It knows nothing of programs: instructions with absolute addresses lie in memory, all else is
-    what they make of it.
+    It does not know programs: it executes instructions with absolute addresses from memory.
     """
 
     def __init__(self, folder: Path, config: Config, size: int = 1 << 20) -> None:
@@ -31,10 +33,10 @@ class Device:
         self.registers.write_bytes(bytes(4 * fpga.PAGE))
         self.memory, self.sysfs = folder / "udmabuf0", folder / "sys"
         self.memory.write_bytes(bytes(size))
-        told = self.sysfs / "udmabuf0"
-        told.mkdir(parents=True)
-        (told / "size").write_text(f"{size}\n")
-        (told / "phys_addr").write_text(f"0x{ADDRESS:016x}\n")
+        udmabuf = self.sysfs / "udmabuf0"
+        udmabuf.mkdir(parents=True)
+        (udmabuf / "size").write_text(f"{size}\n")
+        (udmabuf / "phys_addr").write_text(f"0x{ADDRESS:016x}\n")
         self.runs, self.dead = 0, False
         self._words = np.frombuffer(self._open(self.registers), np.uint32)
         self._bytes = np.frombuffer(self._open(self.memory), np.uint8)
@@ -46,9 +48,9 @@ class Device:
         self._ended.set()
         self._thread.join()
 
-    def board(self) -> fpga.Board:
-        memory = fpga.DmaMemory(self.memory)
-        return fpga.Board(self.config, fpga.Registers(self.registers, 0), memory)
+    def board(self) -> fpga.FpgaBoard:
+        memory = contiguous_memory.UdmabufAllocator(self.memory)
+        return fpga.FpgaBoard(self.config, fpga.Registers(self.registers, 0), memory)
 
     def _open(self, path: Path) -> mmap.mmap:
         with path.open("r+b") as file:
@@ -86,4 +88,4 @@ class Device:
         uops = self._bytes.view(np.uint32).copy()
         program = Program(self.config, words, uops, buffers, operands)
         held = {0: self._bytes.view(np.int8).copy(), 1: self._bytes.view(np.int32).copy()}
-        self._bytes.view(np.int8)[:] = simulator.run(program, held).memory[0]
+        self._bytes.view(np.int8)[:] = reference.run(program, held).memory[0]

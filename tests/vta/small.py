@@ -1,4 +1,4 @@
-"""A product of matrices, written by hand: small, and yet all engines wait for one another."""
+"""A small hand-written matrix product in which all engines wait for one another."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune_vta import isa
-from tvmtune_vta.config import Config
-from tvmtune_vta.isa import Alu, AluOp, Engine, Finish, Gemm, Load, Memory, Store
-from tvmtune_vta.program import NO_OPERAND, UOPS, Buffer, Program
+from tvmtune_vta.hardware import isa
+from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.hardware.isa import Alu, AluOp, Engine, Finish, Gemm, Load, Memory, Store
+from tvmtune_vta.hardware.program import NO_OPERAND, UOPS, Buffer, Program
 
 ROWS, ROUND, DEEP, WIDE = 8, 4, 2, 2
-"""Input elements of DEEP blocks each, in rounds of ROUND, by WIDE blocks of outputs."""
+"""Input elements of DEEP blocks each, in rounds of ROUND, by WIDE output blocks."""
 SHIFT = 7
 X, W, Y = 0, 1, 2
 
 
 def steps() -> list[tuple[Any, int]]:
-    """Two rounds in the same places on chip: y = clip(x . w^T >> 7, -5, 100)."""
+    """Two rounds at the same on-chip addresses: y = clip(x . w^T >> 7, -5, 100)."""
     every = {"uop_bgn": 0, "uop_end": ROUND, "iter_in": WIDE, "dst_factor_in": ROUND}
-    found = [(Load(memory=Memory.UOP, x_size=ROUND, x_stride=ROUND), UOPS)]
-    found.append((Load(memory=Memory.WGT, x_size=WIDE * DEEP, x_stride=WIDE * DEEP), W))
+    program_steps = [(Load(memory=Memory.UOP, x_size=ROUND, x_stride=ROUND), UOPS)]
+    program_steps.append((Load(memory=Memory.WGT, x_size=WIDE * DEEP, x_stride=WIDE * DEEP), W))
     for turn in range(ROWS // ROUND):
         size = ROUND * DEEP
         again, last = turn > 0, turn == ROWS // ROUND - 1
@@ -51,7 +51,7 @@ def steps() -> list[tuple[Any, int]]:
             pop_prev=True,
             push_prev=True,
         )
-        found += [
+        program_steps += [
             (load, X),
             (Gemm(**every, reset=True, pop_next=again), NO_OPERAND),
             (gemm, NO_OPERAND),
@@ -60,9 +60,9 @@ def steps() -> list[tuple[Any, int]]:
             (Alu(**every, op=AluOp.MIN, use_imm=True, imm=100, push_next=True), NO_OPERAND),
             (store, Y),
         ]
-    found.append((isa.noop(Engine.COMPUTE, pop_next=True), NO_OPERAND))
-    found.append((Finish(), NO_OPERAND))
-    return found
+    program_steps.append((isa.noop(Engine.COMPUTE, pop_next=True), NO_OPERAND))
+    program_steps.append((Finish(), NO_OPERAND))
+    return program_steps
 
 
 def program(config: Config | None = None, changed: list[tuple[Any, int]] | None = None) -> Program:
@@ -96,9 +96,9 @@ def expected(held: dict[int, np.ndarray]) -> np.ndarray:
 
 
 def change(index: int, **fields: Any) -> list[tuple[Any, int]]:
-    """The steps with one instruction changed; ``operand`` is the operand."""
-    found = steps()
-    instruction, operand = found[index]
+    """The steps with one instruction changed; ``operand`` changes its operand."""
+    program_steps = steps()
+    instruction, operand = program_steps[index]
     operand = fields.pop("operand", operand)
-    found[index] = (dataclasses.replace(instruction, **fields), operand)
-    return found
+    program_steps[index] = (dataclasses.replace(instruction, **fields), operand)
+    return program_steps

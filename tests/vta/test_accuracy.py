@@ -1,4 +1,4 @@
-"""Something that can be right or wrong: handwritten digits that no weight has seen."""
+"""int8 accuracy on a real task: handwritten digits held out from training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from sklearn import datasets
 
 from tvmtune import api, networks
-from tvmtune.deploy.library import Library
+from tvmtune.runtime.library import Library
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ HELD_OUT = 400
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pictures (n, 1, 8, 8), of about unit variance, and what they show."""
+    """Images (n, 1, 8, 8), of about unit variance, and their labels."""
     data = datasets.load_digits()
     pictures = ((data.images - data.images.mean()) / data.images.std()).astype("float32")[:, None]
     order = np.random.default_rng(0).permutation(len(pictures))
@@ -39,22 +39,22 @@ def model(digits):
         def forward(self, x):
             return torch.relu(x + self.second(torch.relu(self.norm(self.first(x)))))
 
-    made = torch.nn.Sequential(
+    network = torch.nn.Sequential(
         *(torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), Block(16)),
         *(torch.nn.Conv2d(16, 32, 3, stride=2, padding=1), torch.nn.ReLU(), Block(32)),
         *(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 10)),
     )
     pictures, shown = (torch.from_numpy(a[HELD_OUT:]) for a in digits)
-    optimizer = torch.optim.Adam(made.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(network.parameters(), 3e-3)
     for _ in range(12):
         for batch in torch.randperm(len(pictures)).split(64):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(made(pictures[batch]), shown[batch]).backward()
+            torch.nn.functional.cross_entropy(network(pictures[batch]), shown[batch]).backward()
             optimizer.step()
-    return made.eval()
+    return network.eval()
 
 
-def test_int8_is_within_a_point_of_float_on_digits_that_were_held_out(digits, model, tmp_path):
+def test_int8_accuracy_is_within_a_point_of_float_on_held_out_digits(digits, model, tmp_path):
     pictures, shown = digits
     path = tmp_path / "digits.pt2"
     torch.export.save(torch.export.export(model, (torch.from_numpy(pictures[:1]),)), path)
@@ -62,15 +62,15 @@ def test_int8_is_within_a_point_of_float_on_digits_that_were_held_out(digits, mo
     (spec,) = network.inputs
     samples = {spec.name: pictures[HELD_OUT : HELD_OUT + 64]}
     plan = api.plan(network, "vta", calibration=samples)
-    assert len(plan.prepared.extra["split"].layers) == 7
+    assert len(plan.prepared.extra["partition"].layers) == 7
     library = Library.open(api.compile(plan, tmp_path / "digits.so").path)
-    found = [
+    predicted = [
         int(library.run({spec.name: pictures[n : n + 1]})[0].argmax()) for n in range(HELD_OUT)
     ]
     with torch.no_grad():
         wanted = model(torch.from_numpy(pictures[:HELD_OUT])).argmax(1).numpy()
     float_right = float(np.mean(wanted == shown[:HELD_OUT]))
-    int8_right = float(np.mean(np.array(found) == shown[:HELD_OUT]))
+    int8_right = float(np.mean(np.array(predicted) == shown[:HELD_OUT]))
     assert float_right > 0.95
     assert int8_right >= float_right - 0.01, (int8_right, float_right)
     assert all(row.sqnr > 25 for row in plan.network.table())

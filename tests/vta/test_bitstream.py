@@ -1,4 +1,4 @@
-"""Bitstreams: what is in their files, and boards that are loaded with them."""
+"""Bitstreams: their headers, and programming the FPGA of a board."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cli.commands import complaint, tvmtune
-from farm.served import Farm
+from remote.served import Farm
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune_vta import bitstream, fpga
-from tvmtune_vta.bitstream import Bitstream
-from tvmtune_vta.config import Config
+from tvmtune_vta.device import bitstream, fpga
+from tvmtune_vta.device.bitstream import Bitstream
+from tvmtune_vta.hardware.config import Config
 
 NAME = Config.named("pynq").bitstream
 PYNQ = """
@@ -24,11 +24,11 @@ class Bitstream:
         with open({log!r}, "a") as log:
             log.write(self.path + "\\n")
 """
-"""As its documentation has it."""
+"""A stand-in for PYNQ's class, after its documentation."""
 
 
-def made(folder: Path, name: str = NAME, part: str = "7z020clg484") -> Path:
-    """A file as Vivado writes it, around a few bytes."""
+def bitstream_file(folder: Path, name: str = NAME, part: str = "7z020clg484") -> Path:
+    """A file in the format of Vivado, with a few bytes of data."""
     fields = b"".join(
         struct.pack(">cH", key.encode(), len(text) + 1) + text.encode() + b"\0"
         for key, text in {
@@ -43,38 +43,38 @@ def made(folder: Path, name: str = NAME, part: str = "7z020clg484") -> Path:
     return path
 
 
-def test_the_header_says_what_it_is_for(tmp_path):
-    found = Bitstream.read(made(tmp_path))
-    assert (found.name, found.part) == (NAME, "7z020clg484")
-    assert found.date == "2020/02/11 12:00:00"
-    found.check(Config.named("pynq"))
+def test_the_header_is_parsed(tmp_path):
+    parsed = Bitstream.read(bitstream_file(tmp_path))
+    assert (parsed.name, parsed.part) == (NAME, "7z020clg484")
+    assert parsed.date == "2020/02/11 12:00:00"
+    parsed.check(Config.named("pynq"))
 
 
-def test_another_configuration_or_chip_is_refused(tmp_path):
-    right, other = made(tmp_path), made(tmp_path, "1x16_i8w8a32_15_15_18_18")
-    with pytest.raises(TvmtuneError, match=f"is 1x16_i8w8a32_15_15_18_18, and .* {NAME}"):
+def test_another_configuration_or_chip_is_rejected(tmp_path):
+    right, other = bitstream_file(tmp_path), bitstream_file(tmp_path, "1x16_i8w8a32_15_15_18_18")
+    with pytest.raises(TvmtuneError, match=f"is 1x16_i8w8a32_15_15_18_18, but .* {NAME}"):
         Bitstream.read(other).check(Config.named("pynq"))
-    with pytest.raises(TvmtuneError, match="for the chip 7z020clg484, and zcu104 has a zu7ev"):
+    with pytest.raises(TvmtuneError, match="for the chip 7z020clg484, but zcu104 has a zu7ev"):
         Bitstream.read(right).check(Config.named("zcu104"))
-    with pytest.raises(TvmtuneError, match="how de10nano is loaded is not known"):
+    with pytest.raises(TvmtuneError, match="loading a de10nano is not supported"):
         Bitstream.read(right).check(
             Config.parse(Config.named("pynq").as_dict() | {"TARGET": "de10nano"}, "test")
         )
 
 
 @pytest.mark.parametrize("size", [0, 5, 40, -1])
-def test_a_file_that_is_cut_short_is_none(tmp_path, size):
-    path = made(tmp_path)
+def test_a_truncated_file_is_rejected(tmp_path, size):
+    path = bitstream_file(tmp_path)
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(TvmtuneError, match="is no bitstream of Xilinx"):
+    with pytest.raises(TvmtuneError, match="is not a Xilinx bitstream"):
         Bitstream.read(path)
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         Bitstream.read(tmp_path / "none.bit")
 
 
 @pytest.mark.slow
-def test_a_board_is_loaded_and_says_so(farm: Farm, tmp_path):
-    """With a package pynq that only notes what it is asked for, and no FPGA."""
+def test_program_fpga_loads_a_board(farm: Farm, tmp_path):
+    """With a stand-in for the package pynq that logs calls, and no FPGA."""
     log, state, registers = (tmp_path / name for name in ("loaded.txt", "state.json", "registers"))
     (tmp_path / "pynq.py").write_text(PYNQ.format(log=str(log)))
     registers.write_bytes(bytes(4 * fpga.PAGE))
@@ -89,14 +89,14 @@ def test_a_board_is_loaded_and_says_so(farm: Farm, tmp_path):
     where = ["--remote", f"board@{tracker}", "--config"]
     before = tvmtune("vta", "reconfig-runtime", *where, "pynq", cwd=tmp_path)
     assert before.returncode == 1
-    assert "has nothing that is known of loaded" in complaint(before.stderr)
-    done = tvmtune("vta", "program-fpga", made(tmp_path), *where, "pynq", cwd=tmp_path)
+    assert "has no known bitstream loaded" in complaint(before.stderr)
+    done = tvmtune("vta", "program-fpga", bitstream_file(tmp_path), *where, "pynq", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"loaded with {NAME}" in done.stdout
     assert log.read_text().endswith(f"/{NAME}.bit\n")
     assert json.loads(state.read_text())["part"] == "7z020clg484"
     after = tvmtune("vta", "reconfig-runtime", *where, "pynq", cwd=tmp_path)
-    assert after.stdout == f"the board 'board' has, and its FPGA is loaded with, {NAME}\n"
+    assert after.stdout == f"the board 'board' has its FPGA loaded with {NAME}\n"
     other = tmp_path / "vta_config.json"
     other.write_text(json.dumps(Config().as_dict() | {"LOG_UOP_BUFF_SIZE": 14}))
     wrong = tvmtune("vta", "reconfig-runtime", *where, other, cwd=tmp_path)
@@ -104,12 +104,12 @@ def test_a_board_is_loaded_and_says_so(farm: Farm, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_simulating_board_has_nothing_to_load(farm: Farm, tmp_path):
+def test_program_fpga_rejects_a_simulating_board(farm: Farm, tmp_path):
     _, tracker = farm.tracker()
     farm.board("board", tracker)
     where = ["--remote", f"board@{tracker}", "--config", "pynq"]
     done = tvmtune("vta", "reconfig-runtime", *where, cwd=tmp_path)
-    assert "simulates whatever configuration" in done.stdout
-    done = tvmtune("vta", "program-fpga", made(tmp_path), *where, cwd=tmp_path)
+    assert "simulates any configuration" in done.stdout
+    done = tvmtune("vta", "program-fpga", bitstream_file(tmp_path), *where, cwd=tmp_path)
     assert done.returncode == 1
-    assert "this board simulates VTA, and has nothing to load" in complaint(done.stderr)
+    assert "this board simulates VTA and has no FPGA to program" in complaint(done.stderr)

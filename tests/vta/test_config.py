@@ -1,4 +1,4 @@
-"""The published vta_config.json: what follows from it, and what is refused."""
+"""vta_config.json: derived values, and rejected ones."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from tvmtune.errors import UsageError
-from tvmtune_vta.config import Config, Memory
+from tvmtune_vta.hardware.config import Config, Memory
 
 SAMPLE: dict[str, Any] = Config().as_dict()
 
 
 def write(path: Path, **changed: Any) -> Path:
-    told = {key: value for key, value in (SAMPLE | changed).items() if value is not ...}
-    path.write_text(json.dumps(told))
+    config = {key: value for key, value in (SAMPLE | changed).items() if value is not ...}
+    path.write_text(json.dumps(config))
     return path
 
 
 @pytest.mark.parametrize("name", ["sim", "pynq", "ultra96", "zcu104", "de10nano"])
-def test_the_published_samples_have_one_shape(name):
+def test_published_configurations_have_the_same_shape(name):
     config = Config.named(name)
     assert config.target == name
     assert config.hw_ver == ("0.0.1" if name == "zcu104" else "0.0.2")
@@ -31,7 +31,7 @@ def test_the_published_samples_have_one_shape(name):
     assert config.same_hardware(Config())
 
 
-def test_depths_and_elements_follow():
+def test_derived_depths_and_element_sizes():
     config = Config()
     assert [config.depth(m) for m in Memory] == [8192, 1024, 2048, 2048, 2048, 2048]
     assert [config.element_bytes(m) for m in Memory] == [4, 256, 16, 64, 16, 16]
@@ -39,8 +39,8 @@ def test_depths_and_elements_follow():
     assert config.uop_limit == 2047
 
 
-def test_fields_lie_where_hw_spec_says():
-    """From the table of the instruction set, for the default configuration."""
+def test_fields_match_hw_spec():
+    """The table of the instruction set, for the default configuration."""
     config = Config()
     low = {name: {f.name: f.low for f in lay.fields} for name, lay in config.instructions.items()}
     width = {
@@ -71,19 +71,19 @@ def test_other_shapes_move_the_fields(tmp_path):
     config = Config.load(write(tmp_path / "c.json", LOG_BLOCK=5))
     assert config.depth(Memory.WGT) == 256
     assert config.element_bytes(Memory.WGT) == 1024
-    # A C compiler moves the first factor into what the first word has left.
+    # A C compiler moves the first factor into the free bits of the first word,
     config = Config.load(write(tmp_path / "c.json", LOG_UOP_BUFF_SIZE=10))
     places = {f.name: f.low for f in config.instructions["GEMM"].fields}
     assert places["iter_in"] + 14 == 37 + 16
     assert places["dst_factor_out"] == 53
     assert places["dst_factor_in"] == 64
-    # and a wider range of uops moves the inner count into the second, if that has room.
+    # and a wider range of uops moves the inner count into the second word, if it fits.
     smaller = {"LOG_ACC_BUFF_SIZE": 13, "LOG_INP_BUFF_SIZE": 13, "LOG_WGT_BUFF_SIZE": 15}
     config = Config.load(write(tmp_path / "c.json", LOG_UOP_BUFF_SIZE=16, **smaller))
     assert {f.name: f.low for f in config.instructions["GEMM"].fields}["iter_in"] == 64
 
 
-def test_derived_keys_may_be_told_if_they_agree(tmp_path):
+def test_consistent_derived_keys_are_accepted(tmp_path):
     derived = {"LOG_BLOCK_IN": 4, "LOG_BLOCK_OUT": 4, "LOG_OUT_WIDTH": 3, "LOG_OUT_BUFF_SIZE": 15}
     assert Config.load(write(tmp_path / "c.json", **derived)) == Config()
 
@@ -94,16 +94,16 @@ def test_derived_keys_may_be_told_if_they_agree(tmp_path):
         ({"LOG_BLOCK": ...}, "key 'LOG_BLOCK' is missing"),
         ({"LOG_BLOK": 4}, "key 'LOG_BLOK' is not known. Did you mean LOG_BLOCK"),
         ({"zzz": 4}, "key 'zzz' is not known. Known: HW_VER"),
-        ({"LOG_BATCH": "0"}, "LOG_BATCH='0' is not a whole number"),
-        ({"LOG_BATCH": True}, "LOG_BATCH=True is not a whole number"),
-        ({"LOG_BATCH": 1.5}, "LOG_BATCH=1.5 is not a whole number"),
-        ({"LOG_BATCH": -1}, "LOG_BATCH=-1: 0 to 8"),
-        ({"LOG_ACC_BUFF_SIZE": 99}, "LOG_ACC_BUFF_SIZE=99: 0 to 28"),
+        ({"LOG_BATCH": "0"}, "LOG_BATCH='0' is not an integer"),
+        ({"LOG_BATCH": True}, "LOG_BATCH=True is not an integer"),
+        ({"LOG_BATCH": 1.5}, "LOG_BATCH=1.5 is not an integer"),
+        ({"LOG_BATCH": -1}, "LOG_BATCH=-1: must be 0 to 8"),
+        ({"LOG_ACC_BUFF_SIZE": 99}, "LOG_ACC_BUFF_SIZE=99: must be 0 to 28"),
         ({"LOG_INP_WIDTH": 2}, "LOG_INP_WIDTH=2 is 4 bits"),
         ({"LOG_ACC_WIDTH": 4}, "LOG_ACC_WIDTH=4 is 16 bits"),
         ({"TARGET": "pink"}, "TARGET='pink' is not known. Did you mean pynq"),
         ({"TARGET": ["sim"]}, "TARGET=.* is not known"),
-        ({"HW_VER": 2}, "HW_VER=2 is no version"),
+        ({"HW_VER": 2}, "HW_VER=2 is not a version"),
         ({"LOG_WGT_BUFF_SIZE": 7}, "LOG_WGT_BUFF_SIZE=7: 128 bytes hold no element of 256"),
         ({"LOG_UOP_BUFF_SIZE": 2}, "LOG_UOP_BUFF_SIZE=2: 4 bytes hold one element of 4"),
         ({"LOG_UOP_BUFF_SIZE": 19}, "depth of 2.17 elements does not fit the 16-bit sram_base"),
@@ -112,8 +112,11 @@ def test_derived_keys_may_be_told_if_they_agree(tmp_path):
             {"LOG_ACC_BUFF_SIZE": 18, "LOG_WGT_BUFF_SIZE": 16},
             "LOG_ACC_BUFF_SIZE=18: .* the ALU instruction 144 bits",
         ),
-        ({"LOG_WGT_BUFF_SIZE": 19}, "a uop holds indices of 11, 11 and 11 bits, and has 32"),
-        ({"LOG_BLOCK_IN": 5}, "LOG_BLOCK_IN=5 contradicts LOG_BLOCK: it follows to be 4"),
+        (
+            {"LOG_WGT_BUFF_SIZE": 19},
+            "indices of 11, 11 and 11 bits exceed the 32 bits of a uop",
+        ),
+        ({"LOG_BLOCK_IN": 5}, "LOG_BLOCK_IN=5 contradicts LOG_BLOCK: it must be 4"),
         ({"LOG_OUT_BUFF_SIZE": 17}, "LOG_OUT_BUFF_SIZE=17 contradicts LOG_ACC_BUFF_SIZE"),
         ({"TARGET": "de10nano", "LOG_BATCH": 1}, "the Chisel design has batch 1"),
         (
@@ -127,18 +130,18 @@ def test_derived_keys_may_be_told_if_they_agree(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_named(tmp_path, changed, named):
+def test_invalid_values_are_named(tmp_path, changed, named):
     path = write(tmp_path / "c.json", **changed)
-    with pytest.raises(UsageError, match=named) as told:
+    with pytest.raises(UsageError, match=named) as raised:
         Config.load(path)
-    assert str(told.value).startswith(f"{path}: ")
+    assert str(raised.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [("{", "is not JSON"), ("[1]", "is a JSON object"), ("\xff", "is not JSON"), (None, "No such")],
 )
-def test_what_is_no_configuration_is_named(tmp_path, text, named):
+def test_a_file_that_is_not_a_configuration_is_named(tmp_path, text, named):
     path = tmp_path / "c.json"
     if text is not None:
         path.write_bytes(text.encode("latin-1"))
@@ -146,14 +149,14 @@ def test_what_is_no_configuration_is_named(tmp_path, text, named):
         Config.load(path)
 
 
-def test_an_unknown_name_gets_the_nearest():
+def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(
-        UsageError, match="config=ultra69 is no published configuration.* mean ultra96"
+        UsageError, match="config=ultra69 is neither a published configuration.* mean ultra96"
     ):
         Config.named("ultra69")
 
 
-def test_tvm_is_not_needed():
-    """A driver on a board, or another simulator's author, has NumPy only."""
-    code = "import sys, tvmtune_vta.simulator; sys.exit('tvm' in sys.modules)"
+def test_the_reference_simulator_does_not_import_tvm():
+    """Drivers on boards, and authors of other simulators, have NumPy only."""
+    code = "import sys, tvmtune_vta.simulator.reference; sys.exit('tvm' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

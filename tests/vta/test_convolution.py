@@ -1,4 +1,4 @@
-"""Streams for convolutions: sound by hardware's rules, right to the bit in any order of engines."""
+"""Programs of convolutions obey the rules and are bit-exact in any order of the engines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from tvmtune.errors import TvmtuneError
-from tvmtune_vta import isa, quick, rules, simulator
-from tvmtune_vta.config import Config
-from tvmtune_vta.convolution import BIAS, W, X, Y, generate
-from tvmtune_vta.knobs import Knobs, Misfit, points
-from tvmtune_vta.workload import Convolution, Epilogue
-from vta.packed import arrays, assert_right, drawn_right, valid
+from tvmtune_vta.codegen.convolution import BIAS, W, X, Y, generate
+from tvmtune_vta.codegen.knobs import InfeasibleKnobs, Knobs, points
+from tvmtune_vta.codegen.workload import Convolution, Epilogue
+from tvmtune_vta.hardware import isa, rules
+from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.simulator import fast, reference
+from vta.packed import arrays, assert_correct, feasible_knobs, random_knobs_are_correct
 
 RESNET_18 = {
     Convolution(1, 56, 56, 64, 64, 3, 3, 1, 1, 1, 1): 4,
@@ -27,7 +28,7 @@ RESNET_18 = {
     Convolution(1, 14, 14, 256, 512, 1, 1, 0, 0, 2, 2): 1,
     Convolution(1, 7, 7, 512, 512, 3, 3, 1, 1, 1, 1): 3,
 }
-"""The tutorial's ten, and how often each occurs; the first convolution stays on the CPU."""
+"""The tutorial's ten, and how often each occurs; the first convolution runs on the CPU."""
 OTHERS = {"two rows": {"LOG_BATCH": 1}, "32 columns": {"LOG_BLOCK": 5, "LOG_WGT_BUFF_SIZE": 20}}
 
 
@@ -36,7 +37,7 @@ def config(**changed: int) -> Config:
 
 
 def test_the_reference_is_a_convolution():
-    """Held against the definition, value by value."""
+    """Compared with the definition, value by value."""
     conv = Convolution(1, 5, 6, 16, 16, 3, 2, 1, 0, 2, 1)
     memory, got = arrays(conv, Epilogue(True, 9, -100, 90), Config())
     x, w, bias = memory[X], memory[W], memory[BIAS]
@@ -52,7 +53,7 @@ def test_the_reference_is_a_convolution():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_shape_is_right_to_the_bit(seed):
+def test_any_shape_is_bit_exact(seed):
     """Strides, paddings, kernels of 1 to 7, channels, groups, batches, epilogues, knobs."""
     rng = random.Random(seed)
     on, done = Config(), 0
@@ -66,52 +67,54 @@ def test_any_shape_is_right_to_the_bit(seed):
         )
         low, high = rng.choice([(0, 127), (None, 127), (-128, None), (None, None)])
         epilogue = Epilogue(rng.random() < 0.5, rng.choice([0, 5, 8, 17, 30]), low, high)
-        done += drawn_right(conv, epilogue, on, rng, orders=done == 0)
+        done += random_knobs_are_correct(conv, epilogue, on, rng, orders=done == 0)
 
 
 @pytest.mark.parametrize("conv", RESNET_18, ids=str)
 @pytest.mark.slow
-def test_a_layer_of_resnet_18_is_right_to_the_bit(conv):
+def test_layers_of_resnet_18_are_bit_exact(conv):
     on = Config()
-    for knobs in valid(conv, on, 2):
-        assert_right(conv, Epilogue(True), knobs, on, orders=False)
+    for knobs in feasible_knobs(conv, on, 2):
+        assert_correct(conv, Epilogue(True), knobs, on, orders=False)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count", [pytest.param(15, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("conv", RESNET_18, ids=str)
-def test_fifty_configurations_of_a_layer_are_right_to_the_bit(conv):
+def test_knob_settings_are_bit_exact(conv, count):
     on, epilogue = Config(), Epilogue(True)
     memory, want = arrays(conv, epilogue, on)
-    found = valid(conv, on, 50, seed=1)
-    assert len(found) == 50
-    for number, knobs in enumerate(found):
-        # to check the rules takes most of the time, and each of these keeps the same ones
-        machine = quick.Machine(generate(conv, epilogue, knobs, on), checked=number % 10 > 0)
+    settings = feasible_knobs(conv, on, count, seed=1)
+    assert len(settings) == count
+    for number, knobs in enumerate(settings):
+        # checking the rules takes most of the time, and these programs are similar
+        machine = fast.FastSimulator(generate(conv, epilogue, knobs, on), checked=number % 10 > 0)
         assert np.array_equal(machine.run(memory)[Y], want), knobs
 
 
 @pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
 @pytest.mark.slow
-def test_other_hardware_is_served_as_well(changed):
+def test_other_configurations_are_bit_exact(changed):
     on = config(**changed)
     conv = Convolution(2 * on.batch, 9, 10, 2 * on.block, 4 * on.block, 3, 3, 1, 1, 2, 1)
-    for knobs in valid(conv, on, 6):
-        assert_right(conv, Epilogue(True), knobs, on)
+    for knobs in feasible_knobs(conv, on, 6):
+        assert_correct(conv, Epilogue(True), knobs, on)
 
 
 def test_a_dense_layer_is_a_convolution_of_one_pixel():
     on = Config()
     conv = Convolution(1, 1, 1, 512, 1024, 1, 1)
-    for knobs in valid(conv, on, 5):
-        assert_right(conv, Epilogue(True, 10, None, None), knobs, on)
+    for knobs in feasible_knobs(conv, on, 5):
+        assert_correct(conv, Epilogue(True, 10, None, None), knobs, on)
 
 
-def test_slots_share_what_they_load():
-    """Two blocks of output channels load their input once, two blocks of rows their weights."""
+def test_slots_share_loaded_data():
+    """Two blocks of output channels share their input, two blocks of rows their weights."""
     conv = Convolution(1, 16, 16, 32, 64, 3, 3, 1, 1)
     memory, _ = arrays(conv, Epilogue(), Config())
     one, channels, rows = (
-        simulator.run(generate(conv, Epilogue(), knobs, Config()), memory).traffic
+        reference.run(generate(conv, Epilogue(), knobs, Config()), memory).traffic
         for knobs in (
             Knobs(1, 4, 16, 1, 2),
             Knobs(1, 4, 16, 1, 2, oc_nthread=2),
@@ -129,14 +132,14 @@ def test_slots_share_what_they_load():
     [
         (Knobs(tile_h=3), "tile_h=3 does not divide 56"),
         (Knobs(tile_co=4, oc_nthread=2), "oc_nthread=2 does not divide the 1 tiles"),
-        (Knobs(tile_h=56, tile_w=56), "elements of INP are needed, and there are 2048"),
+        (Knobs(tile_h=56, tile_w=56), "elements of INP are needed, more than 2048"),
         (Knobs(tile_w=2), "a tile of 2 outputs is too small"),
-        (Knobs(tile_h=1, tile_w=56, tile_ci=4, oc_nthread=2), "uops are needed, and there are"),
+        (Knobs(tile_h=1, tile_w=56, tile_ci=4, oc_nthread=2), "uops are needed, more than"),
     ],
 )
-def test_knobs_without_room_are_rejected_with_the_reason(knobs, reason):
+def test_infeasible_knobs_are_rejected_with_the_reason(knobs, reason):
     conv = Convolution(1, 56, 56, 64, 64, 3, 3, 1, 1)
-    with pytest.raises(Misfit, match=reason):
+    with pytest.raises(InfeasibleKnobs, match=reason):
         generate(conv, Epilogue(), knobs, Config())
 
 
@@ -148,13 +151,13 @@ def test_knobs_without_room_are_rejected_with_the_reason(knobs, reason):
         (Convolution(1, 2, 2, 16, 16, 5, 5), "the kernel is larger than its input"),
     ],
 )
-def test_a_shape_that_fits_no_configuration_is_refused(conv, reason):
+def test_unsupported_shapes_are_rejected(conv, reason):
     with pytest.raises(TvmtuneError, match=reason):
         list(points(conv, Config()))
 
 
-def test_a_token_less_is_found():
-    """Every flag of a small stream, taken away alone, breaks a rule."""
+def test_a_missing_token_is_detected():
+    """Removing any single flag of a small program breaks a rule."""
     import dataclasses
 
     conv = Convolution(1, 4, 4, 32, 32, 1, 1)

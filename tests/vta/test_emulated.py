@@ -1,4 +1,5 @@
-"""A 64-bit ARM board beside an accelerator: libraries for its CPU, made here and checked there."""
+"""A 64-bit ARM board next to an accelerator: libraries for its CPU, built here and checked
+there."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cli.commands import complaint, tvmtune
-from farm.served import LIMIT, Farm
-from quantise import cnn
-from tvmtune.deploy import metadata
+from quantize import cnn
+from remote.served import LIMIT, Farm
+from tvmtune.library import metadata
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,12 +25,14 @@ PLUGIN = Path(__file__).parents[2] / "plugins" / "vta"
 
 
 def installed(folder: Path) -> list[Path]:
-    """What a board needs on its path to find the backend as if pip had installed it."""
-    told = folder / "packages" / "tvmtune_vta-0.1.0.dist-info"
-    told.mkdir(parents=True)
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: tvmtune-vta\nVersion: 0.1.0\n")
-    (told / "entry_points.txt").write_text("[tvmtune]\nvta = tvmtune_vta.hooks\n")
-    return [PLUGIN, told.parent]
+    """The files that let a board find the backend as if pip had installed it."""
+    dist_info = folder / "packages" / "tvmtune_vta-0.1.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tvmtune-vta\nVersion: 0.1.0\n"
+    )
+    (dist_info / "entry_points.txt").write_text("[tvmtune]\nvta = tvmtune_vta.hooks\n")
+    return [PLUGIN, dist_info.parent]
 
 
 def test_a_library_is_tuned_for_the_board_and_compared_with_its_cpu(farm: Farm, tmp_path):
@@ -41,9 +44,9 @@ def test_a_library_is_tuned_for_the_board_and_compared_with_its_cpu(farm: Farm, 
     done = tvmtune(*words, "--trials", 4, "-o", "vta.so", cwd=tmp_path, timeout=4 * LIMIT)
     assert done.returncode == 0, done.stderr
     assert "the output is right" in done.stdout
-    told = metadata.read(tmp_path / "vta.so")
-    assert told["device"]["target"]["mtriple"] == "aarch64-linux-gnu"
-    assert told["tasks"]["exact"] == len(told["tasks"]["list"])
+    described = metadata.read(tmp_path / "vta.so")
+    assert described["device"]["target"]["mtriple"] == "aarch64-linux-gnu"
+    assert described["tasks"]["exact"] == len(described["tasks"]["list"])
     done = tvmtune("compile", "cnn.onnx", "--target", "arm", *there, "-o", "arm.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for library in ("vta.so", "arm.so"):
@@ -56,14 +59,12 @@ def test_a_library_is_tuned_for_the_board_and_compared_with_its_cpu(farm: Farm, 
         assert simulated == (library == "vta.so")
 
 
-def test_without_a_board_to_check_it_a_library_for_one_is_only_compiled(tmp_path):
+def test_without_a_board_a_library_is_compiled_unchecked(tmp_path):
     (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
     attrs = ["--target", "vta", "--target-attr", "board=ultra96"]
     done = tvmtune("tune", "cnn.onnx", *attrs, "--trials", 4, cwd=tmp_path)
     assert done.returncode == 1
-    assert "name their board with --remote KEY, or only tune (--no-compile)" in complaint(
-        done.stderr
-    )
+    assert "Name their board with --remote KEY, or tune with --no-compile" in complaint(done.stderr)
     words = ["tune", "cnn.onnx", *attrs, "--trials", 4, "--no-compile", "--log", "log.json"]
     done = tvmtune(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

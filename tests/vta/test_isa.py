@@ -1,4 +1,4 @@
-"""Instructions as words: by hand from the published table, and there and back."""
+"""Encoding of instructions: against the published table, and round trips."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ import numpy as np
 import pytest
 
 from tvmtune.errors import TvmtuneError
-from tvmtune_vta import isa
-from tvmtune_vta.config import Config
-from tvmtune_vta.isa import Alu, AluOp, Engine, Finish, Gemm, Load, Memory, Opcode, Store, Uop
+from tvmtune_vta.hardware import isa
+from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.hardware.isa import (
+    Alu,
+    AluOp,
+    Engine,
+    Finish,
+    Gemm,
+    Load,
+    Memory,
+    Opcode,
+    Store,
+    Uop,
+)
 
 CONFIGS = [
     Config(),
@@ -74,13 +85,13 @@ def word(*parts: tuple[int, int]) -> bytes:
         (Finish(push_prev=True), bytes([3 | 1 << 5]) + bytes(15)),
     ],
 )
-def test_words_are_those_of_the_published_table(instruction, data):
+def test_words_match_the_published_table(instruction, data):
     assert isa.encode(instruction, Config()) == data
     assert isa.decode(data, Config()) == instruction
     assert isa.to_bytes(isa.encode_all([instruction], Config())) == data
 
 
-def test_a_uop_is_dst_src_wgt_from_the_lowest_bit():
+def test_a_uop_holds_dst_src_wgt_from_the_lowest_bit():
     words = isa.encode_uops([Uop(1, 2, 3), Uop(2047, 2047, 1023)], Config())
     assert words.tolist() == [1 | 2 << 11 | 3 << 22, 0xFFFFFFFF]
     assert isa.decode_uops(words, Config()) == [Uop(1, 2, 3), Uop(2047, 2047, 1023)]
@@ -104,12 +115,12 @@ def draw(config: Config, rng: random.Random) -> isa.Instruction:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.bitstream)
-def test_what_is_encoded_is_decoded(config):
+def test_decode_inverts_encode(config):
     rng = random.Random(1)
-    drawn = [draw(config, rng) for _ in range(1000)]
-    words = isa.encode_all(drawn, config)
-    assert isa.decode_all(words, config) == drawn
-    # The vectorised helpers tell the same.
+    instructions = [draw(config, rng) for _ in range(1000)]
+    words = isa.encode_all(instructions, config)
+    assert isa.decode_all(words, config) == instructions
+    # The vectorized helpers report the same.
     for opcode in Opcode:
         mine = words[isa.opcodes(words) == opcode]
         columns = isa.unpack(opcode, mine, config)
@@ -125,7 +136,7 @@ def shape(opcode, words, config):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.bitstream)
-def test_what_is_decoded_is_encoded(config):
+def test_encode_inverts_decode(config):
     rng = random.Random(2)
     decoded = 0
     for _ in range(4000):
@@ -140,7 +151,7 @@ def test_what_is_decoded_is_encoded(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.bitstream)
-def test_no_field_overflows(config):
+def test_values_beyond_a_field_are_rejected(config):
     rng = random.Random(3)
     for cls in (Load, Store, Gemm, Alu):
         for field in config.instructions[cls.opcode.name].fields[1:]:
@@ -151,9 +162,9 @@ def test_no_field_overflows(config):
                 continue
             for value in (field.limits[0] - 1, field.limits[1] + 1, 1 << 80):
                 changed = dataclasses.replace(instruction, **{field.name: value})
-                said = f"{cls.opcode.name}: {field.name}={value} does not fit its field: "
+                message = f"{cls.opcode.name}: {field.name}={value} does not fit its field: "
                 with pytest.raises(
-                    TvmtuneError, match=f"{said}{field.limits[0]} to {field.limits[1]}"
+                    TvmtuneError, match=f"{message}{field.limits[0]} to {field.limits[1]}"
                 ):
                     isa.encode(changed, config)
             with pytest.raises(
@@ -162,12 +173,12 @@ def test_no_field_overflows(config):
                 isa.pack(cls.opcode, config, 2, **{field.name: [0, field.limits[1] + 1]})
 
 
-def test_what_does_not_fit_is_told_with_its_instruction():
+def test_errors_name_the_instruction():
     with pytest.raises(TvmtuneError, match="instruction 1: LOAD: x_size=65536 .* 0 to 65535"):
         isa.encode_all([Finish(), Load(memory=Memory.INP, x_size=65536)], Config())
     with pytest.raises(TvmtuneError, match="uop: wgt=1024 does not fit its field: 0 to 1023"):
         isa.pack_uops(Config(), [1, 2], 0, [5, 1024])
-    with pytest.raises(TvmtuneError, match="x_size=1.5 is not a whole number"):
+    with pytest.raises(TvmtuneError, match="x_size=1.5 is not an integer"):
         isa.encode(Load(memory=Memory.INP, x_size=1.5), Config())
     with pytest.raises(TvmtuneError, match="LOAD has no field 'size'"):
         isa.pack(Opcode.LOAD, Config(), 1, size=1)
@@ -186,12 +197,12 @@ def test_what_does_not_fit_is_told_with_its_instruction():
         (word((3, 0), (1, 7)), "bit 7 of a FINISH is unused"),
     ],
 )
-def test_what_is_no_instruction_is_refused(data, named):
+def test_invalid_words_are_rejected(data, named):
     with pytest.raises(TvmtuneError, match=named):
         isa.decode(data, Config())
 
 
-def test_disassembly_can_be_read():
+def test_disassembly_is_readable():
     instructions = [
         Load(memory=Memory.INP, sram_base=4, y_size=14, x_size=15, x_stride=56, y_pad_0=1),
         Gemm(uop_bgn=0, uop_end=8, iter_out=3, dst_factor_in=4, pop_prev=True, push_prev=True),

@@ -1,4 +1,4 @@
-"""Whole networks: what is packed, what stays on the CPU, and that every bit is right."""
+"""Whole networks: which layers are packed, and that results are bit-exact."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ import numpy as np
 import pytest
 
 from cli.commands import complaint, tvmtune
-from quantise import cnn
+from quantize import cnn
 from tvmtune import api, networks
-from tvmtune.deploy.library import Library
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.quantise import integers
-from tvmtune.quantise.region import Layer
+from tvmtune.quantize import integers
+from tvmtune.quantize.layers import SumLayer
+from tvmtune.runtime.library import Library
 from tvmtune.tuning.budget import Budget
-from tvmtune_vta import addition, clock, driver, rules, simulator
-from tvmtune_vta.addition import Addition
-from tvmtune_vta.config import Config
+from tvmtune_vta.codegen import addition
+from tvmtune_vta.codegen.addition import Addition
+from tvmtune_vta.device import packed_functions
+from tvmtune_vta.hardware import rules
+from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.simulator import reference
+from tvmtune_vta.timing import time_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is calibrated with.*")
 
 
 def programs() -> list:
-    return driver.shelf.programs()
+    return packed_functions.cache.programs()
 
 
 @pytest.fixture(autouse=True)
 def forget():
-    driver.shelf.clear()
+    packed_functions.cache.clear()
 
 
 @pytest.mark.slow
@@ -45,7 +49,7 @@ def forget():
     ],
     ids=["residual", "mixed", "decoder", "channels of no whole block", "block of 32", "batch of 2"],
 )
-def test_a_library_computes_every_bit_of_the_integer_network(network, count, attrs, tmp_path):
+def test_a_library_is_bit_exact_with_the_int8_reference(network, count, attrs, tmp_path):
     if attrs:
         keys = {"wide": {"LOG_BLOCK": 5, "LOG_WGT_BUFF_SIZE": 20}, "batch": {"LOG_BATCH": 1}}
         changed = Config().as_dict() | keys[attrs["config"]]
@@ -63,7 +67,7 @@ def test_a_library_computes_every_bit_of_the_integer_network(network, count, att
 
 
 @pytest.mark.slow
-def test_a_library_is_near_the_float_network():
+def test_a_library_approximates_the_float_network():
     for network in (cnn.residual(), cnn.mixed(), cnn.forked(), cnn.decoder()):
         attrs = {"start-op": "relu"} if network.name == "forked" else {}
         plan = api.plan(network, "vta", attrs=attrs)
@@ -76,15 +80,15 @@ def test_a_library_is_near_the_float_network():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "log_batch"), [(1, 0), (2, 1), (3, 1)])
-def test_outputs_sums_and_inputs_of_all_kinds(batch, log_batch, tmp_path):
+def test_all_kinds_of_inputs_outputs_and_sums(batch, log_batch, tmp_path):
     path = tmp_path / "vta_config.json"
     path.write_text(json.dumps(Config().as_dict() | {"LOG_BATCH": log_batch}))
     network = cnn.forked(batch)
     plan = api.plan(network, "vta", attrs={"config": str(path), "start-op": "relu"})
-    split = plan.prepared.extra["split"]
+    split = plan.prepared.extra["partition"]
     if not log_batch:
         (why,) = split.refused.values()
-        assert "no tile of it fits" in why
+        assert "no tile fits" in why
     assert [layer.kind for layer in split.layers].count("sum") == 2
     library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
     inputs = random_inputs(network.inputs, 1)
@@ -94,28 +98,28 @@ def test_outputs_sums_and_inputs_of_all_kinds(batch, log_batch, tmp_path):
 
 @pytest.mark.slow
 def test_a_library_too_large_to_be_loaded_whole_is_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmtune.deploy.image.KEPT", 0)
+    monkeypatch.setattr("tvmtune.library.embedded_weights.KEPT", 0)
     compiled = api.compile(api.plan(cnn.residual(), "vta"), tmp_path / "lib.so")
     assert compiled.metadata["modelled"]
 
 
-def test_a_damaged_program_is_refused():
+def test_a_damaged_program_is_rejected():
     program = addition.generate(Addition((1, 1, 2, 2, 1, 16)), Config())
-    data = np.frombuffer(driver.blob(program), np.uint8).copy()
+    data = np.frombuffer(packed_functions.blob(program), np.uint8).copy()
     data[-1] ^= 1
     with pytest.raises(TvmtuneError, match="program is damaged: compile it again"):
-        driver.run(data)
+        packed_functions.run(data)
 
 
 @pytest.mark.slow
-def test_a_program_does_not_depend_on_the_engines_speed(tmp_path):
+def test_a_program_is_independent_of_the_engines_speed(tmp_path):
     network = cnn.residual()
     plan = api.plan(network, "vta")
     Library.open(api.compile(plan, tmp_path / "lib.so").path).run(random_inputs(network.inputs, 0))
     (program,) = programs()
     shape = program.buffers[0].shape
     given = np.random.default_rng(0).integers(-127, 128, shape).astype(np.int8)
-    simulator.run_all_orders(program, {0: given})
+    reference.run_all_orders(program, {0: given})
 
 
 def test_tasks_are_named_as_in_the_tutorial():
@@ -141,7 +145,7 @@ def test_tasks_are_named_as_in_the_tutorial():
     "tuner",
     ["xgb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("random", "evolutionary", "grid"))],
 )
-def test_knobs_are_tuned_and_their_times_are_modelled(tuner, tmp_path):
+def test_tuning_searches_knobs_with_modeled_times(tuner, tmp_path):
     plan = api.plan(cnn.residual(), "vta")
     budget = Budget(trials=30)
     api.tune(plan, tmp_path / "log.json", tuner=tuner, budget=budget)
@@ -150,12 +154,12 @@ def test_knobs_are_tuned_and_their_times_are_modelled(tuner, tmp_path):
     assert len(trials) >= 30
     assert {trial["kind"] for trial in trials} == {"modelled"}
     assert all(trial["seconds"] for trial in trials), "what does not fit is never tried"
-    told = next(line["device"] for line in lines if "device" in line)
-    assert told["attrs"]["constants"]["mhz"] == 100
+    device = next(line["device"] for line in lines if "device" in line)
+    assert device["attrs"]["constants"]["mhz"] == 100
 
 
 @pytest.mark.slow
-def test_records_become_the_librarys_knobs(tmp_path):
+def test_records_determine_the_knobs_of_a_library(tmp_path):
     network, log = cnn.residual(), tmp_path / "log.json"
     plan = api.plan(network, "vta")
     api.tune(plan, log, budget=Budget(trials=60))
@@ -165,11 +169,11 @@ def test_records_become_the_librarys_knobs(tmp_path):
     library = Library.open(compiled.path)
     assert np.array_equal(library.run(inputs)[0], plan.network.reference(inputs)[0])
     (tuned,) = programs()
-    driver.shelf.clear()
+    packed_functions.cache.clear()
     untuned = api.compile(plan, tmp_path / "untuned.so")
     Library.open(untuned.path).run(inputs)
     (default,) = programs()
-    assert clock.model(tuned).cycles <= clock.model(default).cycles
+    assert time_model.program_timeline(tuned).cycles <= time_model.program_timeline(default).cycles
 
 
 @pytest.mark.parametrize(
@@ -184,40 +188,40 @@ def test_a_sum_on_the_accelerator(left, right, shift):
     program = addition.generate(wanted, config)
     rules.check(program)
     memory = {addition.A: one, addition.B: other}
-    found = simulator.run_all_orders(program, memory).memory[addition.Y]
-    layer = Layer("sum", ("a", "b"), "y", (shape, shape), shape)
-    whole = integers.Whole(layer, (0, 0), 0, shift, -100, 127, factors=(left, right))
-    assert np.array_equal(found, integers.run(whole, [one, other]))
+    computed = reference.run_all_orders(program, memory).memory[addition.Y]
+    layer = SumLayer(("a", "b"), "y", (shape, shape), shape)
+    whole = integers.QuantizedSum(layer, (0, 0), 0, shift, -100, 127, factors=(left, right))
+    assert np.array_equal(computed, whole.run([one, other]))
 
 
-def test_a_factor_that_no_weight_holds():
+def test_a_factor_beyond_int8_is_rejected():
     with pytest.raises(TvmtuneError, match="weights hold 2\\^0 to 2\\^6"):
         addition.generate(Addition((1, 1, 1, 1, 1, 16), left=7), Config())
 
 
 @pytest.mark.parametrize(
-    ("attrs", "told"),
+    ("attrs", "message"),
     [
-        ({"config": "pinq"}, "no published configuration, and no file. Did you mean pynq"),
+        ({"config": "pinq"}, "neither a published configuration nor a file. Did you mean pynq"),
         ({"configuration": "sim"}, "'configuration' is not known. Did you mean config"),
         ({"start-op": "max_pool"}, "no operator 'max_pool' for start-op. Did you mean max_pool2d"),
         ({"threads": "two"}, "threads=two is not a number"),
         ({"mcpu": "skylakee"}, "LLVM knows no processor 'skylakee'. Did you mean skylake"),
     ],
 )
-def test_a_wrong_attribute(attrs, told):
+def test_invalid_attributes_are_rejected(attrs, message):
     with pytest.raises(UsageError) as raised:
         api.plan(cnn.residual(), "vta", attrs=attrs)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_another_layout_is_refused():
+def test_other_layouts_are_rejected():
     with pytest.raises(UsageError, match="packed from NCHW"):
         api.plan(cnn.residual(), "vta", layout="NHWC")
 
 
 @pytest.mark.slow
-def test_the_owners_flow(tmp_path):
+def test_tune_compile_and_bench_from_the_command_line(tmp_path):
     """tune, distill, compile, bench, with calibration data from a file."""
     model = tmp_path / "cnn.onnx"
     model.write_bytes(cnn.residual().to_onnx())
@@ -240,7 +244,7 @@ def test_the_owners_flow(tmp_path):
 
 
 @pytest.mark.slow
-def test_calibration_data_of_another_network(tmp_path):
+def test_calibration_data_of_another_network_are_rejected(tmp_path):
     (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
     np.savez(tmp_path / "samples.npz", data=np.ones((1, 3, 8, 8), "float32"))
     words = ["tasks", "--target", "vta", "--network", "cnn.onnx", "--calibration", "samples.npz"]

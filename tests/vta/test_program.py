@@ -1,4 +1,4 @@
-"""Programs as files, and their addresses."""
+"""Program files and relocation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune_vta import isa, simulator
-from tvmtune_vta.config import Config
-from tvmtune_vta.isa import Finish, Load, Memory
-from tvmtune_vta.program import NO_OPERAND, UOPS, Buffer, Program
+from tvmtune_vta.hardware import isa
+from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.hardware.isa import Finish, Load, Memory
+from tvmtune_vta.hardware.program import NO_OPERAND, UOPS, Buffer, Program
+from tvmtune_vta.simulator import reference
 from vta.small import W, X, Y, expected, memory, program
 
 
@@ -22,19 +23,19 @@ def complete() -> Program:
     return dataclasses.replace(program(), contents=held, expected={Y: expected(held)})
 
 
-def test_a_saved_program_is_the_same_and_runs(tmp_path):
-    made = complete()
-    made.save(tmp_path / "p.npz")
+def test_saving_and_loading_round_trips(tmp_path):
+    built = complete()
+    built.save(tmp_path / "p.npz")
     read = Program.load(tmp_path / "p.npz", Config())
-    assert np.array_equal(read.instructions, made.instructions)
-    assert np.array_equal(read.uops, made.uops)
-    assert np.array_equal(read.operands, made.operands)
-    assert (read.config, read.buffers, read.name) == (made.config, made.buffers, "product")
-    assert np.array_equal(simulator.run(read, {}).memory[Y], read.expected[Y])
+    assert np.array_equal(read.instructions, built.instructions)
+    assert np.array_equal(read.uops, built.uops)
+    assert np.array_equal(read.operands, built.operands)
+    assert (read.config, read.buffers, read.name) == (built.config, built.buffers, "product")
+    assert np.array_equal(reference.run(read, {}).memory[Y], read.expected[Y])
     assert [path.name for path in tmp_path.iterdir()] == ["p.npz"]
 
 
-def test_the_file_can_be_read_without_this_package(tmp_path):
+def test_numpy_alone_reads_the_file(tmp_path):
     complete().save(tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz", allow_pickle=False) as archive:
         header = json.loads(archive["header"].tobytes())
@@ -51,46 +52,46 @@ def test_the_file_can_be_read_without_this_package(tmp_path):
         assert archive[f"expected_{Y}"].shape == (2, 8, 1, 16)
 
 
-def test_a_file_of_another_configuration_is_refused(tmp_path):
+def test_a_file_for_another_configuration_is_rejected(tmp_path):
     complete().save(tmp_path / "p.npz")
-    said = "for another configuration, .*_15_15_18_17, not .*_14_15_18_17: LOG_UOP_BUFF_SIZE 15 instead"
-    with pytest.raises(TvmtuneError, match=said):
+    text = "for another configuration, .*_15_15_18_17, not .*_14_15_18_17: LOG_UOP_BUFF_SIZE 15 instead"
+    with pytest.raises(TvmtuneError, match=text):
         Program.load(tmp_path / "p.npz", Config(log_uop_buff_size=14))
     Program.load(tmp_path / "p.npz", Config.named("zcu104"))
 
 
-def test_a_file_of_another_version_is_refused(tmp_path):
+def test_a_file_of_another_version_is_rejected(tmp_path):
     complete().save(tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz") as archive:
         members = dict(archive)
-    for key, value, said in (
-        ("version", 2, "has version 2 of the format; 1 can be read"),
-        ("format", "other", "is no VTA program: its format is 'other'"),
-        ("buffers", [1], "is no VTA program, or is cut short or damaged"),
+    for key, value, message in (
+        ("version", 2, "has version 2 of the format; only 1 is supported"),
+        ("format", "other", "is not a VTA program: its format is 'other'"),
+        ("buffers", [1], "is not a VTA program, or is truncated or damaged"),
         ("buffers", [], "there is no operand"),
         ("config", {}, "key 'TARGET' is missing"),
     ):
         header = json.loads(members["header"].tobytes()) | {key: value}
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
         np.savez(tmp_path / "q.npz", **members | {"header": text})
-        with pytest.raises(TvmtuneError, match=said):
+        with pytest.raises(TvmtuneError, match=message):
             Program.load(tmp_path / "q.npz")
     for name in ("instructions", "uops", "operands", "header"):
         np.savez(tmp_path / "q.npz", **{k: v for k, v in members.items() if k != name})
-        with pytest.raises(TvmtuneError, match="is no VTA program"):
+        with pytest.raises(TvmtuneError, match="is not a VTA program"):
             Program.load(tmp_path / "q.npz")
     np.savez(tmp_path / "q.npz", **members | {"uops": members["uops"].astype(np.float32)})
     with pytest.raises(TvmtuneError, match="uops are uint32"):
         Program.load(tmp_path / "q.npz")
 
 
-def test_a_file_that_is_cut_short_or_damaged_is_refused(tmp_path):
+def test_a_truncated_or_damaged_file_is_rejected(tmp_path):
     complete().save(tmp_path / "p.npz")
     whole, path = (tmp_path / "p.npz").read_bytes(), tmp_path / "q.npz"
     for length in [*range(0, len(whole), 97), len(whole) - 1]:
         path.write_bytes(whole[:length])
         with pytest.raises(
-            TvmtuneError, match="q.npz is no VTA program, or is cut short or damaged"
+            TvmtuneError, match="q.npz is not a VTA program, or is truncated or damaged"
         ):
             Program.load(path)
     rng = random.Random(5)
@@ -104,20 +105,20 @@ def test_a_file_that_is_cut_short_or_damaged_is_refused(tmp_path):
         except TvmtuneError as error:
             assert str(error).startswith(f"{path} ")
             refused += 1
-    assert refused > 100  # the rest are dates and such
+    assert refused > 100  # the rest change dates and other metadata
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match="p.npz: cannot be read: No such file"):
         Program.load(tmp_path / "p.npz")
     with pytest.raises(TvmtuneError, match="cannot write .*: there is no directory"):
         complete().save(tmp_path / "missing" / "p.npz")
 
 
-def test_addresses_are_put_in():
-    made = program()
-    linked = made.link([0x10000, 0x20000, 0x30000], 0x40000)
-    before, after = made.decode(), isa.decode_all(linked, Config())
+def test_link_relocates_addresses():
+    built = program()
+    linked = built.link([0x10000, 0x20000, 0x30000], 0x40000)
+    before, after = built.decode(), isa.decode_all(linked, Config())
     assert after[0].dram_base == 0x40000 // 4
     assert after[1].dram_base == 0x20000 // 256
     assert after[2].dram_base == 0x10000 // 16
@@ -129,29 +130,32 @@ def test_addresses_are_put_in():
         assert new == old
 
 
-def test_addresses_that_do_not_fit_are_refused():
-    made = program()
+def test_invalid_addresses_are_rejected():
+    built = program()
     with pytest.raises(TvmtuneError, match="w at 0x20010: addresses are multiples of 256"):
-        made.link([0x10000, 0x20010, 0x30000], 0)
+        built.link([0x10000, 0x20010, 0x30000], 0)
     with pytest.raises(TvmtuneError, match="3 addresses are needed, not 2"):
-        made.link([0, 0], 0)
-    with pytest.raises(TvmtuneError, match="instruction 2: the address of x is beyond the 32 bits"):
-        made.link([1 << 40, 0, 0], 0)
+        built.link([0, 0], 0)
+    with pytest.raises(TvmtuneError, match="instruction 2: the address of x exceeds the 32 bits"):
+        built.link([1 << 40, 0, 0], 0)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"operands": np.zeros(3, np.int32)}, "operands are int32 .18,., not int32 .3,."),
-        ({"operands": np.full(18, 3, np.int32)}, "there is no operand 3: 3 buffers are listed"),
+        (
+            {"operands": np.full(18, 3, np.int32)},
+            "there is no operand 3: the program has 3 buffers",
+        ),
         ({"operands": np.full(18, -3, np.int32)}, "there is no operand -3"),
         ({"uops": np.zeros(3, np.int64)}, "uops are uint32"),
         ({"contents": {0: np.zeros(3)}}, "contents of 'x': int8 .8, 2, 1, 16. is needed"),
-        ({"expected": {5: np.zeros(3)}}, "expected of a buffer 5 that is not listed"),
+        ({"expected": {5: np.zeros(3)}}, "expected of a buffer 5 that does not exist"),
     ],
 )
-def test_parts_must_fit_one_another(changed, said):
-    with pytest.raises(TvmtuneError, match=said):
+def test_inconsistent_parts_are_rejected(changed, message):
+    with pytest.raises(TvmtuneError, match=message):
         dataclasses.replace(program(), **changed)
 
 
@@ -162,10 +166,10 @@ def test_disassembly_names_the_buffers():
     assert lines[17] == "   17  compute  FINISH"
 
 
-def test_buffers_know_their_size():
+def test_size_of_buffers():
     assert Buffer("b", "constant", "int32", (3, 1, 16)).nbytes == 192
     steps = [(Load(memory=Memory.INP), 0), (Finish(), NO_OPERAND)]
-    made = Program.build(
+    built = Program.build(
         Config(), steps, np.zeros(0, np.uint32), [Buffer("b", "input", "int8", (16,))]
     )
-    assert len(made.instructions) == 2
+    assert len(built.instructions) == 2

@@ -1,4 +1,4 @@
-"""VTA's libraries on boards that simulate the accelerator."""
+"""Libraries for VTA on boards that simulate the accelerator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from cli.commands import complaint, tvmtune
-from farm.served import Farm, free_port
-from quantise import cnn
+from quantize import cnn
+from remote.served import Farm, free_port
 from tvmtune import api
-from tvmtune.deploy.library import Library
-from tvmtune.deploy.remote import Borrowed
 from tvmtune.networks.inputs import random_inputs
-from tvmtune_vta.config import Config
+from tvmtune.remote.client.lease import BoardLease
+from tvmtune.runtime.library import Library
+from tvmtune_vta.hardware.config import Config
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*is calibrated with.*")]
 
@@ -35,17 +35,17 @@ def library(plan, tmp_path_factory):
 
 
 @pytest.mark.parametrize("words", [(), ("--target", "vta", "--target-attr", "config=sim")])
-def test_a_board_computes_every_bit(farm: Farm, plan, library, words):
-    """Also one that nobody told what it will be asked for."""
+def test_a_board_is_bit_exact(farm: Farm, plan, library, words):
+    """Also a board served without --target."""
     _, tracker = farm.tracker()
     farm.board("simulated", tracker, *words)
-    with Borrowed(f"simulated@{tracker}") as board:
+    with BoardLease(f"simulated@{tracker}") as board:
         inputs = random_inputs(plan.network.inputs, 5)
         (got,) = Library.open(library, board=board).run(inputs)
     assert np.array_equal(got, plan.network.reference(inputs)[0])
 
 
-def test_bench_checks_it_there_and_says_that_it_is_simulated(farm: Farm, library, tmp_path):
+def test_bench_checks_on_the_board_and_reports_the_simulation(farm: Farm, library, tmp_path):
     _, tracker = farm.tracker()
     farm.board("simulated", tracker)
     words = ["--remote", f"simulated@{tracker}", "--check", "--repeat", "3", "--json", "-"]
@@ -56,7 +56,7 @@ def test_bench_checks_it_there_and_says_that_it_is_simulated(farm: Farm, library
     assert any("the accelerator is simulated" in note for note in report["notes"])
 
 
-def test_a_board_of_another_configuration_refuses_it(farm: Farm, library, tmp_path):
+def test_a_board_with_another_configuration_rejects_the_library(farm: Farm, library, tmp_path):
     other = tmp_path / "vta_config.json"
     other.write_text(json.dumps(Config().as_dict() | {"LOG_UOP_BUFF_SIZE": 14}))
     _, tracker = farm.tracker()
@@ -70,21 +70,24 @@ def test_a_board_of_another_configuration_refuses_it(farm: Farm, library, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("attr", "told"),
-    [("config=pinq", "no published configuration"), ("device=foo", "there is no device 'foo'")],
+    ("attr", "message"),
+    [
+        ("config=pinq", "neither a published configuration"),
+        ("device=foo", "there is no device 'foo'"),
+    ],
 )
-def test_a_board_that_is_told_nonsense_does_not_begin_to_serve(tmp_path, attr, told):
+def test_invalid_attributes_stop_a_board_before_it_serves(tmp_path, attr, message):
     words = ["serve", "--key", "x", "--port", free_port(), "--target", "vta", "--target-attr", attr]
     done = tvmtune(*words, cwd=tmp_path)
     assert done.returncode != 0
-    assert told in done.stderr
+    assert message in done.stderr
     assert "serving" not in done.stderr
 
 
-def test_a_board_of_tvms_own_server_lacks_the_functions(farm: Farm, library, tmp_path):
+def test_a_board_served_by_tvm_is_reported_as_unsuitable(farm: Farm, library, tmp_path):
     port = free_port()
     words = [sys.executable, str(STOCK), str(port), "stock", str(free_port())]
     farm.start(words, {"TVM_NUM_THREADS": "1"}).expect("are up")
-    time.sleep(1)  # it registers a moment later
+    time.sleep(1)  # it registers shortly after
     done = tvmtune("bench", library, "--remote", f"stock@127.0.0.1:{port}", cwd=tmp_path)
     assert "serve it with tvmtune serve" in complaint(done.stderr)

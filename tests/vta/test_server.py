@@ -1,4 +1,4 @@
-"""An accelerator served to other machines, on boards that have Python and NumPy alone."""
+"""The HTTP server of an accelerator, and its client."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ import pytest
 
 import tvmtune
 import tvmtune_vta
-from farm.served import Farm, free_port
-from quantise import cnn
+from quantize import cnn
+from remote.served import Farm, free_port
 from tvmtune import api
-from tvmtune.deploy.library import Library
-from tvmtune.deploy.remote import Borrowed
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.farm.protocol import Address
 from tvmtune.networks.inputs import random_inputs
-from tvmtune_vta import accelerator, bitstream, fpga, quick, server
-from tvmtune_vta.accelerator import Accelerator, InFpga, Simulated
-from tvmtune_vta.config import Config
-from tvmtune_vta.program import Buffer, Program
-from tvmtune_vta.served import Served
+from tvmtune.remote.client.lease import BoardLease
+from tvmtune.remote.protocol import Address
+from tvmtune.runtime.library import Library
+from tvmtune_vta.device import bitstream, contiguous_memory, fpga, server
+from tvmtune_vta.device.accelerator import Accelerator
+from tvmtune_vta.device.client import RemoteAccelerator
+from tvmtune_vta.device.fpga import FpgaAccelerator
+from tvmtune_vta.device.simulated import SimulatedAccelerator
+from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.hardware.program import Buffer, Program, digest
+from tvmtune_vta.simulator import fast
 from vta import small
 from vta.device import Device
 from vta.small import W, X, Y
-from vta.test_bitstream import made as made_bitstream
+from vta.test_bitstream import bitstream_file
 
 
 def bare(folder: Path) -> list[str]:
-    """A Python that finds NumPy, tvmtune and the backend, and no other package."""
+    """The command of a Python with NumPy, tvmtune and the backend, but no other package."""
     site = Path(np.__file__).parents[1]
     for package in (np.__file__, tvmtune.__file__, tvmtune_vta.__file__):
         source = Path(str(package)).parent
@@ -54,7 +57,7 @@ def bare(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def running(words: list[str], *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and where it listens; it is killed at the end."""
+    """The process and its address; it is killed at the end."""
     with subprocess.Popen(
         [*words, "--port", "0", *more], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -66,25 +69,27 @@ def running(words: list[str], *more: str) -> Iterator[tuple[subprocess.Popen[str
 
 
 @contextlib.contextmanager
-def serving(what: Accelerator, port: int = 0) -> Iterator[server.Server]:
-    made = server.Server(Address("127.0.0.1", port), what)
-    thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+def serving(what: Accelerator, port: int = 0) -> Iterator[server.AcceleratorServer]:
+    started = server.AcceleratorServer(Address("127.0.0.1", port), what)
+    thread = threading.Thread(target=started.serve_forever, args=(0.05,))
     thread.start()
     try:
-        yield made
+        yield started
     finally:
-        made.shutdown()
+        started.shutdown()
         thread.join()
-        made.server_close()
+        started.server_close()
 
 
 @pytest.fixture
-def simulated() -> Iterator[server.Server]:
-    with serving(Simulated()) as made:
-        yield made
+def simulated() -> Iterator[server.AcceleratorServer]:
+    with serving(SimulatedAccelerator()) as started:
+        yield started
 
 
-def ask(where: server.Server, method: str, path: str, body: bytes = b"", **headers: str) -> tuple:
+def ask(
+    where: server.AcceleratorServer, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple:
     line = http.client.HTTPConnection(where.where.host, where.where.port, timeout=60)
     line.request(method, path, body, headers)
     answer = line.getresponse()
@@ -92,11 +97,11 @@ def ask(where: server.Server, method: str, path: str, body: bytes = b"", **heade
 
 
 def path_of(program: Program) -> str:
-    return f"/programs/{accelerator.digest(program.to_bytes()).hex()}"
+    return f"/programs/{digest(program.to_bytes()).hex()}"
 
 
-def whole(on: Config | None = None) -> tuple[Program, dict, np.ndarray]:
-    """A stream with its weights, its input, and what has to come of that."""
+def example(on: Config | None = None) -> tuple[Program, dict, np.ndarray]:
+    """A program with its weights, its input, and the expected output."""
     held = small.memory()
     program = dataclasses.replace(small.program(), contents={W: held[W]})
     if on is not None:
@@ -105,12 +110,12 @@ def whole(on: Config | None = None) -> tuple[Program, dict, np.ndarray]:
 
 
 def test_python_and_numpy_are_enough(tmp_path):
-    """What it serves then is the reference simulator, to the bit."""
+    """It then serves the reference simulator."""
     with running(bare(tmp_path), "config=sim") as (process, address):
-        there = Served(address)
+        there = RemoteAccelerator(address)
         assert there.config == Config.named("sim")
-        program, given, wanted = whole()
-        machine = there.machine(program)
+        program, given, wanted = example()
+        machine = there.load(program)
         assert np.array_equal(machine.run(given)[Y], wanted)
         given[X] = np.zeros_like(given[X])
         assert not machine.run(given)[Y].any()
@@ -119,30 +124,30 @@ def test_python_and_numpy_are_enough(tmp_path):
         assert process.wait(30) == 0
 
 
-def test_an_fpga_is_served(tmp_path, monkeypatch):
+def test_it_serves_an_fpga(tmp_path, monkeypatch):
     monkeypatch.setattr(fpga, "SETTLE", 30.0)
     device = Device(tmp_path, Config.named("pynq"))
-    monkeypatch.setattr(fpga, "SYSFS", device.sysfs)
+    monkeypatch.setattr(contiguous_memory, "SYSFS", device.sysfs)
     try:
-        with serving(InFpga(device.board(), trusted=True, careful=True)) as made:
-            there = Served(str(made.where), Config.named("pynq"))
+        with serving(FpgaAccelerator(device.board(), trusted=True, check_programs=True)) as started:
+            there = RemoteAccelerator(str(started.where), Config.named("pynq"))
             assert there.describe()["device"] == "fpga"
-            program, given, wanted = whole(Config.named("pynq"))
-            assert np.array_equal(there.machine(program).run(given)[Y], wanted)
+            program, given, wanted = example(Config.named("pynq"))
+            assert np.array_equal(there.load(program).run(given)[Y], wanted)
             assert device.runs == 1
             with pytest.raises(TvmtuneError, match="instruction 2"):
-                there.machine(wild(program))
+                there.load(wild(program))
             before = device.runs
-            Path(made_bitstream(tmp_path)).rename(tmp_path / "other.bit")
+            Path(bitstream_file(tmp_path)).rename(tmp_path / "other.bit")
             with pytest.raises(TvmtuneError, match="the bitstream is other"):
                 there.program_fpga(str(tmp_path / "other.bit"))
-            assert made.shelf.programs(), "what is refused changes nothing"
+            assert started.cache.programs(), "what is refused changes nothing"
             monkeypatch.setitem(sys.modules, "pynq", types.ModuleType("pynq"))
             sys.modules["pynq"].Bitstream = Loaded  # type: ignore[attr-defined]
             monkeypatch.setattr(bitstream, "STATE", tmp_path / "state.json")
-            there.program_fpga(str(made_bitstream(tmp_path)))
-            assert Loaded.names == [Path(made_bitstream(tmp_path)).name]
-            assert not made.shelf.programs()
+            there.program_fpga(str(bitstream_file(tmp_path)))
+            assert Loaded.names == [Path(bitstream_file(tmp_path)).name]
+            assert not started.cache.programs()
             assert there.describe()["loaded"]["name"] == Config.named("pynq").bitstream
             assert device.runs == before
     finally:
@@ -150,7 +155,7 @@ def test_an_fpga_is_served(tmp_path, monkeypatch):
 
 
 class Loaded:
-    """Stands in for PYNQ's class: notes what it was to load."""
+    """A stand-in for PYNQ's class that records the bitstreams it loads."""
 
     names: ClassVar[list[str]] = []
 
@@ -161,8 +166,8 @@ class Loaded:
         pass
 
 
-def test_a_run_is_timed_where_it_happens(simulated):
-    program, given, wanted = whole()
+def test_the_server_times_runs(simulated):
+    program, given, wanted = example()
     assert ask(simulated, "PUT", path_of(program), program.to_bytes())[0] == 204
     status, data, headers = ask(simulated, "POST", path_of(program), program.join(given, "input"))
     assert status == 200
@@ -170,63 +175,77 @@ def test_a_run_is_timed_where_it_happens(simulated):
     assert float(headers["Server-Timing"].removeprefix("run;dur=")) > 0
 
 
-def test_a_server_that_was_started_again_gets_its_programs_anew(tmp_path):
-    program, given, wanted = whole()
+def test_a_restarted_server_gets_its_programs_again(tmp_path):
+    program, given, wanted = example()
     words = bare(tmp_path)
     with running(words) as (_, address):
-        machine = Served(address).machine(program)
+        machine = RemoteAccelerator(address).load(program)
     with running(words, "--port", address.rpartition(":")[2]):
         assert np.array_equal(machine.run(given)[Y], wanted)
-    with pytest.raises(TvmtuneError, match="no server of VTA's answers"):
+    with pytest.raises(TvmtuneError, match="no VTA server answers"):
         machine.run(given)
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "headers", "status", "told"),
+    ("method", "path", "body", "headers", "status", "message"),
     [
-        ("GET", "/programs", b"", {}, 404, "there is nothing at /programs"),
-        ("PUT", "/other", b"x", {}, 404, "there is nothing"),
-        ("POST", f"/programs/{'0' * 64}", b"", {}, 404, "there is nothing"),
+        ("GET", "/programs", b"", {}, 404, "nothing at /programs"),
+        ("PUT", "/other", b"x", {}, 404, "nothing at"),
+        ("POST", f"/programs/{'0' * 64}", b"", {}, 404, "nothing at"),
         ("DELETE", f"/programs/{'0' * 64}", b"", {}, 204, ""),
         ("PUT", f"/programs/{'0' * 64}", b"x", {}, 400, "program is damaged"),
-        ("PUT", "/fpga/../../etc/x.bit", b"x", {}, 404, "there is nothing"),
-        ("PUT", "/fpga/x.bit", b"x", {}, 400, "simulates VTA, and has nothing to load"),
-        ("PUT", "/", b"", {"Content-Length": str(1 << 40)}, 413, "a body has a Content-Length"),
-        ("PUT", "/", b"", {"Content-Length": "-3"}, 413, "a body has a Content-Length"),
-        ("PUT", "/", b"", {"Content-Length": "9" * 5000}, 413, "a body has a Content-Length"),
-        ("PUT", "/fpga/x.bit", b"x", {"Origin": "http://there"}, 403, "browsers are not served"),
+        ("PUT", "/fpga/../../etc/x.bit", b"x", {}, 404, "nothing at"),
+        ("PUT", "/fpga/x.bit", b"x", {}, 400, "simulates VTA and has no FPGA to program"),
+        (
+            "PUT",
+            "/",
+            b"",
+            {"Content-Length": str(1 << 40)},
+            413,
+            "a request needs a Content-Length",
+        ),
+        ("PUT", "/", b"", {"Content-Length": "-3"}, 413, "a request needs a Content-Length"),
+        ("PUT", "/", b"", {"Content-Length": "9" * 5000}, 413, "a request needs a Content-Length"),
+        (
+            "PUT",
+            "/fpga/x.bit",
+            b"x",
+            {"Origin": "http://there"},
+            403,
+            "from browsers are refused",
+        ),
         ("PATCH", "/", b"", {}, 501, "Unsupported method"),
     ],
 )
-def test_what_makes_no_sense_is_refused(simulated, method, path, body, headers, status, told):
+def test_invalid_requests_are_rejected(simulated, method, path, body, headers, status, message):
     got, data, _ = ask(simulated, method, path, body, **headers)
     assert got == status
-    assert told in data.decode()
+    assert message in data.decode()
     assert ask(simulated, "GET", "/")[0] == 200
 
 
-def test_inputs_that_do_not_fit_and_streams_that_break_rules_are_refused(simulated):
-    program, given, _ = whole()
-    there = Served(str(simulated.where))
-    machine = there.machine(program)
+def test_invalid_inputs_and_programs_are_rejected(simulated):
+    program, given, _ = example()
+    there = RemoteAccelerator(str(simulated.where))
+    machine = there.load(program)
     with pytest.raises(TvmtuneError, match=r"the inputs of '.*' have \d+ bytes, not \d+"):
-        there.demand("POST", path_of(program), program.join(given, "input")[1:])
+        there.checked_request("POST", path_of(program), program.join(given, "input")[1:])
     assert machine.run(given)
     with pytest.raises(TvmtuneError, match="instruction 2"):
-        there.machine(wild(program))
+        there.load(wild(program))
 
 
 def wild(program: Program) -> Program:
-    """Its load begins far behind its buffer."""
+    """A program with a load that starts far beyond its buffer."""
     words = program.instructions.copy()
     words[2, 0] += np.uint64(1 << 40)
     return dataclasses.replace(program, instructions=words)
 
 
 @pytest.mark.parametrize("shape", [(4096, 3 * 5 * 53 * 157 * 1613, 2731 * 8191), (1 << 40,)])
-def test_a_buffer_that_no_memory_holds_is_refused(simulated, shape):
-    """Also one whose bytes, counted in 64 bits, are negative."""
-    program, _, _ = whole()
+def test_a_buffer_beyond_any_memory_is_rejected(simulated, shape):
+    """Also one whose size in bytes overflows 64 bits."""
+    program, _, _ = example()
     more = Buffer("more", "scratch", "int8", shape)
     huge = dataclasses.replace(program, buffers=(*program.buffers, more))
     status, data, _ = ask(simulated, "PUT", path_of(huge), huge.to_bytes())
@@ -234,25 +253,25 @@ def test_a_buffer_that_no_memory_holds_is_refused(simulated, shape):
     assert "the shape of buffer 'more'" in data.decode()
 
 
-def test_a_stream_that_unpacks_to_more_than_any_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmtune_vta.program._LARGEST", 1 << 20)
+def test_a_decompression_bomb_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr("tvmtune_vta.hardware.program._LARGEST", 1 << 20)
     np.savez_compressed(tmp_path / "bomb.npz", contents_0=np.zeros(1 << 21, np.int8))
     assert (tmp_path / "bomb.npz").stat().st_size < 1 << 14
     with pytest.raises(TvmtuneError, match="its arrays are too large"):
         Program.load(tmp_path / "bomb.npz")
 
 
-def test_what_goes_wrong_inside_is_answered_as_well(simulated, monkeypatch):
-    program, given, _ = whole()
-    there = Served(str(simulated.where))
-    machine = there.machine(program)
-    monkeypatch.setattr(quick.Machine, "run", lambda *_: 1 // 0)
+def test_internal_errors_are_answered(simulated, monkeypatch):
+    program, given, _ = example()
+    there = RemoteAccelerator(str(simulated.where))
+    machine = there.load(program)
+    monkeypatch.setattr(fast.FastSimulator, "run", lambda *_: 1 // 0)
     with pytest.raises(TvmtuneError, match="ZeroDivisionError: integer division"):
         machine.run(given)
     assert there.describe()["device"] == "sim"
 
 
-def test_garbage_and_idle_connections_block_nobody(simulated):
+def test_invalid_and_idle_connections_do_not_block_others(simulated):
     where = (simulated.where.host, simulated.where.port)
     lines = [socket.create_connection(where, 10) for _ in range(20)]
     for line, words in zip(lines, [b"\0" * 9, b"GET", b"PUT / HTTP/1.1\r\n"], strict=False):
@@ -262,28 +281,28 @@ def test_garbage_and_idle_connections_block_nobody(simulated):
         line.close()
 
 
-def test_another_configuration_is_refused_by_name(simulated):
-    with serving(Simulated(Config.named("sim"))) as made:
+def test_another_configuration_is_rejected_by_name(simulated):
+    with serving(SimulatedAccelerator(Config.named("sim"))) as started:
         wide = Config.parse(Config().as_dict() | {"LOG_UOP_BUFF_SIZE": 14}, "test")
         with pytest.raises(TvmtuneError, match=r"has 1x16_.*15_15_18_17, not .*LOG_UOP_BUFF_SIZE"):
-            Served(str(made.where), wide)
-        there = Served(str(made.where))
+            RemoteAccelerator(str(started.where), wide)
+        there = RemoteAccelerator(str(started.where))
         with pytest.raises(TvmtuneError, match="for another configuration"):
-            there.machine(whole(wide)[0])
-    assert Served(str(simulated.where), wide).config == wide
+            there.load(example(wide)[0])
+    assert RemoteAccelerator(str(simulated.where), wide).config == wide
 
 
-def test_what_is_no_server_of_vtas():
-    with pytest.raises(UsageError, match="is no address"):
-        Served("host:port")
-    with pytest.raises(TvmtuneError, match="no server of VTA's answers at 127.0.0.1"):
-        Served(f"127.0.0.1:{free_port()}")
+def test_an_address_without_a_vta_server_is_rejected():
+    with pytest.raises(UsageError, match="is not an address"):
+        RemoteAccelerator("host:port")
+    with pytest.raises(TvmtuneError, match="no VTA server answers at 127.0.0.1"):
+        RemoteAccelerator(f"127.0.0.1:{free_port()}")
     other = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     thread = threading.Thread(target=other.serve_forever, args=(0.05,))
     thread.start()
     try:
-        with pytest.raises(TvmtuneError, match="is no server of VTA's, or one of another version"):
-            Served(f"127.0.0.1:{other.server_port}")
+        with pytest.raises(TvmtuneError, match="is not a VTA server, or one of another version"):
+            RemoteAccelerator(f"127.0.0.1:{other.server_port}")
     finally:
         other.shutdown()
         thread.join()
@@ -291,29 +310,29 @@ def test_what_is_no_server_of_vtas():
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["konfig=sim"], 2, "option 'konfig' is not known. Did you mean config"),
-        (["config"], 2, "'config' is no OPTION=VALUE"),
+        (["config"], 2, "'config' is not OPTION=VALUE"),
         (["--port", "TAKEN"], 1, "cannot listen on port"),
-        (["--port", "70000"], 2, "'70000' is no port"),
+        (["--port", "70000"], 2, "'70000' is not a port"),
         (["device=fpga"], 2, "an FPGA has one configuration"),
-        (["device=fpga", "config=pynq", "loaded=true"], 2, "loaded=true: say yes or no"),
+        (["device=fpga", "config=pynq", "loaded=true"], 2, "loaded=true: must be yes or no"),
     ],
 )
-def test_a_wrong_command(words, code, told, capfd, simulated):
+def test_invalid_command_lines_are_rejected(words, code, message, capfd, simulated):
     words = [str(simulated.where.port) if word == "TAKEN" else word for word in words]
     try:
         ended: object = server.main(words)
     except SystemExit as exit:
         ended = exit.code
     assert ended == code
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_board_of_tvms_protocol_stands_before_it(farm: Farm, tmp_path):
-    """So a library runs whose streams go on to a machine without TVM."""
+def test_a_tvm_board_forwards_streams_to_it(farm: Farm, tmp_path):
+    """A library then runs on a machine without TVM."""
     with pytest.warns(UserWarning, match="is calibrated with"):
         plan = api.plan(cnn.residual(), "vta")
         library = api.compile(plan, tmp_path / "lib.so").path
@@ -322,7 +341,7 @@ def test_a_board_of_tvms_protocol_stands_before_it(farm: Farm, tmp_path):
     _, tracker = farm.tracker()
     there = f"device=http://127.0.0.1:{port}"
     farm.board("pynq", tracker, "--target", "vta", "--target-attr", there)
-    with Borrowed(f"pynq@{tracker}") as board:
+    with BoardLease(f"pynq@{tracker}") as board:
         inputs = random_inputs(plan.network.inputs, 5)
         (got,) = Library.open(library, board=board).run(inputs)
     assert np.array_equal(got, plan.network.reference(inputs)[0])

@@ -1,4 +1,4 @@
-"""What the reference simulator computes, in every order that tokens allow, and what it diagnoses."""
+"""The reference simulator: results in every order that tokens allow, and diagnoses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune_vta import isa, rules, simulator, tokens
-from tvmtune_vta.config import Config
-from tvmtune_vta.isa import Alu, AluOp, Engine, Finish, Gemm, Load, Memory, Store
-from tvmtune_vta.program import NO_OPERAND, UOPS, Buffer, Program
-from tvmtune_vta.simulator import ORDERS, Fault
+from tvmtune_vta.hardware import isa, rules, tokens
+from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.hardware.isa import Alu, AluOp, Engine, Finish, Gemm, Load, Memory, Store
+from tvmtune_vta.hardware.program import NO_OPERAND, UOPS, Buffer, Program
+from tvmtune_vta.simulator import reference
+from tvmtune_vta.simulator.reference import ORDERS, Fault
 from vta.small import Y, change, expected, memory, program, steps
 
 FLAGS = [
@@ -24,9 +25,9 @@ FLAGS = [
 
 
 @pytest.mark.parametrize("order", [*ORDERS, 1, 2, 3])
-def test_a_product_of_matrices_in_every_order(order):
+def test_a_matrix_product_in_every_order(order):
     held = memory()
-    result = simulator.run(program(), held, order)
+    result = reference.run(program(), held, order)
     assert np.array_equal(result.memory[Y], expected(held))
     assert len(np.unique(result.memory[Y])) > 20
     assert sorted(result.sequence) == list(range(len(steps())))
@@ -40,14 +41,14 @@ def test_a_product_of_matrices_in_every_order(order):
 def test_other_hardware_computes_the_same(config):
     held = memory(config)
     rules.check(program(config))
-    result = simulator.run_all_orders(program(config), held)
+    result = reference.run_all_orders(program(config), held)
     assert np.array_equal(result.memory[Y], expected(held))
 
 
 def test_orders_are_adversarial():
-    """Loads run ahead of what computes, or behind it; stores the other way round."""
-    early = simulator.run(program(), memory(), "eager-loads").sequence
-    late = simulator.run(program(), memory(), "lazy-loads").sequence
+    """Loads run ahead of compute or behind it; stores the other way round."""
+    early = reference.run(program(), memory(), "eager-loads").sequence
+    late = reference.run(program(), memory(), "lazy-loads").sequence
     load, store = 9, 8
     assert isinstance(steps()[load][0], Load)
     assert isinstance(steps()[store][0], Store)
@@ -59,23 +60,23 @@ def test_orders_are_adversarial():
 def test_a_missing_flag_is_diagnosed(index, flag):
     broken = program(changed=change(index, **{flag: False}))
     assert rules.violations(broken)
-    with pytest.raises(Fault, match="deadlock: |are not taken|depends on|ends the run before"):
-        simulator.run_all_orders(broken, memory())
+    with pytest.raises(Fault, match="deadlock: |are never taken|depends on|ends the run before"):
+        reference.run_all_orders(broken, memory())
 
 
 def without(pairs):
-    found = steps()
+    altered = steps()
     for index, flag in pairs:
-        instruction, operand = found[index]
+        instruction, operand = altered[index]
         assert getattr(instruction, flag)
-        found[index] = (dataclasses.replace(instruction, **{flag: False}), operand)
-    return program(changed=found)
+        altered[index] = (dataclasses.replace(instruction, **{flag: False}), operand)
+    return program(changed=altered)
 
 
 @pytest.mark.parametrize(
     ("pairs", "reason"),
     [
-        # The first product runs before its inputs are there, and so on.
+        # The first GEMM runs before its inputs are loaded, and so on.
         ([(2, "push_next"), (4, "pop_prev")], "may read element 0 of INP before .* has written"),
         ([(4, "push_prev"), (9, "pop_next")], "may overwrite element 0 of INP before"),
         ([(7, "push_next"), (8, "pop_prev")], "may read element 0 of OUT before"),
@@ -83,33 +84,33 @@ def without(pairs):
         ([(15, "push_prev"), (16, "pop_next")], "FINISH does not wait for instruction 15 .STORE"),
     ],
 )
-def test_a_missing_pair_of_flags_shows_in_some_order(pairs, reason):
-    """Nothing is left over and nothing waits, but the result depends on speed: the rules know without
-    running, and adversarial orders see it."""
+def test_a_missing_pair_of_flags_is_detected(pairs, reason):
+    """No token is left over and nothing deadlocks, but the result depends on the engines' speed:
+    the rules detect that statically, and adversarial orders expose it."""
     broken = without(pairs)
     with pytest.raises(TvmtuneError, match=reason):
         rules.check(broken)
     with pytest.raises(Fault, match="depends on the engines' speed|ends the run before"):
-        simulator.run_all_orders(broken, memory(), seeds=4)
+        reference.run_all_orders(broken, memory(), seeds=4)
 
 
-def test_a_deadlock_names_who_waits_for_what():
+def test_a_deadlock_names_the_missing_tokens():
     broken = program(changed=change(2, push_next=False))
-    with pytest.raises(Fault) as told:
-        simulator.run(broken, memory())
-    said = str(told.value)
-    assert said.startswith(
+    with pytest.raises(Fault) as raised:
+        reference.run(broken, memory())
+    message = str(raised.value)
+    assert message.startswith(
         "deadlock: load waits for a token from compute to load at instruction 9 ("
     )
-    assert "compute waits for a token from load to compute at instruction 4 (GEMM uop=0:4" in said
-    assert "store waits for a token from compute to store at instruction 8 (STORE OUT" in said
+    assert (
+        "compute waits for a token from load to compute at instruction 4 (GEMM uop=0:4" in message
+    )
+    assert "store waits for a token from compute to store at instruction 8 (STORE OUT" in message
 
 
-def test_tokens_that_nobody_takes_are_counted():
-    with pytest.raises(
-        Fault, match="at the end 1 of the tokens from compute to load are not taken"
-    ):
-        simulator.run(program(changed=change(11, push_prev=True)), memory())
+def test_leftover_tokens_are_counted():
+    with pytest.raises(Fault, match="1 tokens from compute to load are never taken"):
+        reference.run(program(changed=change(11, push_prev=True)), memory())
 
 
 @pytest.mark.parametrize(
@@ -128,48 +129,48 @@ def test_tokens_that_nobody_takes_are_counted():
         (4, {"iter_out": 600, "wgt_factor_out": 2}, "its wgt index reaches 1200, and WGT has 1024"),
         (4, {"iter_in": 0}, "it has no iterations"),
         (4, {"iter_out": 16383, "src_factor_out": 0, "wgt_factor_out": 0} | {"iter_in": 200}
-         | {"dst_factor_in": 0, "wgt_factor_in": 0}, "takes 13106408 steps by here, 1179648 may be"),
+         | {"dst_factor_in": 0, "wgt_factor_in": 0}, "takes over 1179648 steps .13106408."),
         (5, {"imm": 16}, "shifts by 16"),
         (1, {"operand": NO_OPERAND}, "it has no operand"),
-        (1, {"operand": UOPS}, "its operand is uops, which WGT does not take"),
-        (1, {"push_prev": True}, "no neighbour for push_prev"),
+        (1, {"operand": UOPS}, "its operand is uops, not one for WGT"),
+        (1, {"push_prev": True}, "no neighbor for push_prev"),
         (1, {"memory": Memory.OUT}, "OUT cannot be loaded"),
     ],
 )  # fmt: skip
-def test_what_no_hardware_does_is_a_fault(index, fields, reason):
-    with pytest.raises(Fault, match=reason) as told:
-        simulator.run(program(changed=change(index, **fields)), memory())
-    assert told.value.index == index
-    assert str(told.value).startswith(f"instruction {index} (")
+def test_undefined_behavior_is_a_fault(index, fields, reason):
+    with pytest.raises(Fault, match=reason) as raised:
+        reference.run(program(changed=change(index, **fields)), memory())
+    assert raised.value.index == index
+    assert str(raised.value).startswith(f"instruction {index} (")
 
 
-def test_finish_must_be_there_and_come_last():
+def test_finish_must_be_present_and_last():
     with pytest.raises(Fault, match="no FINISH"):
-        simulator.run(program(changed=steps()[:-1]), memory())
+        reference.run(program(changed=steps()[:-1]), memory())
     with pytest.raises(
         Fault, match="instruction 16 .FINISH.: it ends the run before instruction 15"
     ):
-        found = steps()
-        found[16:] = found[:15:-1]
-        simulator.run(program(changed=found), memory())
+        altered = steps()
+        altered[16:] = altered[:15:-1]
+        reference.run(program(changed=altered), memory())
 
 
-def test_memory_must_fit():
+def test_arrays_must_match_their_buffers():
     held = memory()
     with pytest.raises(TvmtuneError, match="the input 'x' .operand 0. is missing"):
-        simulator.run(program(), {1: held[1]})
+        reference.run(program(), {1: held[1]})
     with pytest.raises(
         TvmtuneError, match="memory of 'x': int8 .8, 2, 1, 16. is needed, not int32"
     ):
-        simulator.run(program(), held | {0: held[0].astype(np.int32)})
-    with pytest.raises(TvmtuneError, match="operand 7 that is not listed"):
-        simulator.run(program(), held | {7: held[0]})
-    with pytest.raises(UsageError, match="no order 'fast' is known: greedy"):
-        simulator.run(program(), held, "fast")
+        reference.run(program(), held | {0: held[0].astype(np.int32)})
+    with pytest.raises(TvmtuneError, match="operand 7, which does not exist"):
+        reference.run(program(), held | {7: held[0]})
+    with pytest.raises(UsageError, match="order 'fast' is not known: use greedy"):
+        reference.run(program(), held, "fast")
 
 
 def accumulators(config, instructions, uops, bias, size):
-    """Run ALU instructions on accumulators that are loaded from ``bias``, and return the low bytes."""
+    """Run ALU instructions on accumulators loaded from ``bias``, and return the low bytes."""
     buffers = [
         Buffer("bias", "input", "int32", bias.shape),
         Buffer("out", "output", "int8", (size, *bias.shape[1:])),
@@ -181,7 +182,7 @@ def accumulators(config, instructions, uops, bias, size):
     flow.append((Store(x_size=size, pop_prev=True, push_prev=True), 1))
     flow.append((isa.noop(Engine.COMPUTE, pop_next=True), NO_OPERAND))
     flow.append((Finish(), NO_OPERAND))
-    return simulator.run(Program.build(config, flow, uops, buffers), {0: bias}).memory[1]
+    return reference.run(Program.build(config, flow, uops, buffers), {0: bias}).memory[1]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def accumulators(config, instructions, uops, bias, size):
         (AluOp.MUL, 77, lambda a: a * 77),
     ],
 )
-def test_alu_operations_wrap_at_32_bits_and_stores_cut_to_8(op, imm, compute):
+def test_alu_operations_wrap_at_32_bits_and_stores_truncate_to_8(op, imm, compute):
     bias = np.random.default_rng(1).integers(-(2**31), 2**31, (6, 1, 16), np.int64)
     bias = bias.astype(np.int32)
     shift = Alu(op=AluOp.SHR, uop_bgn=0, uop_end=6, use_imm=True, imm=11)
@@ -221,12 +222,12 @@ def test_alu_steps_see_what_earlier_ones_wrote():
     assert np.array_equal(accumulators(Config(), [total], uops, bias, 1), bias.sum(0)[None])
     shift = Alu(op=AluOp.SHR, uop_bgn=0, uop_end=1)
     assert np.array_equal(accumulators(Config(), [shift], uops, bias, 1), bias[:1] >> bias[1:2])
-    with pytest.raises(Fault, match="it shifts by -5 from an accumulator: 0 to 15"):
+    with pytest.raises(Fault, match="it shifts by -5 from an accumulator: must be 0 to 15"):
         accumulators(Config(), [shift], uops, -bias, 1)
 
 
 def test_loads_pad_with_zeros_and_step_by_the_stride():
-    """A padded picture, read back through an identity."""
+    """A padded image, read back through an identity weight."""
     config = Config()
     picture = np.random.default_rng(2).integers(-128, 128, (5, 7, 1, 16), np.int8)
     pads = {"y_pad_0": 2, "y_pad_1": 1, "x_pad_0": 3, "x_pad_1": 1}
@@ -248,16 +249,16 @@ def test_loads_pad_with_zeros_and_step_by_the_stride():
         (isa.noop(Engine.COMPUTE, pop_next=True), NO_OPERAND),
         (Finish(), NO_OPERAND),
     ]
-    made = Program.build(config, flow, isa.pack_uops(config, [0]), buffers)
-    rules.check(made)
+    built = Program.build(config, flow, isa.pack_uops(config, [0]), buffers)
+    rules.check(built)
     held = {0: picture, 1: np.eye(16, dtype=np.int8).reshape(1, 1, 16, 16)}
-    result = simulator.run_all_orders(made, held).memory[2]
+    result = reference.run_all_orders(built, held).memory[2]
     padded = np.pad(picture[1:4, 1:5], ((2, 1), (3, 1), (0, 0), (0, 0)))
     assert np.array_equal(result.reshape(6, 8, 1, 16), padded)
 
 
 def test_sums_wrap_at_32_bits():
-    """2^31 is reached by adding to a bias, by products of one weight on one accumulator."""
+    """2^31 is reached by adding to a bias, and by products with one weight on one accumulator."""
     config = Config()
     loops = {"uop_bgn": 0, "uop_end": 1, "iter_out": 4096}
     buffers = [
@@ -279,10 +280,10 @@ def test_sums_wrap_at_32_bits():
         (isa.noop(Engine.COMPUTE, pop_next=True), NO_OPERAND),
         (Finish(), NO_OPERAND),
     ]
-    made = Program.build(config, flow, isa.pack_uops(config, [0]), buffers)
+    built = Program.build(config, flow, isa.pack_uops(config, [0]), buffers)
     held = {0: np.full((1, 1, 16), -128, np.int8), 1: np.full((1, 1, 16, 16), -128, np.int8)}
     held[3] = np.full((1, 1, 16), 1 << 30, np.int32)
-    result = simulator.run(made, held)
+    result = reference.run(built, held)
     # 2^30 + 4096 * 16 * 2^14 = 2^30 + 2^30
     assert (result.memory[2] == (-(2**31) >> 24)).all()
 

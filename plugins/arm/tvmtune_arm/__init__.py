@@ -1,18 +1,19 @@
-"""The arm backend: processors of ARM boards, through LLVM and over RPC, or in place."""
+"""The arm backend: CPUs of ARM boards, through LLVM, over RPC or on the board itself."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tvmtune import backend_defaults
 from tvmtune.hookspecs import hookimpl
-from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+from tvmtune.types import Device, RunnerSpec
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    import tvm
+prepare = backend_defaults.prepare_quantized
+implementations = backend_defaults.implementations
+extract_tasks = backend_defaults.extract_tasks_quantized
+make_builder = backend_defaults.make_builder
+lower = backend_defaults.lower
+export_lib = backend_defaults.export_lib
 
 
 @hookimpl
@@ -30,51 +31,8 @@ def hardware_params(device: Device) -> dict[str, Any]:
 
 
 @hookimpl
-def prepare(
-    network: Network,
-    device: Device,
-    layout: str | None,
-    calibration: Mapping[str, np.ndarray] | None,
-) -> Prepared:
-    from tvmtune.quantise.cpu import prepare
-
-    return prepare(network, device, layout, calibration)
-
-
-@hookimpl
-def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune.quantise.cpu import extract_tasks
-    from tvmtune_arm.target import space
-
-    return extract_tasks(prepared, device, lambda mod: space(device))
-
-
-@hookimpl
-def make_builder(device: Device) -> BuilderSpec:
-    from tvmtune.measure import specs
-
-    return specs.builder(device)
-
-
-@hookimpl
 def make_runner(device: Device) -> RunnerSpec:
-    from tvmtune.measure import specs
     from tvmtune_arm.target import check_board
 
     check_board(device)
-    return specs.runner(device)
-
-
-@hookimpl
-def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-    from tvmtune.graph.lower import lower
-    from tvmtune_arm.target import space
-
-    return lower(prepared, chosen, device, lambda mod: space(device))
-
-
-@hookimpl
-def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
-    from tvmtune.deploy.export import export_lib
-
-    return export_lib(lowered, device, path)
+    return backend_defaults.make_runner(device)

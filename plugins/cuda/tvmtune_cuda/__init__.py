@@ -1,15 +1,30 @@
-"""The cuda backend: NVIDIA's GPUs. Kernels are compiled by nvcc or NVRTC, with or without a GPU."""
+"""The cuda backend: NVIDIA GPUs. nvcc or NVRTC compiles the kernels, with or without a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import backend_defaults
 from tvmtune.hookspecs import hookimpl
-from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+from tvmtune.types import (
+    Algorithm,
+    BuilderSpec,
+    Device,
+    ExtraSpace,
+    Prepared,
+    RunnerSpec,
+    Task,
+)
 
 if TYPE_CHECKING:
     import tvm
+
+hardware_params = backend_defaults.hardware_params
+prepare = backend_defaults.prepare
+lower = backend_defaults.lower_gpu
 
 
 @hookimpl
@@ -20,41 +35,31 @@ def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
 
 
 @hookimpl
-def hardware_params(device: Device) -> dict[str, Any]:
-    return dict(device.params)
-
-
-@hookimpl
-def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
-    from tvmtune.graph.pipeline import prepare
-
-    return prepare(network, device, layout or "NHWC")
-
-
-@hookimpl
-def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune.graph import gpu_spaces
-    from tvmtune.graph.tasks import extract_tasks
+def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     from tvmtune_cuda import tensor_cores
 
-    wanted = tensor_cores.NAME in device.attrs
-    further = gpu_spaces.further(device)
-    if wanted:
-        further[tensor_cores.NAME] = lambda mod: tensor_cores.space(mod, device)
-    tasks = extract_tasks(prepared, device, lambda mod: gpu_spaces.space(mod, device), further)
-    if wanted:
-        tensor_cores.check(tasks)
+    offered = backend_defaults.implementations_gpu(device)
+    return [*offered, *tensor_cores.spaces(device)]
+
+
+@hookimpl
+def extract_tasks(
+    prepared: Prepared,
+    device: Device,
+    implementations: Sequence[Algorithm | ExtraSpace] | None,
+) -> list[Task]:
+    from tvmtune_cuda import tensor_cores
+
+    tasks = backend_defaults.extract_tasks_gpu(prepared, device, implementations)
+    tensor_cores.check(tasks, device)
     return tasks
 
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
-    from dataclasses import replace
-
-    from tvmtune.measure import specs
     from tvmtune_cuda import build
 
-    spec = specs.builder(device)
+    spec = backend_defaults.make_builder(device)
     return replace(
         spec,
         build="tvmtune_cuda.build:build",
@@ -68,33 +73,25 @@ def make_runner(device: Device) -> RunnerSpec:
     from tvmtune.measure import specs
     from tvmtune_cuda import build, target, worker
 
-    side_by_side = device.params.get("gpus", [])
+    idle_gpus = device.params.get("gpus", [])
     return specs.runner(
         device,
         run="tvmtune_cuda.worker:run",
         check="tvmtune_cuda.worker:check",
         init="tvmtune_cuda.worker:init",
         baseline="tvmtune_cuda.worker:baseline",
-        slots=max(1, len(side_by_side)),
-        exclusive=False,  # builders leave the GPU alone
+        slots=max(1, len(idle_gpus)),
+        exclusive=False,  # builders do not use the GPU
         flush=worker.FLUSH if target.FLUSH in device.attrs else "",
-        options={"gpus": side_by_side} | build.options(device),
+        options={"gpus": idle_gpus} | build.options(device),
     )
-
-
-@hookimpl
-def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-    from tvmtune.graph import gpu_spaces
-    from tvmtune.graph.lower import lower
-
-    return lower(prepared, chosen, device, lambda mod: gpu_spaces.space(mod, device))
 
 
 @hookimpl
 def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
     import tvm
 
-    from tvmtune.deploy.export import export_lib
+    from tvmtune.library.export import export_lib
     from tvmtune_cuda import build, toolkit
 
     change = build.translate(toolkit.find(), str(device.target["arch"]))

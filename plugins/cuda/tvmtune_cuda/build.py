@@ -1,8 +1,8 @@
-"""CUDA kernels as machine code in a library, whether or not there is a GPU here.
+"""Compiles CUDA kernels to machine code in the library, with or without a GPU in this machine.
 
-Without CUDA's runtime TVM leaves the source in the library, to be compiled wherever it is loaded, by
-a compiler that would have to be there. Here it is always done so, and the source is then replaced:
-builders need no GPU and use none, and where the library runs nothing is left to compile.
+Without the CUDA runtime, TVM leaves CUDA C++ source in the library, to be compiled wherever it is
+loaded. tvmtune always makes it do so, then compiles the source and replaces it with the binary:
+builders need no GPU, and nothing is left to compile where the library runs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tvmtune.deploy import image, program
 from tvmtune.errors import TvmtuneError
+from tvmtune.library import embedded_weights, vm_program
 from tvmtune.measure import local
 from tvmtune.types import Device
 from tvmtune_cuda import tensor_cores, toolkit
@@ -26,13 +26,13 @@ _ONLY_SOURCES = "TVM_COMPILE_FORCE_FALLBACK"
 
 
 def init(options: dict[str, Any]) -> None:
-    """Called once in each process that builds kernels: TVM hands out sources."""
+    """Make TVM emit CUDA source; called once in each build worker."""
     os.environ[_ONLY_SOURCES] = "1"
 
 
 @contextlib.contextmanager
 def sources() -> Iterator[None]:
-    """TVM hands out sources, in this process too, which may have CUDA's runtime."""
+    """Make TVM emit CUDA source in this process, even if it has CUDA's runtime."""
     before = os.environ.get(_ONLY_SOURCES)
     os.environ[_ONLY_SOURCES] = "1"
     try:
@@ -45,17 +45,17 @@ def sources() -> Iterator[None]:
 
 
 def passes(device: Device) -> dict[str, Any]:
-    """What TVM's PassContext has to say wherever kernels for the device are built."""
+    """Options of TVM's PassContext for building kernels for the device."""
     return tensor_cores.PASSES if tensor_cores.NAME in device.attrs else {}
 
 
 def passes_of_libraries(device: Device) -> dict[str, Any]:
-    """And where a whole network is."""
+    """Options of TVM's PassContext for building a network for the device."""
     return {**passes(device), "relax.backend.use_cuda_graph": device.params.get(GRAPHS, False)}
 
 
 def options(device: Device) -> dict[str, Any]:
-    """What :func:`build` takes besides the linker."""
+    """Options of :func:`build` besides the linker."""
     return {"compiler": toolkit.find().command, "config": passes(device)}
 
 
@@ -68,32 +68,34 @@ def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: 
 
     def pack(library: Any, system_library: bool, prefix: str, workspace: str) -> str:
         packed = Path(workspace) / "devc.o"
-        image.write_object(library, [], Path(workspace) / "lib0.o", packed, change)
+        embedded_weights.write_object(library, [], Path(workspace) / "lib0.o", packed, change)
         return str(packed)
 
     return local.build(mod, target, options, directory, pack)
 
 
 def translate(compiler: Compiler, arch: str) -> Callable[[Any, bytes], bytes]:
-    """What makes machine code of the CUDA sources in a library's program; for
-    :func:`tvmtune.deploy.image.write_object`."""
+    """A function that replaces the CUDA sources in a library's program with machine code, for
+    :func:`tvmtune.library.embedded_weights.write_object`."""
 
     def change(library: Any, blob: bytes) -> bytes:
         for source in _sources(library):
             binary = compiler.compile(source, arch)
-            blob = program.recoded(blob, KIND, KIND, source.encode(), "cubin", binary)
+            blob = vm_program.replace_device_code(
+                blob, KIND, KIND, source.encode(), "cubin", binary
+            )
         return blob
 
     return change
 
 
 def _sources(library: Any) -> list[str]:
-    """Those of a module and of all that it imports."""
-    found = [str(library.inspect_source(KIND))] if library.kind == KIND else []
+    """The sources of a module and of all modules that it imports."""
+    collected = [str(library.inspect_source(KIND))] if library.kind == KIND else []
     for module in library.imports:
-        found += _sources(module)
-    if not all(found):
+        collected += _sources(module)
+    if not all(collected):
         raise TvmtuneError(
-            "TVM gives no CUDA source of a kernel: check the versions with tvmtune doctor"
+            "TVM emits no CUDA source for a kernel: check the versions with tvmtune doctor"
         )
-    return [*dict.fromkeys(found)]  # several may import the same one
+    return [*dict.fromkeys(collected)]  # several modules may import the same one

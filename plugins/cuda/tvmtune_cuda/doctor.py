@@ -1,4 +1,4 @@
-"""What ``tvmtune doctor`` says of CUDA."""
+"""The CUDA row of ``tvmtune doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tvmtune_cuda import gpus, target, toolkit
 
 
 def check() -> str:
-    """The compiler, and the GPU or why none can be measured on. Raises :class:`TvmtuneError` if there
+    """The compiler, and the GPU or why none can be measured. Raises :class:`TvmtuneError` if there
     is no compiler."""
     compiler = toolkit.find()
     found = "{} {}.{}".format(compiler.name, *compiler.version())

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs of this machine, asked of their driver: no toolkit is needed for that, nor TVM."""
+"""Lists this machine's NVIDIA GPUs through the driver API, without the CUDA toolkit or TVM."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from tvmtune.errors import TvmtuneError
 
 NEEDED = 13
-"""The major version of CUDA that TVM's runtime was built with: the least that a driver has to offer."""
+"""CUDA's major version that TVM's runtime was built with: the driver must support it."""
 LIBRARY = "libcuda.so.1"
 
 _NO_DEVICE, _STUB, _MISMATCH = 100, 34, 803
 _PROBLEMS = {
     _NO_DEVICE: "the driver finds no NVIDIA GPU",
-    _STUB: f"{LIBRARY} is the toolkit's stand-in, not a driver's",
+    _STUB: f"{LIBRARY} is the toolkit's stub, not the driver's",
     _MISMATCH: "the driver's library and its kernel module are of different versions: restart",
 }
 _ATTRIBUTES = {
@@ -28,23 +28,23 @@ _ATTRIBUTES = {
     "major": 75,
     "minor": 76,
 }
-"""Numbers of ``CUdevice_attribute`` in the driver's API."""
+"""Values of ``CUdevice_attribute`` in the driver API."""
 
 
 def describe() -> dict[str, Any]:
-    """The GPUs of this machine, and why there are none.
+    """The GPUs of this machine, or why there are none.
 
-    ``driver`` is the newest CUDA that the driver offers, ``[major, minor]``; ``devices`` a list of
+    ``driver`` is the newest CUDA that the driver supports, ``[major, minor]``; ``devices`` a list of
     dicts with ``name``, ``arch`` (``sm_90``), ``memory_bytes`` and ``max_threads_per_block``,
     ``max_shared_memory_per_block`` (bytes), ``warp_size`` (threads), ``registers_per_block``,
-    ``clock_khz``, ``multi_processors`` and ``l2_cache_bytes``. ``problem`` is empty where there is one.
-    It is for a process of its own: a driver may hang or crash.
+    ``clock_khz``, ``multi_processors`` and ``l2_cache_bytes``. ``problem`` is empty if there is a
+    GPU. Call it in a separate process: a driver may hang or crash.
     """
     found: dict[str, Any] = {"problem": "", "driver": None, "devices": []}
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError:
-        found["problem"] = f"NVIDIA's driver is not installed ({LIBRARY} is not there)"
+        found["problem"] = f"NVIDIA's driver is not installed ({LIBRARY} is missing)"
         return found
     version = ctypes.c_int()
     if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
@@ -63,7 +63,7 @@ def describe() -> dict[str, Any]:
 
 
 def check(found: dict[str, Any]) -> dict[str, Any]:
-    """The first GPU of what :func:`describe` says.
+    """The first GPU that :func:`describe` lists.
 
     Raises :class:`TvmtuneError` if there is none, or if its driver is older than TVM's runtime.
     """
@@ -72,7 +72,7 @@ def check(found: dict[str, Any]) -> dict[str, Any]:
     if found["driver"] and found["driver"][0] < NEEDED:
         major, minor = found["driver"]
         raise TvmtuneError(
-            f"the driver of {found['devices'][0]['name']} offers CUDA {major}.{minor}, and TVM's "
+            f"the driver of {found['devices'][0]['name']} supports CUDA {major}.{minor}, and TVM's "
             f"runtime needs {NEEDED}.0: install a newer driver"
         )
     first: dict[str, Any] = found["devices"][0]
@@ -80,7 +80,7 @@ def check(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def alike(found: dict[str, Any]) -> list[int]:
-    """The numbers of all GPUs of the first one's kind: they may measure side by side."""
+    """The indices of all GPUs identical to the first, which can measure in parallel."""
     kinds = [(each["name"], each["arch"]) for each in found["devices"]]
     return [number for number, kind in enumerate(kinds) if kind == kinds[0]]
 

@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU is, in TVM's words: the one of this machine, of a board, or one that is known."""
+"""TVM targets for NVIDIA GPUs: this machine's, a board's, or one given by architecture or tag."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from tvmtune import attributes, system, threads
-from tvmtune.boards import host_target, triple_of
-from tvmtune.deploy import metadata
+from tvmtune import target_attrs
 from tvmtune.errors import TvmtuneError, UsageError, nearest
-from tvmtune.farm import devices as boards_devices
-from tvmtune.farm import protocol
+from tvmtune.library import metadata
+from tvmtune.machine import cpu_count, threads
+from tvmtune.machine.known_boards import host_target, triple_of
+from tvmtune.remote import protocol
+from tvmtune.remote.client import boards
 from tvmtune.types import Device
 from tvmtune_cuda import gpus, tensor_cores, toolkit
 
 LIMITS = ("max_threads_per_block", "max_shared_memory_per_block")
 FLUSH = "flush-l2"
-"""The second-level cache is emptied before each repeat: activations are cold, too."""
+"""Flushes the L2 cache before each repeat, so that activations are cold, too."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SWITCHES = (tensor_cores.NAME, FLUSH)
-"""Those are part of what a log is for."""
+"""Attributes that are part of a device's identity in logs."""
 GRAPHS = metadata.GRAPHS
-"""Libraries capture the launches of their kernels once, to launch them all together. No kernel is any
-different: records are for libraries with and without."""
+"""Libraries capture their kernel launches once, in a CUDA graph. The kernels are the same: records
+serve libraries with and without it."""
 ATTRIBUTES = ("arch", "tag", "mcpu", "mtriple", "threads", "gpus", GRAPHS, *SWITCHES, *LIMITS)
 EARLIEST = 75
-"""The architecture from which on CUDA 13, which TVM's runtime is built with, runs kernels."""
-LOOK = 60.0
-"""Seconds that this machine's driver may take to list its GPUs."""
+"""The earliest architecture that CUDA 13, with which TVM's runtime is built, supports."""
+DRIVER_TIMEOUT = 60.0
+"""Deadline in seconds for this machine's driver to list its GPUs."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, and what it takes to compile for it. The defaults hold for all since sm_75."""
+    """What compiling for a GPU requires. The defaults hold for all since sm_75."""
 
     name: str
     arch: str
     threads: int = 1024
-    """The most in a block."""
+    """Maximum threads per block."""
     shared: int = 48 << 10
-    """Bytes of shared memory that a block may have without asking for more."""
+    """Bytes of shared memory per block without opting in to more."""
     registers: int = 1 << 16
-    """Of 32 bits, for a block."""
+    """32-bit registers per block."""
     processors: int = 0
-    """Streaming multiprocessors; 0 where it is not known."""
+    """Streaming multiprocessors; 0 if unknown."""
     l2: int = 0
     memory: int = 0
     host: dict[str, Any] | None = None
-    """Of the machine that it is in, where that is not this one: ``mtriple`` and ``mcpu``."""
+    """``mtriple`` and ``mcpu`` of its host if that is another machine."""
     cpus: int = 0
-    """Of that machine, where it is known."""
+    """CPUs of that machine; 0 if unknown."""
 
     @staticmethod
     def of(found: dict[str, Any]) -> Gpu:
-        """As :func:`tvmtune_cuda.gpus.describe` describes it."""
+        """From a row of :func:`tvmtune_cuda.gpus.describe`."""
         return Gpu(
             name=found["name"],
             arch=found["arch"],
@@ -74,14 +75,13 @@ class Gpu:
 def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     """The device for ``--target cuda``.
 
-    It is the first GPU of this machine, or with ``remote`` that of a board, which is asked. ``tag``
-    (one of TVM's, ``nvidia/nvidia-h100``) or ``arch`` (``sm_90``) name one that need not be there: it
-    is compiled for. ``mtriple`` and ``mcpu`` (of the CPU beside it), ``threads`` (of that CPU) and the
-    limits of a block win over what is known. ``gpus``: how many of this machine measure side by side.
-    Raises :class:`UsageError` for unknown names, :class:`TvmtuneError` where there is no GPU, no driver
-    for it, or no compiler.
+    The first GPU of this machine, or with ``remote`` that of a board. ``tag`` (one of TVM's, e.g.
+    ``nvidia/nvidia-h100``) or ``arch`` (``sm_90``) names one to compile for, which need not be present.
+    ``mtriple``, ``mcpu`` and ``threads`` (of the host's CPU) and the limits of a block override what is
+    known. ``gpus``: how many of this machine's GPUs measure in parallel. Raises :class:`UsageError` for
+    unknown names, :class:`TvmtuneError` if there is no GPU, no driver for it, or no compiler.
     """
-    attributes.check(attrs, ATTRIBUTES)
+    target_attrs.check(attrs, ATTRIBUTES)
     wanted = [name for name in SWITCHES if _wanted(name, attrs)]
     if "tag" in attrs and "arch" in attrs:
         raise UsageError("tag= and arch= both name a GPU: give one of them.")
@@ -96,15 +96,15 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     else:
         gpu, here = _of_this_machine()
     toolkit.check_arch(compiler, gpu.arch)
-    if remote is None and here is None:  # it is named: is it the one that is here?
+    if remote is None and here is None:  # a GPU was named: is it the one in this machine?
         found = look()
         if not found["problem"] and _number_of(found["devices"][0]["arch"]) == _number_of(gpu.arch):
             gpus.check(found)
             here = found
-    beside = gpu.host or {}
-    mtriple = str(attrs.get("mtriple") or beside.get("mtriple", ""))
+    gpu_host = gpu.host or {}
+    mtriple = str(attrs.get("mtriple") or gpu_host.get("mtriple", ""))
     limits = {
-        name: attributes.number(name, attrs[name], most) if name in attrs else most
+        name: target_attrs.number(name, attrs[name], most) if name in attrs else most
         for name, most in zip(LIMITS, (gpu.threads, gpu.shared), strict=True)
     }
     target = {
@@ -115,11 +115,11 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         "thread_warp_size": 32,
         "registers_per_block": gpu.registers,
         **({"l2_cache_size_bytes": gpu.l2} if gpu.l2 else {}),
-        "host": host_target(attrs.get("mcpu") or beside.get("mcpu"), mtriple),
+        "host": host_target(attrs.get("mcpu") or gpu_host.get("mcpu"), mtriple),
     }
     params = _parameters(gpu, target) | {GRAPHS: _wanted(GRAPHS, attrs)}
     if "gpus" in attrs:
-        params["gpus"] = _side_by_side(attrs["gpus"], here)
+        params["gpus"] = _parallel_gpus(attrs["gpus"], here)
     return Device(
         backend="cuda",
         target=target,
@@ -134,7 +134,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
 
 
 def _of_this_machine() -> tuple[Gpu, dict[str, Any]]:
-    """The first GPU, and what there is."""
+    """The first GPU, and the description of all of them."""
     found = look()
     try:
         return Gpu.of(gpus.check(found)), found
@@ -147,7 +147,7 @@ def _of_this_machine() -> tuple[Gpu, dict[str, Any]]:
 
 
 def look() -> dict[str, Any]:
-    """What :func:`tvmtune_cuda.gpus.describe` says, in a process of its own."""
+    """The result of :func:`tvmtune_cuda.gpus.describe`, from a separate process."""
     code = "import json; from tvmtune_cuda import gpus; print(json.dumps(gpus.describe()))"
     try:
         done = subprocess.run(
@@ -155,31 +155,31 @@ def look() -> dict[str, Any]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=LOOK,
+            timeout=DRIVER_TIMEOUT,
             env=os.environ | {"PYTHONSAFEPATH": "1"},
         )
     except subprocess.TimeoutExpired as exc:
-        raise TvmtuneError(f"NVIDIA's driver gives no answer within {LOOK:g} s") from exc
+        raise TvmtuneError(f"NVIDIA's driver did not answer within {DRIVER_TIMEOUT:g} s") from exc
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise TvmtuneError(f"the GPUs cannot be listed: {said}")
+        message = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise TvmtuneError(f"the GPUs cannot be listed: {message}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def _of_the_board(remote: str) -> Gpu:
-    key = protocol.find(remote)[0]
-    told = boards_devices.ask(remote)
-    if told is None:
+    key = protocol.split_remote(remote)[0]
+    reported = boards.ask(remote)
+    if reported is None:
         raise UsageError(
-            f"TVM's own server serves the board '{key}', which says nothing of itself: give "
+            f"TVM's own server serves the board '{key}' and cannot describe it: give "
             "--target-attr arch=sm_90 or the like, or serve it with tvmtune serve --target cuda."
         )
-    if trouble := boards_devices.version_trouble(told):
+    if trouble := boards.version_trouble(reported):
         raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
-    rows = [row for row in told.get("gpus", ()) if row["kind"] == "cuda"]
+    rows = [row for row in reported.get("gpus", ()) if row["kind"] == "cuda"]
     if not rows:
-        raise TvmtuneError(f"the board '{key}' has {boards_devices.no_device('cuda', 'cuda')}.")
+        raise TvmtuneError(f"the board '{key}' has {boards.no_device('cuda', 'cuda')}.")
     row = rows[0]
     return Gpu(
         name=row["device_name"],
@@ -188,15 +188,15 @@ def _of_the_board(remote: str) -> Gpu:
         shared=int(row["max_shared_memory_per_block"]),
         processors=int(row["multi_processor_count"] or 0),
         memory=int(row["total_global_memory"] or 0),
-        host={"mtriple": triple_of(str(told["machine"]))},
-        cpus=int(told["cpus"]),
+        host={"mtriple": triple_of(str(reported["machine"]))},
+        cpus=int(reported["cpus"]),
     )
 
 
 def _of_arch(arch: str) -> Gpu:
     number = _number_of(arch)
     if number is None:
-        raise UsageError(f"arch={arch} is no architecture of NVIDIA's: give e.g. sm_90.")
+        raise UsageError(f"arch={arch} is not an NVIDIA architecture: give e.g. sm_90.")
     if number < EARLIEST:
         raise UsageError(
             f"arch={arch}: TVM's runtime needs CUDA {gpus.NEEDED}, for sm_{EARLIEST} and later."
@@ -213,13 +213,15 @@ def _tagged(tag: str) -> Gpu:
         raise UsageError(f"TVM has no tag '{tag}'.{nearest(tag, ours)}")
     target = tvm.target.Target(tag)
     if str(target.kind.name) != "cuda":
-        raise UsageError(f"tag={tag} is no GPU of NVIDIA's: it is of the kind {target.kind.name}.")
+        raise UsageError(f"tag={tag} is not an NVIDIA GPU: its target kind is {target.kind.name}.")
     attrs = target.attrs
     base = _of_arch(str(attrs["arch"]))
     host = target.host
-    beside = None
+    host_attrs = None
     if host is not None and "mtriple" in host.attrs:
-        beside = {name: str(host.attrs[name]) for name in ("mtriple", "mcpu") if name in host.attrs}
+        host_attrs = {
+            name: str(host.attrs[name]) for name in ("mtriple", "mcpu") if name in host.attrs
+        }
     return Gpu(
         name=tag,
         arch=base.arch,
@@ -227,7 +229,7 @@ def _tagged(tag: str) -> Gpu:
         shared=int(attrs.get("max_shared_memory_per_block", base.shared)),
         registers=int(attrs.get("registers_per_block", base.registers)),
         l2=int(attrs.get("l2_cache_size_bytes", 0)),
-        host=beside,
+        host=host_attrs,
     )
 
 
@@ -236,11 +238,11 @@ def _number_of(arch: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _side_by_side(given: Any, here: dict[str, Any] | None) -> list[str]:
-    """What CUDA calls each of so many GPUs that are ``here``, all of the first one's kind."""
-    count = attributes.number("gpus", given)
+def _parallel_gpus(given: Any, here: dict[str, Any] | None) -> list[str]:
+    """CUDA's names of the first ``given`` GPUs of this machine that are identical to its first."""
+    count = target_attrs.number("gpus", given)
     if here is None:
-        raise UsageError(f"gpus={given}: that is for the GPUs of this machine alone.")
+        raise UsageError(f"gpus={given}: only for GPUs of this machine.")
     alike = gpus.alike(here)
     if count > len(alike):
         name = here["devices"][0]["name"]
@@ -251,22 +253,21 @@ def _side_by_side(given: Any, here: dict[str, Any] | None) -> list[str]:
 
 
 def _wanted(name: str, attrs: dict[str, Any]) -> bool:
-    """Whether an attribute that may be 0 or 1 is on."""
+    """The value of an attribute that must be 0 or 1."""
     given = attrs.get(name, 0)
     if given not in (0, 1):
-        raise UsageError(f"{name}={given}: give 1, or leave it away.")
+        raise UsageError(f"{name}={given}: give 1, or omit it.")
     return bool(given)
 
 
 def _threads(given: Any, gpu: Gpu, *, here: bool) -> int:
     if given is not None:
         return threads.parse(given, here=here)
-    return gpu.cpus or (system.usable_cpus() if here else 1)
+    return gpu.cpus or (cpu_count.usable_cpus() if here else 1)
 
 
 def _parameters(gpu: Gpu, target: dict[str, Any]) -> dict[str, Any]:
-    """Under the names that TVM's auto_scheduler had for them; memory in bytes, 0 for what is not
-    known."""
+    """Hardware parameters under the names of TVM's auto_scheduler; memory in bytes, 0 if unknown."""
     return {
         "num_cores": gpu.processors,
         "vector_unit_bytes": 16,

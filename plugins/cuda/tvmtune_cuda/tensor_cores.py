@@ -1,4 +1,4 @@
-"""Kernels for tensor cores: products of float16, summed in float32, in tiles of 16 by 16 by 16."""
+"""Kernels for tensor cores: float16 products summed in float32, in 16x16x16 tiles."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError
-from tvmtune.graph import intrinsics
-from tvmtune.graph.gpu_spaces import DrawnSpace, is_product, vector_lanes
-from tvmtune.graph.spaces import applying, tune_context
-from tvmtune.types import Device, Task
+from tvmtune.spaces import tensor_intrinsics
+from tvmtune.spaces.gpu_spaces import DrawnSpace, is_product, vector_lanes
+from tvmtune.spaces.rule_space import applying, tune_context
+from tvmtune.types import Device, ExtraSpace, Task
 
 if TYPE_CHECKING:
     import tvm
     from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
 NAME = "tensor-cores"
-"""Of the implementation, and of the target's attribute that asks for it."""
+"""Name of the implementation, and of the target attribute that requests it."""
 PASSES = {"tirx.disable_storage_rewrite": True}
-"""For TVM's PassContext. That pass has float16 and float32 share a buffer of shared memory, which
-TVM 0.27 cannot lower with these instructions; a later one joins all shared memory anyway."""
+"""For TVM's PassContext. That pass lets float16 and float32 share a shared-memory buffer, which TVM
+0.27 cannot lower with these instructions; a later pass merges all shared memory anyway."""
 _SCOPE = "shared.dyn"
 
 
 class TensorCores(DrawnSpace):
-    """TVM's rules for tensor cores, with operands and sums in shared memory; what the instructions do
-    not match falls to its rules for all GPUs."""
+    """TVM's rules for tensor cores, with operands and sums in shared memory; blocks that the
+    instructions do not match get its rules for all GPUs."""
 
     def generator(self) -> SpaceGenerator:
         from tvm.s_tir.meta_schedule import ScheduleRule
         from tvm.s_tir.meta_schedule import schedule_rule as rule
 
-        intrinsics.load_for("cuda")
-        intrinsics.load_tensor_cores()
+        tensor_intrinsics.load_for("cuda")
+        tensor_intrinsics.load("cuda")
         first, *others = ScheduleRule.create("cuda")
         tiles = rule.MultiLevelTilingTensorCore(
             intrin_groups=_groups(),
@@ -46,6 +46,13 @@ class TensorCores(DrawnSpace):
         return applying([first, tiles, *others], "cuda-tensorcore")
 
 
+def spaces(device: Device) -> list[ExtraSpace]:
+    """The space for tensor cores if the target requests it."""
+    if NAME not in device.attrs:
+        return []
+    return [ExtraSpace(NAME, lambda mod: space(mod, device))]
+
+
 def space(mod: tvm.IRModule, device: Device) -> TensorCores | None:
     """The space for workloads that tensor cores can compute."""
     import tvm
@@ -55,20 +62,22 @@ def space(mod: tvm.IRModule, device: Device) -> TensorCores | None:
     made = TensorCores(device.target, vector_lanes(mod, device))
     target = tvm.target.Target(device.target)
     designs = tune_context(mod, target, made.generator(), seed=1).generate_design_space()
-    return made if any(map(_uses_them, designs)) else None
+    return made if any(map(_uses_tensor_cores, designs)) else None
 
 
-def check(tasks: Sequence[Task]) -> None:
-    """Raise :class:`UsageError` if none of them can use tensor cores."""
+def check(tasks: Sequence[Task], device: Device) -> None:
+    """Raise :class:`UsageError` if the target requests tensor cores and no task can use them."""
+    if NAME not in device.attrs:
+        return
     if not any(each.name == NAME for task in tasks for each in task.implementations):
         raise UsageError(
-            "--tensor-cores: none of this network's kernels multiplies in float16 in an order that "
-            "tensor cores take: give --dtype float16 and --layout NHWC, or leave --tensor-cores away."
+            "--tensor-cores: no kernel of this network multiplies float16 in a layout that tensor "
+            "cores take: give --dtype float16 and --layout NHWC, or omit --tensor-cores."
         )
 
 
 def _groups() -> list[dict[str, str]]:
-    """TVM's names for the steps, for weights as they are and transposed."""
+    """TVM's names for the steps, for plain and for transposed weights."""
     at = _SCOPE.replace(".", "_")
     return [
         {
@@ -82,7 +91,7 @@ def _groups() -> list[dict[str, str]]:
     ]
 
 
-def _uses_them(design: Any) -> bool:
+def _uses_tensor_cores(design: Any) -> bool:
     return any(
         str(inst.attrs[0]).startswith("meta_schedule.auto_tensorize")
         for inst in design.trace.insts

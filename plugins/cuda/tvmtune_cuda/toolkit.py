@@ -1,6 +1,6 @@
-"""Compilers of CUDA: nvcc, or where that is missing NVRTC, which comes as a package of pip's.
+"""CUDA compilers: nvcc, or NVRTC (installed by pip) if nvcc is missing.
 
-nvcc is preferred: it has been the quicker one, and brings its headers. Neither needs a GPU.
+nvcc is preferred: it measured faster, and includes its headers. Neither needs a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tvmtune.errors import TvmtuneError, UsageError, nearest
 
 VARIABLE = "TVMTUNE_NVCC"
 NVRTC = "nvrtc"
-"""In the place of nvcc's path."""
+"""Stands for NVRTC where nvcc's path would be."""
 _HINT = (
     "install CUDA's toolkit (nvcc), name it in TVMTUNE_NVCC, or pip install 'tvmtune[cuda]' (NVRTC)"
 )
@@ -29,7 +29,7 @@ _HINT = (
 
 @dataclass(frozen=True)
 class Compiler:
-    """One of the two, as a builder's options can hold it."""
+    """nvcc or NVRTC, in a form that a builder's options can hold."""
 
     command: str
     """The path of nvcc, or :data:`NVRTC`."""
@@ -39,29 +39,29 @@ class Compiler:
         return NVRTC if self.command == NVRTC else "nvcc"
 
     def version(self) -> tuple[int, int]:
-        """Of its CUDA."""
+        """The CUDA version, (major, minor)."""
         if self.command == NVRTC:
             from cuda.bindings import nvrtc
 
             _, major, minor = nvrtc.nvrtcVersion()
             return int(major), int(minor)
-        found = re.search(r"release (\d+)\.(\d+)", _said([self.command, "--version"]))
+        found = re.search(r"release (\d+)\.(\d+)", _output_of([self.command, "--version"]))
         if found is None:
-            raise TvmtuneError(f"{self.command} does not tell its version: is it nvcc?")
+            raise TvmtuneError(f"{self.command} does not print its version: is it nvcc?")
         return int(found[1]), int(found[2])
 
     def architectures(self) -> tuple[str, ...]:
-        """Those that it compiles for, as ``sm_90``."""
+        """Architectures that it compiles for, e.g. ``sm_90``."""
         if self.command == NVRTC:
             from cuda.bindings import nvrtc
 
             return tuple(f"sm_{number}" for number in nvrtc.nvrtcGetSupportedArchs()[1])
-        return tuple(_said([self.command, "--list-gpu-code"]).split())
+        return tuple(_output_of([self.command, "--list-gpu-code"]).split())
 
     def compile(self, source: str, arch: str) -> bytes:
-        """The binary (a cubin) of a program in CUDA C++ for an architecture such as ``sm_90``.
+        """Compile a CUDA C++ program to a cubin for an architecture such as ``sm_90``.
 
-        Raises :class:`TvmtuneError` with the first complaint if it cannot be compiled.
+        Raises :class:`TvmtuneError` with the first error if it does not compile.
         """
         return _by_nvrtc(source, arch) if self.command == NVRTC else _by_nvcc(self, source, arch)
 
@@ -73,13 +73,13 @@ def find() -> Compiler:
     if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
         if _include_folders():
             return Compiler(NVRTC)
-        raise TvmtuneError(f"NVRTC is there, and CUDA's headers are not: {_HINT}.")
-    raise TvmtuneError(f"there is no compiler for CUDA: {_HINT}.")
+        raise TvmtuneError(f"NVRTC is installed, but CUDA's headers are not: {_HINT}.")
+    raise TvmtuneError(f"no CUDA compiler was found: {_HINT}.")
 
 
 def nvcc() -> Compiler | None:
-    """nvcc from ``TVMTUNE_NVCC``, the path, ``CUDA_HOME``, ``CUDA_PATH``, the usual place or pip's
-    packages; None where there is none, or no C++ compiler for its preprocessing."""
+    """nvcc from ``TVMTUNE_NVCC``, ``PATH``, ``CUDA_HOME``, ``CUDA_PATH``, the usual place or pip's
+    packages; None if there is none, or no C++ compiler for its preprocessing."""
     if named := os.environ.get(VARIABLE):
         if shutil.which(named) is None:
             raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run.")
@@ -96,15 +96,15 @@ def nvcc() -> Compiler | None:
 
 
 def check_arch(compiler: Compiler, arch: str) -> str:
-    """``arch``, if the compiler knows it; raises :class:`UsageError` else."""
+    """``arch``; raises :class:`UsageError` if the compiler does not support it."""
     known = compiler.architectures()
-    # Those for one generation alone (sm_90a), or for a family (sm_100f), are not listed.
+    # Architecture-specific (sm_90a) and family-specific (sm_100f) variants are not listed.
     if re.sub(r"[af]$", "", arch) in known:
         return arch
     version = "{}.{}".format(*compiler.version())
     raise UsageError(
         f"arch={arch}: {compiler.name} {version} does not compile for it.{nearest(arch, [*known])} "
-        f"It does for {', '.join(known)}."
+        f"It supports {', '.join(known)}."
     )
 
 
@@ -117,14 +117,14 @@ def _by_nvcc(compiler: Compiler, source: str, arch: str) -> bytes:
             [*command, str(program)], capture_output=True, text=True, errors="replace"
         )
         if done.returncode != 0:
-            raise TvmtuneError(f"nvcc: {_complaint(done.stdout + done.stderr)}")
+            raise TvmtuneError(f"nvcc: {_first_error(done.stdout + done.stderr)}")
         return binary.read_bytes()
 
 
 def _by_nvrtc(source: str, arch: str) -> bytes:
     from cuda.bindings import nvrtc
 
-    # The driver's header is not for code that runs on the GPU, and NVRTC has it not.
+    # GPU code does not use the driver's header, which NVRTC lacks.
     text = source.replace("#include <cuda.h>", "").encode()
     _, program = nvrtc.nvrtcCreateProgram(text, b"kernels.cu", 0, None, None)
     options = [f"--gpu-architecture={arch}", "-default-device", "-w"]
@@ -135,8 +135,8 @@ def _by_nvrtc(source: str, arch: str) -> bytes:
             _, size = nvrtc.nvrtcGetProgramLogSize(program)
             log = bytearray(size)
             nvrtc.nvrtcGetProgramLog(program, log)
-            said = _complaint(log.decode(errors="replace")) or str(status)
-            raise TvmtuneError(f"NVRTC: {said}")
+            message = _first_error(log.decode(errors="replace")) or str(status)
+            raise TvmtuneError(f"NVRTC: {message}")
         _, size = nvrtc.nvrtcGetCUBINSize(program)
         binary = bytearray(size)
         nvrtc.nvrtcGetCUBIN(program, binary)
@@ -145,7 +145,7 @@ def _by_nvrtc(source: str, arch: str) -> bytes:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _said(command: list[str]) -> str:
+def _output_of(command: list[str]) -> str:
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=60, check=True
@@ -154,22 +154,22 @@ def _said(command: list[str]) -> str:
         raise TvmtuneError(f"{' '.join(command)} cannot be run: {exc}") from exc
 
 
-def _complaint(text: str) -> str:
-    """The first error of a compiler's output."""
+def _first_error(text: str) -> str:
+    """The first error in a compiler's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip("\0 \t")]
     return next((line for line in lines if "error" in line or "fatal" in line), "".join(lines[-1:]))
 
 
 @functools.cache
 def homes_of_pip() -> tuple[Path, ...]:
-    """Folders where NVIDIA's packages put their files: one folder for all of a major version."""
+    """Folders of NVIDIA's pip packages: one per major version of CUDA, the newest first."""
     places = {Path(sysconfig.get_path(kind)) / "nvidia" for kind in ("purelib", "platlib")}
     places |= {Path(entry) / "nvidia" for entry in sys.path if entry.endswith("-packages")}
     return tuple(sorted((home for p in places for home in p.glob("cu[0-9]*")), reverse=True))
 
 
 def _include_folders() -> tuple[str, ...]:
-    """CUDA's headers, and the C++ library that they are made for."""
+    """Folders of CUDA's headers and of their C++ library; empty if missing."""
     for home in (*homes_of_pip(), Path("/usr/local/cuda")):
         if (home / "include" / "cuda_fp16.h").exists():
             return str(home / "include"), str(home / "include" / "cccl")

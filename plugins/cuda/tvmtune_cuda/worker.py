@@ -1,7 +1,7 @@
-"""What a process does that measures on this machine's GPU.
+"""Run workers that measure on this machine's GPUs.
 
-After a kernel that reads where it may not, or that traps, CUDA refuses everything else in that process,
-forever. Such a process ends with its message; the next candidate gets a fresh one.
+After a kernel with an illegal access or a trap, CUDA refuses all further work in that process. The
+process then exits with CUDA's message; the next candidate gets a fresh one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tvmtune_cuda.target import VISIBLE
 RUNTIME = "libcudart.so.13"
 FLUSH = "tvmtune_cuda.flush"
 LARGE = 128 << 20
-"""Bytes of a second-level cache whose size the driver does not tell."""
-FREED = 10.0
-"""Seconds within which a process that is being replaced has let go of its GPU."""
-LASTING = (
+"""Assumed bytes of an L2 cache whose size the driver does not report."""
+GPU_RELEASE_TIMEOUT = 10.0
+"""Seconds to wait for a process that is being replaced to release its GPU."""
+STICKY_ERRORS = (
     *(
         "illegal memory access",
         "illegal instruction",
@@ -46,16 +46,16 @@ LASTING = (
     *("CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_INVALID_PC", "uncorrectable ECC error"),
     *("CUDA_ERROR_INVALID_ADDRESS_SPACE", "launch timed out and was terminated"),
 )
-"""What errors say after which a process cannot use the GPU any more: those of which NVIDIA's
-documentation says that the process must be terminated and relaunched."""
+"""Error messages after which a process can no longer use the GPU: NVIDIA's documentation says to
+terminate and relaunch it."""
 _T = TypeVar("_T")
 _scratch: list[Any] | None = None
-"""What is copied to fill the cache."""
+"""Tensors that are copied to fill the cache."""
 
 
 def init(options: dict[str, Any]) -> None:
     """Called once in each run worker."""
-    from tvmtune import threads
+    from tvmtune.machine import threads
 
     if options["gpus"]:
         take(options["gpus"], Path(options["directory"]))
@@ -64,12 +64,12 @@ def init(options: dict[str, Any]) -> None:
 
 
 def take(names: Sequence[str], folder: Path) -> None:
-    """Have this process see one GPU alone: one of those that CUDA calls ``names``, and that no other
-    process has which shares ``folder``. It is free again when the process ends, in whatever way.
+    """Restrict this process to one GPU: one of those that CUDA calls ``names``, not taken by another
+    process that shares ``folder``. It is released when the process ends, however it ends.
 
-    CUDA reads what is chosen here when it is first used. Raises :class:`TvmtuneError` if all are taken.
+    CUDA reads the choice when it is first used. Raises :class:`TvmtuneError` if all are taken.
     """
-    end = time.monotonic() + FREED
+    end = time.monotonic() + GPU_RELEASE_TIMEOUT
     while True:
         for number, name in enumerate(names):
             held = os.open(folder / f"gpu-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -79,12 +79,12 @@ def take(names: Sequence[str], folder: Path) -> None:
                 return
             os.close(held)
         if time.monotonic() > end:
-            raise TvmtuneError("every GPU is taken by another process of this run")
+            raise TvmtuneError("every GPU is in use by another process of this session")
         time.sleep(0.01)
 
 
 def load() -> None:
-    """Have TVM run CUDA in this process. Raises :class:`TvmtuneError` saying what is missing."""
+    """Enable CUDA for TVM in this process. Raises :class:`TvmtuneError` if something is missing."""
     import tvm
     import tvm_ffi
 
@@ -95,11 +95,11 @@ def load() -> None:
         from tvmtune_cuda import gpus
 
         gpus.check(gpus.describe())
-        raise TvmtuneError("CUDA's runtime finds no GPU, and the driver does: see nvidia-smi.")
+        raise TvmtuneError("the driver finds a GPU, but CUDA's runtime does not: see nvidia-smi.")
 
 
 def _load_runtime(library: Path) -> None:
-    """TVM leaves its part for CUDA out where one of the libraries that it needs is not found."""
+    """Load TVM's CUDA runtime, which `import tvm` skips if a library that it needs is not found."""
     from tvmtune_cuda import gpus
 
     gpus.check(gpus.describe())
@@ -117,11 +117,11 @@ def _load_runtime(library: Path) -> None:
     try:
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     except OSError as exc:
-        raise TvmtuneError(f"TVM's part for CUDA cannot be loaded: {last_line(exc)}") from exc
+        raise TvmtuneError(f"TVM's CUDA runtime cannot be loaded: {last_line(exc)}") from exc
 
 
 def flush(first: Any, *_: Any) -> None:
-    """Have the second-level cache of a tensor's GPU filled with what no kernel needs."""
+    """Fill the L2 cache of a tensor's GPU with data that no kernel needs."""
     import tvm
 
     global _scratch
@@ -135,30 +135,30 @@ def run(
     artifact: str, args: Sequence[TensorSpec], timing: Timing, options: dict[str, Any]
 ) -> list[float]:
     """As :func:`tvmtune.measure.local.run`."""
-    return _or_end(lambda: local.run(artifact, args, timing, options))
+    return _or_exit(lambda: local.run(artifact, args, timing, options))
 
 
 def check(
     artifact: str, reference: str, args: Sequence[TensorSpec], options: dict[str, Any]
 ) -> float:
     """As :func:`tvmtune.measure.local.check`."""
-    return _or_end(lambda: local.check(artifact, reference, args, options))
+    return _or_exit(lambda: local.check(artifact, reference, args, options))
 
 
 def baseline(target: dict[str, Any], options: dict[str, Any]) -> float:
-    """As :func:`tvmtune.measure.gpu_baseline.baseline`; ``options`` are the builder's, too."""
+    """As :func:`tvmtune.measure.gpu_baseline.baseline`; ``options`` include the builder's."""
     with build.sources():
-        return _or_end(lambda: gpu_baseline.baseline(target, options, build.build))
+        return _or_exit(lambda: gpu_baseline.baseline(target, options, build.build))
 
 
-def _or_end(work: Callable[[], _T]) -> _T:
-    """The result of ``work``, or the end of this process where its error lasts."""
+def _or_exit(work: Callable[[], _T]) -> _T:
+    """The result of ``work``; exits the process after a sticky error."""
     try:
         return work()
     except Exception as error:
-        said = str(error)
-        found = next((text for text in LASTING if text in said), None)
-        if found is None:
+        message = str(error)
+        sticky = next((text for text in STICKY_ERRORS if text in message), None)
+        if sticky is None:
             raise
-        print(f"CUDA: {found}", file=sys.stderr, flush=True)
+        print(f"CUDA: {sticky}", file=sys.stderr, flush=True)
         os._exit(1)

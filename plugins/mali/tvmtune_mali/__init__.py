@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import backend_defaults
 from tvmtune.hookspecs import hookimpl
-from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+from tvmtune.types import (
+    Algorithm,
+    BuilderSpec,
+    Device,
+    ExtraSpace,
+    Prepared,
+    RunnerSpec,
+    Task,
+    Trial,
+)
 
 if TYPE_CHECKING:
     import tvm
+
+hardware_params = backend_defaults.hardware_params
+prepare = backend_defaults.prepare
+export_lib = backend_defaults.export_lib
 
 
 @hookimpl
@@ -20,39 +35,30 @@ def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
 
 
 @hookimpl
-def hardware_params(device: Device) -> dict[str, Any]:
-    return dict(device.params)
+def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
+    from tvmtune_mali import space
+
+    local_memory = ExtraSpace(space.SHARED, lambda mod: space.shared(mod, device))
+    return [local_memory, *backend_defaults.implementations(device)]
 
 
 @hookimpl
-def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
-    from tvmtune.graph.pipeline import prepare
-
-    return prepare(network, device, layout or "NHWC")
-
-
-@hookimpl
-def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune.graph.tasks import extract_tasks
+def extract_tasks(
+    prepared: Prepared,
+    device: Device,
+    implementations: Sequence[Algorithm | ExtraSpace] | None,
+) -> list[Task]:
+    from tvmtune.tasks.extract import extract_tasks
     from tvmtune_mali import precision, space
 
-    tasks = extract_tasks(
-        prepared,
-        device,
-        lambda mod: space.tiles(mod, device),
-        {space.SHARED: lambda mod: space.shared(mod, device)},
-    )
+    tasks = extract_tasks(prepared, device, lambda mod: space.tiles(mod, device), implementations)
     precision.check(tasks, device)
     return tasks
 
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
-    from dataclasses import replace
-
-    from tvmtune.measure import specs
-
-    return replace(specs.builder(device), init="tvmtune_mali.functions:init")
+    return replace(backend_defaults.make_builder(device), init="tvmtune_mali.functions:init")
 
 
 @hookimpl
@@ -64,26 +70,24 @@ def make_runner(device: Device) -> RunnerSpec:
         device,
         init="tvmtune_mali.worker:init",
         baseline="tvmtune.measure.gpu_baseline:baseline",
-        recycle=60,  # a driver keeps 10 MB and more of each kernel that it has built
-        exclusive=device.params["device_type"] == "cpu",  # one that computes on the CPUs that build
+        recycle=60,  # drivers keep 10 MB and more of each kernel that they built
+        exclusive=device.params["device_type"] == "cpu",  # OpenCL on the CPUs that build
         options={"environment": devices.environment()},
     )
 
 
 @hookimpl
-def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-    from tvmtune.graph.lower import lower
+def lower(
+    prepared: Prepared,
+    chosen: dict[str, Trial],
+    device: Device,
+    implementations: Sequence[Algorithm | ExtraSpace] | None,
+) -> tvm.IRModule:
+    from tvmtune.tasks.lower import lower
     from tvmtune_mali import functions, space
 
     functions.register()  # for whatever is compiled next
-    return lower(prepared, chosen, device, lambda mod: space.tiles(mod, device))
-
-
-@hookimpl
-def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
-    from tvmtune.deploy.export import export_lib
-
-    return export_lib(lowered, device, path)
+    return lower(prepared, chosen, device, lambda mod: space.tiles(mod, device), implementations)
 
 
 @hookimpl

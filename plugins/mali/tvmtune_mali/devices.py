@@ -1,6 +1,6 @@
-"""OpenCL devices as :func:`tvmtune_opencl.describe` describes them.
+"""OpenCL devices as described by :func:`tvmtune_opencl.describe`.
 
-A board imports this, which has little of what tvmtune needs elsewhere.
+Boards import this module, with few of tvmtune's dependencies installed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ VARIABLES = (
     *("TVMTUNE_OPENCL_DEVICE", "TVMTUNE_OPENCL_LIBRARY", "XDG_CACHE_HOME", "CXX"),
     "POCL_CACHE_DIR",
 )
-"""Which device is taken, and how. Workers are forked from a server that may have been started before
-these were set."""
+"""Variables that select the device and its driver. Workers are forked from a server that may have been
+started before these were set."""
 
 
 def environment() -> dict[str, str]:
@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
 
 
 def take_over(environment: Mapping[str, str]) -> None:
-    """Have this process see what :func:`environment` returned in another one."""
+    """Set what :func:`environment` returned in another process."""
     for name in VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(environment)
@@ -41,9 +41,9 @@ def describe(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The first device of what :func:`tvmtune_opencl.describe` says.
+    """The first device that :func:`tvmtune_opencl.describe` lists.
 
-    Raises :class:`TvmtuneError` if there is none, or if it is none of OpenCL 1.2.
+    Raises :class:`TvmtuneError` if there is none, or if it does not support OpenCL 1.2.
     """
     if found["problem"]:
         raise TvmtuneError(found["problem"].removesuffix("."))

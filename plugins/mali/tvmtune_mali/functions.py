@@ -1,4 +1,4 @@
-"""Functions of OpenCL C that TVM calls by the names of C's library, which OpenCL has not."""
+"""Math functions that TVM calls by their names in the C library, which OpenCL C lacks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ MISNAMED = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "hypot"),
     *("ldexp", "log1p", "nextafter", "tan"),
 )
-"""TVM has rules for other functions, and by its general one ``tan`` of float32 becomes ``tanf``."""
+"""TVM has lowering rules for other functions; its general rule turns float32 ``tan`` into ``tanf``."""
 
 
 def init(options: dict[str, Any]) -> None:
-    """Called once in each process that builds kernels."""
+    """Called once in each build worker."""
     register()
 
 
 @functools.cache
 def register() -> None:
-    """Have kernels call these by their own names, which serve all types."""
+    """Make kernels call these by their OpenCL names, which are overloaded for all types."""
     import tvm
     from tvm.tirx.op import register_intrin_lowering
 

@@ -1,4 +1,4 @@
-"""Kinds of numbers that a device may lack."""
+"""Floating-point types that a device may not support."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tvmtune.types import Device, Task
 
 EXTENSIONS = {"float16": "cl_khr_fp16", "float64": "cl_khr_fp64"}
 UNKNOWN = "bfloat16"
-"""OpenCL C has no such type, and what TVM 0.27 writes in its place no driver builds."""
+"""OpenCL C has no such type, and no driver builds what TVM 0.27 emits for it."""
 
 
 def check(tasks: Sequence[Task], device: Device) -> None:
-    """Raise :class:`TvmtuneError` if a task computes in what the device is known to lack."""
-    told = device.params["extensions"]
-    lacking = {dtype: name for dtype, name in EXTENSIONS.items() if told and name not in told}
+    """Raise :class:`TvmtuneError` if a task uses a type that the device does not support."""
+    reported = device.params["extensions"]
+    missing = {dtype: x for dtype, x in EXTENSIONS.items() if reported and x not in reported}
     for task in tasks:
-        found = {arg.dtype for arg in task.args} & {UNKNOWN}
-        if lacking:
-            found |= {*re.findall(r"\bfloat\d+\b", task.implementations[0].mod.script())}
-        for dtype, why in {**lacking, UNKNOWN: "OpenCL has no such type"}.items():
-            if dtype in found:
+        used = {arg.dtype for arg in task.args} & {UNKNOWN}
+        if missing:
+            used |= {*re.findall(r"\bfloat\d+\b", task.implementations[0].mod.script())}
+        for dtype, why in {**missing, UNKNOWN: "OpenCL has no such type"}.items():
+            if dtype in used:
                 raise TvmtuneError(
                     f"{device.model} cannot compute in {dtype} ({why}), which {task.name} does: "
-                    "leave --dtype away, or give the network in float32."
+                    "omit --dtype, or provide the network in float32."
                 )

@@ -1,6 +1,6 @@
-"""What TVM's wheel lacks to run OpenCL: a small C++ library, built on the machine that needs it.
+"""An OpenCL runtime for TVM's wheel: a small C++ library, compiled on the machine that needs it.
 
-Each ``import tvm`` calls :func:`autoload`, so nothing is imported here that takes time.
+Every ``import tvm`` calls :func:`autoload`, so this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from typing import Any
 
 SOURCES = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-s")
-"""Hardly anything is computed in it: -O2 takes a third longer and gains nothing."""
+"""The library computes next to nothing: -O2 compiles a third longer and gains nothing."""
 NAME = "libtvmtune_opencl.so"
 DEADLINE = 120.0
-"""Seconds for a look at the devices: a first import of TVM from a cold disk alone can take 20."""
+"""Deadline in seconds for listing the devices: the first import of TVM from a cold disk can take 20."""
 
 _loaded: list[ctypes.CDLL] = []
 
 
 def autoload() -> None:
-    """Load the library where it has been built. Called by ``import tvm``; never raises or builds.
+    """Load the library if it is built. Called by ``import tvm``; never raises or builds.
 
-    OpenCL itself is not touched: that waits for the first use, which may be in a forked child.
+    OpenCL itself is initialized on first use, which may be in a forked child.
     """
     try:
         if _cache().is_dir():
             library = place()
-            if whole(library):
+            if is_complete(library):
                 _open(library)
     except Exception:
-        # What is wrong is said where OpenCL is asked for, by load().
+        # load() reports the problem when OpenCL is requested.
         return
 
 
 def load() -> None:
-    """Have TVM run OpenCL in this process; the library is built first where that was not done.
+    """Enable OpenCL for TVM in this process; build the library first if necessary.
 
-    Does nothing where TVM has an OpenCL runtime of its own. Raises TvmtuneError where it cannot be
-    built or loaded; whether there is a device is not looked at.
+    Does nothing if TVM has its own OpenCL runtime. Raises TvmtuneError if the library cannot be built
+    or loaded; does not check for devices.
     """
     import tvm  # noqa: F401 - calls autoload()
 
@@ -57,7 +57,7 @@ def load() -> None:
         _open(build())
     except OSError:  # built on another system that shares this home directory
         try:
-            _open(build(anew=True))
+            _open(build(force=True))
         except OSError as exc:
             from tvmtune.errors import TvmtuneError
 
@@ -65,40 +65,39 @@ def load() -> None:
     if not active():
         from tvmtune.errors import TvmtuneError
 
-        raise TvmtuneError("the OpenCL add-on does not fit this tvm-ffi: see tvmtune doctor")
+        raise TvmtuneError("the OpenCL add-on does not match this tvm-ffi: see tvmtune doctor")
 
 
 def active() -> bool:
-    """Whether TVM can run OpenCL in this process, with this library or one of its own."""
+    """Whether TVM can run OpenCL in this process, with this library or its own runtime."""
     import tvm_ffi
 
     return tvm_ffi.get_global_func("device_api.opencl", allow_missing=True) is not None
 
 
 def describe() -> dict[str, Any]:
-    """The OpenCL devices of this machine, and why there are none.
+    """The OpenCL devices of this machine, or why there are none.
 
     ``devices`` is a list of dicts with ``id``, ``name``, ``platform``, ``vendor``, ``version``,
     ``driver``, ``kind`` (gpu, cpu or accelerator), ``extensions``, ``local_memory`` (``own``, or
-    ``global`` where it is main memory), ``local_memory_bytes``, ``memory_bytes``,
-    ``largest_buffer_bytes``, ``cache_bytes``, ``work_group`` (work-items), ``compute_units``,
-    ``mhz`` and ``float_vector`` (lanes). ``library`` is the driver that was loaded, ``problem`` is
-    empty where there is a device. Boards answer the packed function ``tvmtune.opencl.describe``
-    with the same as JSON. Raises TvmtuneError as :func:`load` does.
+    ``global`` if it is main memory), ``local_memory_bytes``, ``memory_bytes``,
+    ``largest_buffer_bytes``, ``cache_bytes``, ``work_group`` (maximum work-items), ``compute_units``,
+    ``mhz`` and ``float_vector`` (lanes). ``library`` is the loaded driver; ``problem`` is empty if
+    there is a device. Boards return the same as JSON from the packed function
+    ``tvmtune.opencl.describe``. Raises TvmtuneError as :func:`load` does.
     """
     load()
     import tvm_ffi
 
     function = tvm_ffi.get_global_func("tvmtune.opencl.describe", allow_missing=True)
     if function is None:
-        return _of_tvms_own()
-    found: dict[str, Any] = json.loads(function())
-    return found
+        return _describe_tvm_runtime()
+    report: dict[str, Any] = json.loads(function())
+    return report
 
 
 def from_attributes(index: int, known: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of ``devices`` from what TVM's attributes tell of one, by their names; what they do not
-    tell is empty or 0."""
+    """A row of ``devices`` from TVM's device attributes, by name; missing values are empty or 0."""
     text = {"platform": "", "vendor": "", "driver": "", "kind": "gpu", "extensions": ""}
     return {
         "id": index,
@@ -117,8 +116,8 @@ def from_attributes(index: int, known: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_tvms_own() -> dict[str, Any]:
-    """:func:`describe` where TVM was built with OpenCL."""
+def _describe_tvm_runtime() -> dict[str, Any]:
+    """:func:`describe` for a TVM built with OpenCL."""
     import tvm
 
     names = (
@@ -133,34 +132,34 @@ def _of_tvms_own() -> dict[str, Any]:
     return {"devices": rows, "library": "TVM's own", "problem": problem}
 
 
-def build(*, anew: bool = False) -> Path:
-    """Compile the library unless that has been done, or ``anew``; its path in the user's cache.
+def build(*, force: bool = False) -> Path:
+    """Compile the library unless it exists, or always with ``force``; returns its path.
 
-    Raises TvmtuneError where there is no compiler, no room, or another version of TVM.
+    Raises TvmtuneError if there is no compiler, no disk space, or an unsupported version of TVM.
     """
     from tvmtune_opencl import compiler
 
-    return compiler.build(place(), anew=anew)
+    return compiler.build(place(), force=force)
 
 
 def built() -> Path | None:
-    """The library for these versions, this machine and these sources, or None."""
+    """The path of the library for these versions, this machine and these sources; None if not built."""
     try:
         library = place()
     except metadata.PackageNotFoundError:
         return None
-    return library if whole(library) else None
+    return library if is_complete(library) else None
 
 
 def check() -> str:
-    """One line on the devices found with the built library, by a process of its own.
+    """One line that lists the devices, found by a separate process with the built library.
 
-    Raises TvmtuneError if there is none, or if the driver brings that process down.
+    Raises TvmtuneError if there is none, or if the driver crashes that process.
     """
     from tvmtune.errors import TvmtuneError
 
     code = (
-        "from tvmtune import torchless; torchless.install(); "
+        "from tvmtune import block_torch_import; block_torch_import.install(); "
         "import json, tvmtune_opencl; print(json.dumps(tvmtune_opencl.describe()))"
     )
     try:
@@ -173,21 +172,21 @@ def check() -> str:
             env=os.environ | {"PYTHONSAFEPATH": "1"},
         )
     except subprocess.TimeoutExpired as exc:
-        raise TvmtuneError(f"the OpenCL driver gives no answer within {DEADLINE:g} s") from exc
+        raise TvmtuneError(f"the OpenCL driver did not answer within {DEADLINE:g} s") from exc
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise TvmtuneError(f"the OpenCL devices cannot be listed: {said}")
-    found = json.loads(lines[-1])
-    if found["problem"]:
-        raise TvmtuneError(found["problem"].removesuffix("."))
-    return "; ".join(f"{d['id']}: {d['name']} ({d['version'].strip()})" for d in found["devices"])
+        message = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise TvmtuneError(f"the OpenCL devices cannot be listed: {message}")
+    report = json.loads(lines[-1])
+    if report["problem"]:
+        raise TvmtuneError(report["problem"].removesuffix("."))
+    return "; ".join(f"{d['id']}: {d['name']} ({d['version'].strip()})" for d in report["devices"])
 
 
 def place() -> Path:
-    """Where the library is, or will be.
+    """The path of the library, built or not.
 
-    Every version of what it is built from, and for, has its own directory.
+    Each combination of sources, flags, versions and machine has its own directory.
     """
     text = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted(SOURCES.iterdir()):
@@ -202,10 +201,10 @@ def place() -> Path:
     return _cache().joinpath("_".join(names), NAME)
 
 
-def whole(library: Path) -> bool:
-    """Whether the library is there and not cut short: to load such a one ends the process (SIGBUS).
+def is_complete(library: Path) -> bool:
+    """Whether the library exists and is not truncated.
 
-    Linkers put the table of the sections at the end.
+    Loading a truncated one kills the process (SIGBUS). Linkers put the section header table at the end.
     """
     try:
         with library.open("rb") as file:
@@ -220,7 +219,7 @@ def whole(library: Path) -> bool:
 
 def _cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     root = Path(home) if home.startswith("/") else Path.home() / ".cache"
     return root / "tvmtune" / "opencl"
 

@@ -1,6 +1,6 @@
-"""``python -m tvmtune_opencl``: compile what TVM lacks, and list the devices.
+"""``python -m tvmtune_opencl``: compile the OpenCL runtime, and list the devices.
 
-For boards, which have not all that ``tvmtune doctor`` looks at.
+For boards, which lack some dependencies that ``tvmtune doctor`` checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiling the library against the headers of TVM's wheel."""
+"""Compiles the library against the headers of TVM's wheel."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tvmtune import system
-from tvmtune.deploy.atomic import cannot_write, replacing
+from tvmtune.atomic_write import cannot_write, replacing
 from tvmtune.errors import TvmtuneError
-from tvmtune_opencl import FLAGS, SOURCES, whole
+from tvmtune.machine import package_versions
+from tvmtune_opencl import FLAGS, SOURCES, is_complete
 
 COMPILERS = ("g++", "clang++", "c++")
 DEADLINE = 600.0
-"""Seconds for the compiler, which takes 6 on a PC."""
+"""Deadline in seconds for the compiler, which takes 6 on a PC."""
 
 
-def build(library: Path, *, anew: bool = False) -> Path:
-    """Compile to ``library`` unless it is there, or ``anew``.
+def build(library: Path, *, force: bool = False) -> Path:
+    """Compile to ``library`` unless it exists, or always with ``force``.
 
-    The file appears whole or not at all, and one process compiles while others wait for it.
+    The file appears complete or not at all. One process compiles while others wait for it.
     """
-    if whole(library) and not anew:
+    if is_complete(library) and not force:
         return library
-    system.check_pins()
+    package_versions.check_pins()
     command = [*find_compiler(), *_arguments()]
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise _no_place(library, exc) from exc
-    with _alone(library):
-        if whole(library) and not anew:
+        raise _not_writable(library, exc) from exc
+    with _locked(library):
+        if is_complete(library) and not force:
             return library
-        # Of builds that were killed; nobody else is at work here.
-        for left in library.parent.glob(f".{library.name}.*"):
-            shutil.rmtree(left, ignore_errors=True)
+        # Leftovers of killed builds; the lock excludes running ones.
+        for leftover in library.parent.glob(f".{library.name}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         with replacing(library) as temporary:
             _compile([*command, "-o", str(temporary)])
-            # A board may lose its power any time after the file has got its name.
+            # A board may lose power any time after the rename.
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
     return library
@@ -63,17 +63,17 @@ def find_compiler() -> list[str]:
         if shutil.which(name):
             return [name]
     raise TvmtuneError(
-        "the OpenCL add-on has to be compiled once, and there is no C++ compiler (looked for "
-        f"{', '.join(COMPILERS)}). On Debian or Ubuntu: sudo apt-get install g++. Or name one in CXX."
+        f"no C++ compiler found (tried {', '.join(COMPILERS)}); the OpenCL add-on has to be compiled "
+        "once. On Debian or Ubuntu: sudo apt-get install g++. Or name a compiler in CXX."
     )
 
 
 def _arguments() -> list[str]:
     arguments = list(FLAGS)
     for package in ("tvm", "tvm_ffi"):
-        spec = importlib.util.find_spec(package)  # not imported: that takes seconds
-        for place in (spec and spec.submodule_search_locations) or ():
-            arguments.append(f"-I{Path(place) / 'include'}")
+        spec = importlib.util.find_spec(package)  # importing it takes seconds
+        for folder in (spec and spec.submodule_search_locations) or ():
+            arguments.append(f"-I{Path(folder) / 'include'}")
     return [*arguments, str(SOURCES / "runtime.cc"), "-ldl", "-lpthread"]
 
 
@@ -89,32 +89,32 @@ def _compile(command: list[str]) -> None:
         )
     except subprocess.TimeoutExpired as exc:
         raise TvmtuneError(
-            f"the OpenCL add-on was not compiled within {DEADLINE:g} s by {command[0]}"
+            f"{command[0]} did not compile the OpenCL add-on within {DEADLINE:g} s"
         ) from exc
     except OSError as exc:
         raise TvmtuneError(f"the compiler {command[0]} cannot be run: {exc.strerror}") from exc
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "No space" in line]
-        said = [*errors[:1], *lines[-1:], f"exit status {done.returncode}"][0]
-        raise TvmtuneError(f"the OpenCL add-on cannot be compiled: {command[0]}: {said[:300]}")
+        message = [*errors[:1], *lines[-1:], f"exit status {done.returncode}"][0]
+        raise TvmtuneError(f"the OpenCL add-on cannot be compiled: {command[0]}: {message[:300]}")
 
 
 @contextlib.contextmanager
-def _alone(library: Path) -> Iterator[None]:
-    """Hold the directory's lock, which the kernel releases when its holder dies."""
+def _locked(library: Path) -> Iterator[None]:
+    """Hold the directory's lock, which the kernel releases if its holder dies."""
     try:
         file = (library.parent / ".lock").open("a")
     except OSError as exc:
-        raise _no_place(library, exc) from exc
+        raise _not_writable(library, exc) from exc
     with file:
-        # Some network file systems have no locks: then two may compile, and the later one stays.
+        # Some network file systems have no locks: then two may compile, and the later one wins.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _no_place(library: Path, exc: OSError) -> TvmtuneError:
+def _not_writable(library: Path, exc: OSError) -> TvmtuneError:
     return TvmtuneError(
         f"{cannot_write(library, exc)}. XDG_CACHE_HOME names another directory for the OpenCL add-on."
     )

@@ -1,16 +1,34 @@
-"""The rocm backend: code for AMD's GPUs, by LLVM. TVM's wheel has no runtime for them: what it compiles
-runs in a TVM that was built with ROCm."""
+"""The rocm backend: AMD GPUs, compiled by LLVM.
+
+TVM's wheel has no ROCm runtime: libraries run where TVM was built with ROCm.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import backend_defaults
 from tvmtune.hookspecs import hookimpl
-from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
+from tvmtune.types import (
+    Algorithm,
+    BuilderSpec,
+    Device,
+    ExtraSpace,
+    Network,
+    Prepared,
+    Task,
+    Trial,
+)
 
 if TYPE_CHECKING:
     import tvm
+
+hardware_params = backend_defaults.hardware_params
+implementations = backend_defaults.implementations_gpu
+make_runner = backend_defaults.make_runner
 
 
 @hookimpl
@@ -23,71 +41,54 @@ def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
 
 
 @hookimpl
-def hardware_params(device: Device) -> dict[str, Any]:
-    return dict(device.params)
-
-
-@hookimpl
 def prepare(network: Network, device: Device, layout: str | None) -> Prepared:
-    from tvmtune.graph.pipeline import prepare
     from tvmtune_rocm import quiet
 
     with quiet.warnings():
-        return prepare(network, device, layout or "NHWC")
+        return backend_defaults.prepare(network, device, layout)
 
 
 @hookimpl
-def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune.graph import gpu_spaces
-    from tvmtune.graph.tasks import extract_tasks
+def extract_tasks(
+    prepared: Prepared,
+    device: Device,
+    implementations: Sequence[Algorithm | ExtraSpace] | None,
+) -> list[Task]:
     from tvmtune_rocm import quiet
 
     with quiet.warnings():
-        return extract_tasks(
-            prepared,
-            device,
-            lambda mod: gpu_spaces.space(mod, device),
-            gpu_spaces.further(device),
-        )
+        return backend_defaults.extract_tasks_gpu(prepared, device, implementations)
 
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
-    from dataclasses import replace
-
-    from tvmtune.measure import specs
     from tvmtune_rocm import toolchain
 
-    spec = specs.builder(device)
+    spec = backend_defaults.make_builder(device)
     options = {**spec.options, "tools": toolchain.find(str(device.target["mcpu"])).to_json()}
     return replace(spec, init="tvmtune_rocm.toolchain:init", options=options)
 
 
 @hookimpl
-def make_runner(device: Device) -> RunnerSpec:
-    from tvmtune.measure import specs
-
-    return specs.runner(device)
-
-
-@hookimpl
-def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-    from tvmtune.graph import gpu_spaces
-    from tvmtune.graph.lower import lower
+def lower(
+    prepared: Prepared,
+    chosen: dict[str, Trial],
+    device: Device,
+    implementations: Sequence[Algorithm | ExtraSpace] | None,
+) -> tvm.IRModule:
     from tvmtune_rocm import quiet
 
     with quiet.warnings():
-        return lower(prepared, chosen, device, lambda mod: gpu_spaces.space(mod, device))
+        return backend_defaults.lower_gpu(prepared, chosen, device, implementations)
 
 
 @hookimpl
 def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
-    from tvmtune.deploy.export import export_lib
     from tvmtune_rocm import quiet, toolchain
 
     toolchain.find(str(device.target["mcpu"])).register()
     with quiet.warnings():
-        return export_lib(lowered, device, path)
+        return backend_defaults.export_lib(lowered, device, path)
 
 
 @hookimpl

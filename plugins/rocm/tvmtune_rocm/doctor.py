@@ -1,4 +1,4 @@
-"""What ``tvmtune doctor`` says of ROCm."""
+"""The ROCm row of ``tvmtune doctor``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _USUAL = "gfx90a"
 
 
 def check() -> str:
-    """The linker, and whether the library of functions is there. Raises
+    """The linker, and whether ROCm's device library is installed. Raises
     :class:`tvmtune.errors.TvmtuneError` if there is no linker."""
     tools = toolchain.find(_USUAL)
     library = "with" if tools.bitcode else "without"

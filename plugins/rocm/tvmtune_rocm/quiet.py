@@ -1,4 +1,5 @@
-"""TVM warns at each kernel that it cannot ask ROCm, which nobody expects of a compiler."""
+"""Suppresses TVM's warnings, one per kernel, that it cannot query ROCm: cross-compiling needs no
+ROCm."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _EXPECTED = (
 
 @contextlib.contextmanager
 def warnings() -> Iterator[None]:
-    """Keep these to itself; all else that is written to stderr meanwhile appears at the end."""
+    """Drop the expected warnings; anything else written to stderr meanwhile appears at the end."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as kept:
         real = os.dup(2)

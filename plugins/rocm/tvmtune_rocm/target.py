@@ -1,18 +1,19 @@
-"""What an AMD GPU is, in TVM's words."""
+"""TVM targets for AMD GPUs."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from tvmtune import attributes, system, threads
-from tvmtune.boards import host_target
+from tvmtune import target_attrs
 from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.machine import cpu_count, threads
+from tvmtune.machine.known_boards import host_target
 from tvmtune.types import Device
 from tvmtune_rocm import toolchain
 
 LIMITS = {"max_threads_per_block": 256, "max_shared_memory_per_block": 64 << 10}
-"""What kernels keep to unless less is asked for: AMD's compilers grant 256 threads without a word."""
+"""Limits of kernels unless lower ones are given: AMD's compilers allow 256 threads by default."""
 ATTRIBUTES = ("arch", "mcpu", "mtriple", "threads", *LIMITS)
 TRIPLE = "amdgcn-amd-amdhsa-hcc"
 
@@ -20,15 +21,15 @@ TRIPLE = "amdgcn-amd-amdhsa-hcc"
 def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     """The device for ``--target rocm``.
 
-    ``arch`` names its architecture, e.g. ``gfx90a``: needed, because TVM's wheel cannot ask a GPU.
-    ``mtriple`` and ``mcpu`` are of the CPU beside it, ``threads`` of that CPU. Raises
-    :class:`UsageError` for unknown names, :class:`TvmtuneError` where a tool is missing.
+    ``arch`` names its architecture, e.g. ``gfx90a``: required, since TVM's wheel cannot query a GPU.
+    ``mtriple``, ``mcpu`` and ``threads`` are of the host's CPU. Raises
+    :class:`UsageError` for unknown names, :class:`TvmtuneError` if a tool is missing.
     """
-    attributes.check(attrs, ATTRIBUTES)
+    target_attrs.check(attrs, ATTRIBUTES)
     if "arch" not in attrs:
         raise UsageError(
-            "which AMD GPU? Give --target-attr arch=gfx90a or the like (rocminfo tells); or use it "
-            "through OpenCL, with --target opencl, which can measure as well."
+            "which AMD GPU? Give --target-attr arch=gfx90a or the like (rocminfo shows it); or use the "
+            "GPU through OpenCL, with --target opencl, which can also measure."
         )
     arch = str(attrs["arch"])
     if arch not in (known := _known()):
@@ -36,7 +37,8 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     toolchain.find(arch)
     mtriple = str(attrs.get("mtriple") or "")
     limits = {
-        name: attributes.number(name, attrs.get(name, most), most) for name, most in LIMITS.items()
+        name: target_attrs.number(name, attrs.get(name, most), most)
+        for name, most in LIMITS.items()
     }
     warp = 32 if arch.startswith(("gfx10", "gfx11", "gfx12")) else 64
     target = {
@@ -53,7 +55,11 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     return Device(
         backend="rocm",
         target=target,
-        threads=threads.parse(given, here=here) if given else system.usable_cpus() if here else 1,
+        threads=threads.parse(given, here=here)
+        if given
+        else cpu_count.usable_cpus()
+        if here
+        else 1,
         params={
             "num_cores": 0,
             "vector_unit_bytes": 16,
@@ -72,19 +78,19 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
 
 
 def has_runtime() -> bool:
-    """Whether this TVM runs kernels for ROCm: the wheel's does not."""
+    """Whether this TVM can run ROCm kernels: the wheel cannot."""
     import tvm
 
     return tvm.get_global_func("device_api.rocm", allow_missing=True) is not None
 
 
 def check_runtime() -> None:
-    """Raise :class:`TvmtuneError` where TVM has no runtime for ROCm, or that finds no GPU."""
+    """Raise :class:`TvmtuneError` if TVM has no ROCm runtime, or finds no GPU."""
     import tvm
 
     if not has_runtime():
         raise TvmtuneError(
-            "this TVM has no runtime for ROCm, as those of pip have none: build TVM with USE_ROCM, or "
+            "this TVM has no ROCm runtime (TVM's wheels have none): build TVM with USE_ROCM, or "
             "use the GPU through OpenCL (--target opencl)."
         )
     if not tvm.rocm(0).exist:

@@ -1,8 +1,8 @@
-"""What makes GPU programs of LLVM's objects: a linker, and ROCm's library of functions.
+"""The tools that link LLVM's objects into GPU programs: lld, and ROCm's device library.
 
-TVM 0.27 brings LLVM 22, whose objects are of the 6th version of AMD's form; lld knows that from version
-19 on. The library (``rocm-device-libs``) is needed by kernels with functions that LLVM has no
-code for, such as ``atan``; those of convolutional networks do without.
+TVM 0.27 includes LLVM 22, which emits AMD's code object version 6, supported by lld since version 19.
+Kernels with functions for which LLVM has no code, such as ``atan``, need the device library
+(``rocm-device-libs``); convolutional networks have none.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError
 
-LEAST = 19
-"""The first lld that knows the form of TVM's objects."""
+MIN_LLD = 19
+"""The oldest lld that supports TVM's objects."""
 VARIABLE = "TVMTUNE_ROCM_LLD"
 _CONTROLS = (
     *("oclc_daz_opt_off", "oclc_finite_only_off", "oclc_unsafe_math_off"),
     "oclc_correctly_rounded_sqrt_on",
 )
-"""Switches of the library, each a file of its own."""
+"""Switches of the device library, one file each."""
 _SINCE_5_3 = "oclc_abi_version_500"
 _MISNAMED = (
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cosh", "hypot"),
@@ -38,7 +38,7 @@ _MISNAMED = (
 
 @dataclass(frozen=True)
 class Tools:
-    """The linker's command, and the files of the library for one architecture, or none."""
+    """The linker's command, and the device library's files for one architecture, if installed."""
 
     linker: tuple[str, ...]
     bitcode: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Tools:
         return asdict(self)
 
     def register(self) -> None:
-        """Have TVM use these in this process."""
+        """Make TVM use these in this process."""
         import tvm.support.rocm  # noqa: F401 - registers TVM's own search, which is replaced here
         import tvm_ffi
 
@@ -57,10 +57,10 @@ class Tools:
         _name_functions()
 
     def link(self, code: Any) -> bytearray:
-        """The program for the GPU of a relocatable object.
+        """Link a relocatable object into a GPU program.
 
-        Raises :class:`TvmtuneError` with the linker's complaint; functions that it does not find are
-        those of the library.
+        Raises :class:`TvmtuneError` with the linker's error; undefined symbols are the device
+        library's functions.
         """
         with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-") as folder:
             given, made = Path(folder) / "kernels.o", Path(folder) / "kernels.co"
@@ -69,19 +69,21 @@ class Tools:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             if done.returncode == 0:
                 return bytearray(made.read_bytes())
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        message = (done.stderr.strip() or done.stdout.strip()).splitlines()
         if missing := sorted(set(re.findall(r"undefined (?:hidden )?symbol: (\w+)", done.stderr))):
             raise TvmtuneError(
-                f"kernels call {', '.join(missing)} of ROCm's library of functions, which is not "
-                "there, or knows no such GPU: on Debian or Ubuntu, sudo apt-get install "
+                f"kernels call {', '.join(missing)} of ROCm's device library, which is missing "
+                "or does not support this GPU: on Debian or Ubuntu, sudo apt-get install "
                 "rocm-device-libs; or name ROCm's folder in ROCM_PATH"
             )
-        raise TvmtuneError(f"{self.linker[0]}: {said[0] if said else f'exit {done.returncode}'}")
+        raise TvmtuneError(
+            f"{self.linker[0]}: {message[0] if message else f'exit {done.returncode}'}"
+        )
 
 
 @functools.cache
 def _name_functions() -> None:
-    """Have kernels call the library's functions by its names, where TVM takes those of C."""
+    """Make kernels call functions by their names in the device library, not those of the C library."""
     import tvm
     from tvm.tirx.op import register_intrin_lowering
 
@@ -97,7 +99,7 @@ def _name_functions() -> None:
 
 
 def init(options: dict[str, Any]) -> None:
-    """Called once in each process that builds kernels."""
+    """Called once in each build worker."""
     tools = options["tools"]
     Tools(tuple(tools["linker"]), tuple(tools["bitcode"])).register()
 
@@ -105,8 +107,8 @@ def init(options: dict[str, Any]) -> None:
 def find(arch: str) -> Tools:
     """The tools for an architecture such as ``gfx90a``.
 
-    lld comes from ``TVMTUNE_ROCM_LLD``, ROCm, the path, or pip's ``ziglang``. Raises
-    :class:`TvmtuneError` if there is none that is new enough.
+    lld comes from ``TVMTUNE_ROCM_LLD``, ROCm, ``PATH``, or pip's ``ziglang``. Raises
+    :class:`TvmtuneError` if none is new enough.
     """
     return Tools(_linker(), _bitcode(arch))
 
@@ -119,18 +121,18 @@ def _linker() -> tuple[str, ...]:
         candidates = [(named,)]
     else:
         names = [str(root / "llvm/bin/ld.lld") for root in _roots()]
-        names += [f"ld.lld-{major}" for major in range(LEAST + 9, LEAST - 1, -1)] + ["ld.lld"]
+        names += [f"ld.lld-{major}" for major in range(MIN_LLD + 9, MIN_LLD - 1, -1)] + ["ld.lld"]
         candidates = [(found,) for name in names if (found := shutil.which(name))]
         if find_spec("ziglang"):
             candidates.append((sys.executable, "-m", "ziglang", "ld.lld"))
     old = ""
     for command in candidates:
         version = _version(command)
-        if version >= LEAST:
+        if version >= MIN_LLD:
             return command
-        old = old or f" ({command[0]} is of version {version})"
+        old = old or f" ({command[0]} has version {version})"
     raise TvmtuneError(
-        f"programs for AMD's GPUs are linked by lld, version {LEAST} or later{old}: run pip install "
+        f"programs for AMD GPUs need lld {MIN_LLD} or later{old}: run pip install "
         f"'tvmtune[rocm]', or name one in {VARIABLE}."
     )
 
@@ -152,7 +154,7 @@ def _roots() -> list[Path]:
 
 
 def _bitcode(arch: str) -> tuple[str, ...]:
-    """The library's files; none where it is not installed, or is older than the architecture."""
+    """The device library's files; none if it is not installed or older than the architecture."""
     for root in _roots():
         folder = root / "amdgcn" / "bitcode"
         wave = "off" if arch.startswith(("gfx10", "gfx11", "gfx12")) else "on"

@@ -1,5 +1,5 @@
 """The vta backend: convolutions on the Versatile Tensor Accelerator, the rest on the CPU beside it.
 
-What tvmtune asks of it is in :mod:`tvmtune_vta.hooks`; this module is empty for boards that run
-streams without TVM and pluggy.
+:mod:`tvmtune_vta.hooks` implements the hooks. This module is empty so that boards can run
+:mod:`tvmtune_vta.server` without TVM and pluggy.
 """

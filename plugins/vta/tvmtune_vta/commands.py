@@ -1,4 +1,4 @@
-"""``tvmtune vta``: look into streams, run them, and see where their time goes."""
+"""``tvmtune vta``: inspect, check and profile programs, and program FPGAs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ import click
 from tvmtune.errors import TvmtuneError, UsageError
 
 if TYPE_CHECKING:
-    from tvmtune_vta.clock import Timeline
-    from tvmtune_vta.program import Program
+    from tvmtune_vta.hardware.program import Program
+    from tvmtune_vta.timing.time_model import Timeline
 
-_ANSWER, _LOADING = 60.0, 300.0
-"""Seconds that a board may take to say what it is, and to be loaded."""
+_DESCRIBE_TIMEOUT, _LOAD_TIMEOUT = 60.0, 300.0
+"""Seconds for a board to describe itself, and to load its FPGA."""
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
-@click.group("vta")
+@click.group("vta", short_help="Inspect layers and programs; program FPGAs.")
 def group() -> None:
-    """A network's layers on VTA; streams of libraries, and in the files that docs/vta.md describes."""
+    """Inspect a network's layers on VTA, and programs of libraries or stream files
+    (docs/vta.md)."""
 
 
-@group.command()
+@group.command(short_help="List the operators that run on VTA.")
 @click.argument("network", metavar="NAME|FILE")
-@click.option("--batch", default=1, show_default=True, help="Batch size.")
-@click.option("--config", default="sim", show_default=True, help="As --target-attr config=.")
-@click.option("--start-op", help="As --target-attr start-op=.")
-@click.option("--stop-op", help="As --target-attr stop-op=.")
-@click.option("--scales", is_flag=True, help="Calibrate, and show scales and noise.")
+@click.option("--batch", default=1, metavar="N", show_default=True, help="Batch size.")
+@click.option(
+    "--config",
+    metavar="NAME|FILE",
+    default="sim",
+    show_default=True,
+    help="Same as --target-attr config=.",
+)
+@click.option("--start-op", metavar="NAME", help="Same as --target-attr start-op=.")
+@click.option("--stop-op", metavar="NAME", help="Same as --target-attr stop-op=.")
+@click.option("--scales", is_flag=True, help="Calibrate, and show exponents and noise.")
 @click.option(
     "--calibration",
     metavar="FILE.npz",
@@ -49,18 +56,19 @@ def layers(
     calibration: Path | None,
     as_json: bool,
 ) -> None:
-    """List what of a network goes to VTA and what stays on the CPU, and why."""
+    """List which operators of a network run on VTA and which on the CPU, and why."""
     from tvmtune import networks
     from tvmtune.networks.inputs import read_arrays
-    from tvmtune_vta import pack, target
+    from tvmtune_vta import target
+    from tvmtune_vta.graph_pack import lowering
 
     if calibration is not None and not scales:
-        raise UsageError("--calibration is for --scales.")
+        raise UsageError("--calibration requires --scales.")
     loaded = networks.load(network, batch=batch)
     attrs = {"config": config, "start-op": start_op, "stop-op": stop_op}
-    device = target.describe("vta", {k: v for k, v in attrs.items() if v is not None}, None)
+    device = target.describe_device("vta", {k: v for k, v in attrs.items() if v is not None}, None)
     samples = None if calibration is None else read_arrays(calibration, loaded.inputs)
-    rows = pack.overview(pack.prepare(loaded, device, None, samples), scales=scales)
+    rows = lowering.operator_table(lowering.prepare(loaded, device, None, samples), scales=scales)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
@@ -82,16 +90,18 @@ def _table(rows: list[dict[str, Any]], scales: bool) -> None:
             noise = "" if row["sqnr"] is None else f"{row['sqnr']:.1f}"
             cells += [str(row["shift"]), f"{row['cut']:.2%}", noise]
         table.add_row(*cells)
-    made = Console(highlight=False)
-    (made if made.is_terminal else Console(highlight=False, width=160)).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    console.print(table)
 
 
 @group.command()
 @_FILE
-@click.option("--uops", is_flag=True, help="The uops, too.")
+@click.option("--uops", is_flag=True, help="Print the uops as well.")
 def disasm(file: Path, uops: bool) -> None:
-    """Print a stream's instructions, a line each; of a library those of all its streams."""
-    from tvmtune_vta import isa
+    """Disassemble a program, or all programs of a library."""
+    from tvmtune_vta.hardware import isa
 
     for program in _programs(file):
         click.echo(f"# {program.name}: {program.config.bitstream}, {len(program.uops)} uops")
@@ -100,11 +110,11 @@ def disasm(file: Path, uops: bool) -> None:
             click.echo("\n".join(isa.disassemble_uops(program.uops, program.config)))
 
 
-@group.command()
+@group.command(short_help="Check a program, run it, compare its outputs.")
 @_FILE
 def check(file: Path) -> None:
-    """Hold a stream against what hardware demands, run it, and compare with what it should give."""
-    from tvmtune_vta import rules
+    """Check a program against the hardware's rules, run it, and compare its outputs."""
+    from tvmtune_vta.hardware import rules
 
     for program in _programs(file):
         rules.check(program)
@@ -112,25 +122,25 @@ def check(file: Path) -> None:
 
 
 def _compare(file: Path, program: Program) -> str:
-    """What running it showed. Raises :class:`TvmtuneError` for wrong values."""
+    """A description of the outcome. Raises :class:`TvmtuneError` for wrong outputs."""
     import numpy as np
 
-    from tvmtune_vta import simulator
+    from tvmtune_vta.simulator import reference
 
     needed = [n for n, b in enumerate(program.buffers) if b.role in ("input", "constant")]
-    lacking = [program.buffers[n].name for n in needed if n not in program.contents]
-    if lacking or not program.expected:
-        what = f"no contents of {', '.join(lacking)}" if lacking else "nothing expected"
-        return f"; the file has {what}, so that it is not run"
-    found = simulator.run_all_orders(program, {}).memory
-    for number, wanted in program.expected.items():
-        wrong = int(np.count_nonzero(found[number] != wanted))
+    missing = [program.buffers[n].name for n in needed if n not in program.contents]
+    if missing or not program.expected:
+        what = f"no contents of {', '.join(missing)}" if missing else "no expected outputs"
+        return f"; not run, because the file has {what}"
+    outputs = reference.run_all_orders(program, {}).memory
+    for number, expected in program.expected.items():
+        wrong = int(np.count_nonzero(outputs[number] != expected))
         if wrong:
             raise TvmtuneError(
-                f"{file}: {wrong} of {wanted.size} values of '{program.buffers[number].name}' are not "
-                "what the file expects."
+                f"{file}: {wrong} of {expected.size} values of '{program.buffers[number].name}' are "
+                "wrong."
             )
-    return ", and gives what it should in all orders"
+    return ", and its outputs are right in all orders"
 
 
 @group.command()
@@ -139,38 +149,38 @@ def _compare(file: Path, program: Program) -> str:
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A timeline as SVG; of several streams FILE.svg, FILE-2.svg, ...",
+    help="Write the timeline as SVG; several programs go to FILE.svg, FILE-2.svg, ...",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each stream.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per program.")
 def profile(file: Path, output: Path | None, as_json: bool) -> None:
-    """Model a stream's time: cycles, what each engine waits for, bytes and steps."""
-    from tvmtune.deploy import atomic
-    from tvmtune_vta import clock
-    from tvmtune_vta.picture import picture
+    """Model a program's time: cycles, stalls, bytes and steps."""
+    from tvmtune import atomic_write
+    from tvmtune_vta.timing import time_model
+    from tvmtune_vta.timing.svg import timeline_svg
 
     for number, program in enumerate(_programs(file)):
-        found = clock.model(program)
+        timeline = time_model.program_timeline(program)
         if as_json:
-            click.echo(json.dumps({"name": program.name, **found.to_json()}))
+            click.echo(json.dumps({"name": program.name, **timeline.to_json()}))
         else:
-            click.echo("\n".join(_profile(program.name, found)))
+            click.echo("\n".join(_profile(program.name, timeline)))
         if output is not None:
-            atomic.write_text(_numbered(output, number), picture(program, found))
+            atomic_write.write_text(_numbered(output, number), timeline_svg(program, timeline))
 
 
-@group.command()
+@group.command(short_help="Write a library's programs as stream files.")
 @click.argument("library", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "-o",
     "--output",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The stream; of several FILE.npz, FILE-2.npz, ...",
+    help="The stream file; several programs go to FILE.npz, FILE-2.npz, ...",
 )
 def dump(library: Path, output: Path) -> None:
-    """Write a library's streams, each with the inputs of a run and what came of them."""
+    """Write a library's programs as stream files, with the inputs and outputs of a run."""
     if not _is_library(library):
-        raise UsageError(f"{library} is no library: tvmtune compile --target vta makes one.")
+        raise UsageError(f"{library} is not a library: make one with tvmtune compile --target vta.")
     for number, program in enumerate(_programs(library)):
         path = _numbered(output, number)
         program.save(path)
@@ -182,20 +192,20 @@ def _numbered(path: Path, number: int) -> Path:
 
 
 def _programs(file: Path) -> list[Program]:
-    """The stream in a file, or those of a library in the order in which it runs them, with what went in
-    and came out."""
-    from tvmtune.deploy.library import Library
-    from tvmtune_vta import driver
-    from tvmtune_vta.program import Program
+    """The program in a stream file, or the programs of a library in execution order, with the
+    inputs and outputs of a run."""
+    from tvmtune.runtime.library import Library
+    from tvmtune_vta.device import packed_functions
+    from tvmtune_vta.hardware.program import Program
 
     if not _is_library(file):
         return [Program.load(file)]
     library = Library.open(file)
-    with driver.recorded() as found:
+    with packed_functions.recorded() as programs:
         library.run(library.random_inputs())
-    if not found:
+    if not programs:
         raise TvmtuneError(f"{file} runs nothing on VTA: it was compiled for another target.")
-    return found
+    return programs
 
 
 def _is_library(file: Path) -> bool:
@@ -203,44 +213,47 @@ def _is_library(file: Path) -> bool:
         with file.open("rb") as opened:
             return opened.read(4) == b"\x7fELF"
     except OSError:
-        return False  # whoever reads it says why
+        return False  # reading it will raise a better error
 
 
 _REMOTE = click.option("--remote", required=True, metavar="KEY", help="The board, KEY[@HOST:PORT].")
 _CONFIG = click.option(
-    "--config", required=True, help="A published configuration's name, or a file."
+    "--config",
+    metavar="NAME|FILE",
+    required=True,
+    help="A published configuration's name, or a file.",
 )
 
 
-@group.command("reconfig-runtime")
+@group.command("reconfig-runtime", short_help="Check a board's configuration.")
 @_REMOTE
 @_CONFIG
 def reconfig_runtime(remote: str, config: str) -> None:
-    """See that a board runs streams of a configuration, and has its bitstream."""
-    from tvmtune.deploy.remote import Borrowed
-    from tvmtune_vta import board_calls
-    from tvmtune_vta.config import Config
+    """Check that a board runs programs for a configuration and has its bitstream loaded."""
+    from tvmtune.remote.client.lease import BoardLease
+    from tvmtune_vta.device import board_calls
+    from tvmtune_vta.hardware.config import Config
 
     wanted = Config.find(config)
-    with Borrowed(remote) as board:
-        told = board.ask(board_calls.describe, limit=_ANSWER)
-    if told["config"] is None:
-        click.echo(f"the board '{board.key}' simulates whatever configuration a library is for")
+    with BoardLease(remote) as board:
+        reply = board.ask(board_calls.describe, limit=_DESCRIBE_TIMEOUT)
+    if reply["config"] is None:
+        click.echo(f"the board '{board.key}' simulates any configuration")
         return
-    found = Config.parse(told["config"], f"the board '{board.key}'")
-    if keys := found.differences(wanted):
+    actual = Config.parse(reply["config"], f"the board '{board.key}'")
+    if keys := actual.differences(wanted):
         raise TvmtuneError(
-            f"the board '{board.key}' has {found.bitstream}, not {wanted.bitstream}: "
+            f"the board '{board.key}' has {actual.bitstream}, not {wanted.bitstream}: "
             f"{', '.join(keys)} differ. Serve it with another --target-attr config=."
         )
-    if told["device"] == "fpga":
-        name = (told["loaded"] or {}).get("name", "nothing that is known of")
+    if reply["device"] == "fpga":
+        name = (reply["loaded"] or {}).get("name", "no known bitstream")
         if name != wanted.bitstream:
             raise TvmtuneError(
-                f"the FPGA of the board '{board.key}' has {name} loaded, not {wanted.bitstream}: see "
-                "tvmtune vta program-fpga."
+                f"the FPGA of the board '{board.key}' has {name} loaded, not {wanted.bitstream}: "
+                "run tvmtune vta program-fpga."
             )
-    what = "simulates" if told["device"] == "sim" else "has, and its FPGA is loaded with,"
+    what = "simulates" if reply["device"] == "sim" else "has its FPGA loaded with"
     click.echo(f"the board '{board.key}' {what} {wanted.bitstream}")
 
 
@@ -249,29 +262,29 @@ def reconfig_runtime(remote: str, config: str) -> None:
 @_REMOTE
 @_CONFIG
 def program_fpga(file: Path, remote: str, config: str) -> None:
-    """Load a board's FPGA with a bitstream (.bit) of a configuration."""
-    from tvmtune.deploy.remote import Borrowed
-    from tvmtune_vta import board_calls
-    from tvmtune_vta.bitstream import Bitstream
-    from tvmtune_vta.config import Config
+    """Load a board's FPGA with a bitstream (.bit)."""
+    from tvmtune.remote.client.lease import BoardLease
+    from tvmtune_vta.device import board_calls
+    from tvmtune_vta.device.bitstream import Bitstream
+    from tvmtune_vta.hardware.config import Config
 
     wanted = Config.find(config)
     bitstream = Bitstream.read(file)
     bitstream.check(wanted)
-    with Borrowed(remote) as board:
-        board.ask(board_calls.program_fpga, str(file), limit=_LOADING)
+    with BoardLease(remote) as board:
+        board.ask(board_calls.program_fpga, str(file), limit=_LOAD_TIMEOUT)
     click.echo(f"the FPGA of '{board.key}' is loaded with {bitstream.name} ({bitstream.date})")
 
 
-def _profile(name: str, found: Timeline) -> Iterator[str]:
-    over = f", {found.cycles / found.bound - 1:.1%} over its bound" if found.bound else ""
-    yield f"{name}: {1e3 * found.seconds:.3f} ms modelled, {found.cycles} cycles{over}"
-    yield f"the core multiplies {found.utilisation:.0%} of the time"
+def _profile(name: str, timeline: Timeline) -> Iterator[str]:
+    over = f", {timeline.cycles / timeline.bound - 1:.1%} above its bound" if timeline.bound else ""
+    yield f"{name}: {1e3 * timeline.seconds:.3f} ms modelled, {timeline.cycles} cycles{over}"
+    yield f"the core multiplies {timeline.utilization:.0%} of the time"
     for title, table, unit in (
-        ("busy", found.busy, "cycles"),
-        ("waited", found.stalls, "cycles"),
-        ("core", found.steps, "steps"),
-        ("memory", found.traffic, "bytes"),
+        ("busy", timeline.busy, "cycles"),
+        ("stalled", timeline.stalls, "cycles"),
+        ("core", timeline.steps, "steps"),
+        ("memory", timeline.traffic, "bytes"),
     ):
         for key, value in table.items():
             yield f"  {title:<7} {key:<24} {value:>12} {unit}"

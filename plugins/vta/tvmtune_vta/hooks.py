@@ -1,4 +1,4 @@
-"""What tvmtune asks of the vta backend."""
+"""The hook implementations of the vta backend."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @hookimpl
 def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
-    from tvmtune_vta.target import describe
+    from tvmtune_vta.target import describe_device
 
-    return describe(name, attrs, remote)
+    return describe_device(name, attrs, remote)
 
 
 @hookimpl
@@ -34,29 +34,30 @@ def prepare(
     layout: str | None,
     calibration: Mapping[str, np.ndarray] | None,
 ) -> Prepared:
-    from tvmtune_vta.pack import prepare
+    from tvmtune_vta.graph_pack.lowering import prepare
 
     return prepare(network, device, layout, calibration)
 
 
 @hookimpl
 def extract_tasks(prepared: Prepared, device: Device) -> list[Task]:
-    from tvmtune_vta import target, tasks
+    from tvmtune_vta import target
+    from tvmtune_vta.tuning import tasks
 
-    return tasks.extract(prepared.extra["split"].packed, target.of(device))
+    return tasks.extract(prepared.extra["partition"].packed, target.of(device))
 
 
 @hookimpl
 def make_builder(device: Device) -> BuilderSpec:
     options = {name: device.attrs[name] for name in ("config", "constants")}
-    return BuilderSpec("tvmtune_vta.measure:build", options=options)
+    return BuilderSpec("tvmtune_vta.tuning.measure:build", options=options)
 
 
 @hookimpl
 def make_runner(device: Device) -> RunnerSpec:
     return RunnerSpec(
-        run="tvmtune_vta.measure:run",
-        check="tvmtune_vta.measure:check",
+        run="tvmtune_vta.tuning.measure:run",
+        check="tvmtune_vta.tuning.measure:check",
         exclusive=False,
         kind="modelled",
         options={"threads": device.threads, "config": device.attrs["config"]},
@@ -65,20 +66,20 @@ def make_runner(device: Device) -> RunnerSpec:
 
 @hookimpl
 def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-    from tvmtune_vta.pack import lower
+    from tvmtune_vta.graph_pack.lowering import lower
 
     return lower(prepared, chosen, device)
 
 
 @hookimpl
 def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
-    from tvmtune.deploy.export import export_lib
+    from tvmtune.library.export import export_lib
 
     return export_lib(lowered, device, path)
 
 
 @hookimpl
 def serve_init(options: dict[str, Any]) -> None:
-    from tvmtune_vta import driver
+    from tvmtune_vta.device import packed_functions
 
-    driver.register(options)
+    packed_functions.register(options)

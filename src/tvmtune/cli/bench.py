@@ -1,4 +1,4 @@
-"""``tvmtune bench``: how fast a library is, and whether its answer is right."""
+"""``tvmtune bench``: measure a library, check its output, compare it with other runtimes."""
 
 from __future__ import annotations
 
@@ -11,39 +11,36 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from tvmtune.cli.options import (
-    borrowed,
-    check_writable,
-    json_option,
-    library_inputs,
-    library_options,
-    vs_option,
-)
+from tvmtune.cli.options import json_option, library_options, vs_option
+from tvmtune.cli.paths import check_writable
+from tvmtune.cli.resolve import lease_board, library_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tvmtune.deploy.bench import BenchResult
-    from tvmtune.deploy.library import Library
-    from tvmtune.deploy.peers import Peer
-    from tvmtune.deploy.remote import Borrowed
-    from tvmtune.deploy.session import KernelTime
-    from tvmtune.deploy.verify import CheckResult
+    from tvmtune.bench.peers import Peer
+    from tvmtune.bench.results import BenchResult
+    from tvmtune.bench.verify import CheckResult
+    from tvmtune.remote.client.lease import BoardLease
+    from tvmtune.runtime.library import Library
+    from tvmtune.runtime.session import KernelTime
 
 
 @click.command("bench")
-@library_options
+@library_options("Measure on a board registered under KEY.")
 @vs_option
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),
+    metavar="N",
     default=30,
-    show_default="30, or as many as fit in half a minute",
-    help="Measurements.",
+    show_default="30, or fewer on slow devices",
+    help="Number of measurements.",
 )
 @click.option(
     "--number",
     type=click.IntRange(min=1),
+    metavar="N",
     default=1,
     show_default=True,
     help="Calls per measurement.",
@@ -51,14 +48,15 @@ if TYPE_CHECKING:
 @click.option(
     "--min-repeat-ms",
     type=click.FloatRange(min=0),
+    metavar="MS",
     default=0,
     show_default=True,
-    help="Make more calls per measurement until it lasts so long.",
+    help="Minimum duration of one measurement, in milliseconds.",
 )
 @click.option(
     "--check", is_flag=True, help="Check the outputs against the reference; exit 1 if wrong."
 )
-@click.option("--profile", is_flag=True, help="Show what each kernel costs.")
+@click.option("--profile", is_flag=True, help="Show the time of each kernel.")
 @json_option("table")
 def command(
     library: Path,
@@ -76,34 +74,37 @@ def command(
     tracker: str | None,
     wait: float,
 ) -> None:
-    """Measure the library LIB: median, mean, deviation, 95th percentile, throughput.
+    """Time a library, alone or beside other runtimes.
 
-    On a board, the runtimes of --vs are those that it has installed.
+    Prints median, mean, standard deviation, 95th percentile and throughput of LIB. On a board, --vs
+    compares with runtimes installed there.
     """
     from tvmtune.errors import TvmtuneError, UsageError
 
     if json_file is not None and str(json_file) != "-":
         check_writable("--json", json_file, library, input_file)
-    from tvmtune.deploy import atomic, metadata, peers
-    from tvmtune.deploy.bench import TABLE, bench
+    from tvmtune import atomic_write
+    from tvmtune.bench import peers
+    from tvmtune.bench.bench import TABLE_SECONDS, bench
+    from tvmtune.library import metadata
 
-    counted = click.get_current_context().get_parameter_source("repeat") != ParameterSource.DEFAULT
+    source = click.get_current_context().get_parameter_source("repeat")
     others = peers.parse(vs) if vs and remote is None else []
     if vs:
-        peers.words(vs)  # a wrong name fails before a board is asked for
-    found = metadata.read(library)
-    if check and not found.get("check"):
-        raise UsageError(f"{library} carries no reference to check against. Compile it again")
+        peers.parse_names(vs)  # a wrong name fails before a board is leased
+    stored = metadata.read(library)
+    if check and not stored.get("check"):
+        raise UsageError(f"{library} has no reference outputs to check against: compile it again")
     if profile and remote is not None:
         raise UsageError(
-            "--profile: kernels are timed one by one on this machine alone, not on boards"
+            "--profile: kernels are timed one by one on this machine only, not on boards"
         )
-    with borrowed(remote, tracker, wait) as board:
-        loaded = _open(library, found, threads, board)
+    with lease_board(remote, tracker, wait) as board:
+        loaded = _open(library, stored, threads, board)
         if vs and board is not None:
-            from tvmtune.deploy.remote import peers as remote_peers
+            from tvmtune.bench.peers import remote_peer
 
-            others = remote_peers(vs, board)
+            others = remote_peer.parse(vs, board)
         inputs = library_inputs(loaded, input_file, seed)
         verdict = _check(loaded) if check else None
         with _progress(repeat, others) as on_round:
@@ -113,7 +114,7 @@ def command(
                 number=number,
                 repeat=repeat,
                 min_repeat_ms=min_repeat_ms,
-                seconds=inf if counted else TABLE,
+                seconds=TABLE_SECONDS if source == ParameterSource.DEFAULT else inf,
                 peers=others,
                 on_round=on_round,
             )
@@ -127,7 +128,7 @@ def command(
         click.echo(json.dumps(report, indent=2))
     else:
         if json_file is not None:
-            atomic.write_text(json_file, json.dumps(report, indent=2) + "\n")
+            atomic_write.write_text(json_file, json.dumps(report, indent=2) + "\n")
         show(result, rows)
     for note in result.notes:
         click.echo(f"note: {note}", err=True)
@@ -138,7 +139,7 @@ def command(
 
 
 def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
-    """Print the table of runtimes, and that of kernels if there are any, to stdout."""
+    """Print the table of runtimes, and a table of kernels if there are any, to stdout."""
     from rich.table import Table
     from rich.text import Text
 
@@ -157,8 +158,8 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
     table.add_column("version", no_wrap=True)
     for column in ("threads", "median ms", "mean ms", "std", "p95", "min", "items/s"):
         table.add_column(column, justify="right", no_wrap=True)
-    asked = any(run.device_ms is not None for run in result.runs)
-    if asked:
+    on_device = any(run.device_ms is not None for run in result.runs)
+    if on_device:
         table.add_column("on device ms", justify="right", no_wrap=True)
     if len(result.runs) > 1:
         table.add_column("time / tvmtune", justify="right", no_wrap=True)
@@ -167,7 +168,7 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
         cells = [run.runtime, run.version, str(run.threads)]
         cells += [_ms(run.median_ms), _ms(run.mean_ms), _ms(run.std_ms), _ms(run.p95_ms)]
         cells += [_ms(run.min_ms), f"{run.throughput:.1f}"]
-        if asked:
+        if on_device:
             cells.append("" if run.device_ms is None else _ms(run.device_ms))
         if len(result.runs) > 1:
             cells.append(f"{run.ratio:.2f}x")
@@ -197,33 +198,33 @@ def _ms(value: float) -> str:
 
 
 def _open(
-    path: Path, found: dict[str, Any], threads: int | None, board: Borrowed | None
+    path: Path, stored: dict[str, Any], threads: int | None, board: BoardLease | None
 ) -> Library:
-    from tvmtune import system
-    from tvmtune.deploy.library import Library
-    from tvmtune.threads import choose
+    from tvmtune.machine import cpu_count
+    from tvmtune.machine.threads import choose
+    from tvmtune.runtime.library import Library
 
     if board is None:
-        threads = choose(threads, int(found["threads"]))
-        # What peers are built on reads these variables when it is imported.
-        system.set_threads(threads)
+        threads = choose(threads, int(stored["threads"]))
+        # Before peers are imported, whose libraries read these variables once.
+        cpu_count.set_threads(threads)
     library = Library.open(path, threads, board=board)
-    if library.threads != found["threads"]:
+    if library.threads != stored["threads"]:
         click.echo(
-            f"note: tuned for {found['threads']} threads, run with {library.threads}", err=True
+            f"note: tuned for {stored['threads']} threads, run with {library.threads}", err=True
         )
     return library
 
 
 def _check(library: Library) -> CheckResult:
-    from tvmtune.deploy.verify import run_check
+    from tvmtune.bench.verify import run_check
 
     return run_check(library, library.metadata["check"])
 
 
 @contextlib.contextmanager
 def _progress(repeat: int, peers: Sequence[Peer]) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr where somebody sees it: with peers a run takes ten seconds and more."""
+    """A progress bar on a terminal's stderr: with peers a run takes ten seconds and more."""
     from rich.progress import Progress
 
     from tvmtune.cli.output import console
@@ -232,7 +233,7 @@ def _progress(repeat: int, peers: Sequence[Peer]) -> Iterator[Callable[[int], No
     if not peers or not screen.is_terminal:
         yield None
         return
-    # It is drawn between the rounds only: a thread that redraws it would disturb what is timed.
+    # It is drawn only between rounds: a redrawing thread would disturb the timing.
     with Progress(console=screen, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("measuring", total=repeat)
         yield lambda done: bar.update(task, completed=done, refresh=True)

@@ -1,28 +1,43 @@
-"""``tvmtune compile``: a network and its records become a library."""
+"""``tvmtune compile``: from a network and its records to a library."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli.options import (
-    PATH,
-    check_library,
-    check_writable,
-    make_plan,
-    network_name,
-    network_options,
-)
+from tvmtune.cli.options import PATH, network_options
+from tvmtune.cli.paths import check_library, check_writable
+from tvmtune.cli.resolve import make_plan, network_name
+
+if TYPE_CHECKING:
+    from tvmtune.compiling.compile import Compiled
 
 
 @click.command("compile")
-@network_options
-@click.option("--log", "logs", multiple=True, type=PATH, help="Records to use; may be repeated.")
-@click.option("-o", "--output", type=PATH, help="The library; default NETWORK.so.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the stored reference outputs.")
-@click.option("--emit-module", type=PATH, help="Write the prepared Relax module as TVMScript.")
+@network_options("Compile for the boards registered under KEY.")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=PATH,
+    metavar="LOG",
+    help="Log with records to use; may be repeated.",
+)
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Output library. Default: NETWORK.so."
+)
+@click.option(
+    "--seed",
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Seed of the stored reference outputs.",
+)
+@click.option(
+    "--emit-module", type=PATH, metavar="FILE", help="Write the prepared Relax module as TVMScript."
+)
 def command(
     logs: tuple[Path, ...],
     output: Path | None,
@@ -30,15 +45,15 @@ def command(
     emit_module: Path | None,
     **network: Any,
 ) -> None:
-    """Compile a network, with the records of a log, into a library.
+    """Compile a network into a library, using the best records of the given logs.
 
-    Tasks without a record get a sound default schedule.
+    Tasks without a record get a default schedule.
     """
     from tvmtune.records.log import read_log
 
     given = network_name(network["network"], network["positional"])
     for path in logs:
-        read_log(path)  # a wrong log fails before anything slow begins
+        read_log(path)  # fail on a wrong log before anything slow
     if output is not None:
         check_library("-o", output, *logs, given)
     if emit_module is not None:
@@ -48,7 +63,7 @@ def command(
     check_library("-o", target, *logs, given)
 
     from tvmtune import api
-    from tvmtune.deploy.atomic import write_text
+    from tvmtune.atomic_write import write_text
 
     if emit_module is not None:
         write_text(emit_module, plan.prepared.graph.script(show_meta=False))
@@ -56,18 +71,20 @@ def command(
     click.echo(describe(compiled))
 
 
-def describe(compiled: Any) -> str:
-    """One line: the library and how many of its tasks found a record."""
+def describe(compiled: Compiled) -> str:
+    """One line: the library, and how many of its tasks have a record."""
+    from tvmtune.cli.output import counted
+
     counts = compiled.counts
     total = compiled.metadata["tasks"]["total"]
     size = compiled.path.stat().st_size / 1e6
     return (
-        f"{compiled.path}: {size:.1f} MB, {total} tasks: {counts['exact']} with a record, "
-        f"{counts['anchor']} with one of the same anchor, {counts['default']} by default schedule; "
-        f"{compiled.metadata['threads']} threads"
+        f"{compiled.path}: {size:.1f} MB, {counted(total, 'task')}: {counts['exact']} with a record, "
+        f"{counts['anchor']} with one of the same anchor, {counts['default']} with the default "
+        f"schedule; {compiled.metadata['threads']} threads"
     ) + (
-        f"\n{compiled.given_up} of the tasks got a kernel that rounds less than their quickest: "
-        "together those were off by more than is allowed"
-        if compiled.given_up
+        f"\n{counted(compiled.fallbacks, 'task')} fell back to more accurate kernels: with the "
+        "fastest, the network's error exceeded the tolerance"
+        if compiled.fallbacks
         else ""
     )

@@ -1,4 +1,4 @@
-"""What a shell offers behind an option; ``tvmtune --help`` says how to switch it on."""
+"""Shell completion of option values; ``tvmtune --help`` shows how to enable it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def completer(words: Callable[[], Iterable[str]], *, files: bool = False) -> Completer:
-    """Offer the words that begin with what was typed; with ``files`` also those of the shell."""
+    """Offer the words that start with what was typed; with ``files``, file names as well."""
 
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        found = [CompletionItem(word) for word in words() if word.startswith(incomplete)]
-        return found + ([CompletionItem(incomplete, type="file")] if files else [])
+        matches = [CompletionItem(word) for word in words() if word.startswith(incomplete)]
+        return matches + ([CompletionItem(incomplete, type="file")] if files else [])
 
     return complete
 
 
 def after_commas(words: Callable[[], Sequence[str]]) -> Completer:
-    """The same for a list such as ``onnxruntime,openvino``."""
+    """Complete the last word of a list such as ``onnxruntime,openvino``."""
 
     def complete(
         ctx: click.Context, param: click.Parameter, incomplete: str
@@ -58,7 +58,7 @@ def tuners() -> list[str]:
 
 
 def simulated() -> list[str]:
-    from tvmtune.tuning.simulate import names
+    from tvmtune.tuning.simulation.simulate import names
 
     return names()
 
@@ -70,6 +70,6 @@ def schedulers() -> list[str]:
 
 
 def peers() -> list[str]:
-    from tvmtune.deploy.peers import PEERS
+    from tvmtune.bench.peers import PEERS
 
     return list(PEERS)

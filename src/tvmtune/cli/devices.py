@@ -1,4 +1,4 @@
-"""``tvmtune devices``: the boards that a tracker knows."""
+"""``tvmtune devices``: list the boards of a tracker."""
 
 from __future__ import annotations
 
@@ -7,39 +7,35 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tvmtune.cli.options import above_zero, tracker_option
+from tvmtune.cli.options import TRACKER_DEFAULT, tracker_option, wait_option
 
 if TYPE_CHECKING:
-    from tvmtune.farm.devices import Probe, Queue
+    from tvmtune.remote.client.boards import KeySummary, Probe
 
 
 @click.command("devices")
-@tracker_option("The tracker to ask.")
+@tracker_option(f"Tracker to query. {TRACKER_DEFAULT}")
 @click.option(
     "--probe",
     is_flag=True,
-    help="Borrow each board for a moment: is it there, does its TVM fit, what is it?",
+    help="Lease each board briefly to check that it responds, that its TVM version matches, and what "
+    "hardware it has.",
 )
-@click.option(
-    "--wait",
-    default=10.0,
-    show_default=True,
-    callback=above_zero,
-    help="Seconds to wait for boards in use.",
-)
+@wait_option("10s", "Give up probing a board that is in use after TIME.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def command(tracker: str | None, probe: bool, wait: float, as_json: bool) -> None:
-    """List the boards: their key, how many there are, are free, and are waited for.
+    """List the boards registered with a tracker.
 
-    Exits with 1 if a board that was probed cannot be used.
+    For each key: how many boards there are, how many are free, and how many clients wait. Exits
+    with 1 if a probed board cannot be used.
     """
-    from tvmtune.farm import devices
-    from tvmtune.farm.protocol import Tracker, tracker_address
+    from tvmtune.remote.client import boards
+    from tvmtune.remote.protocol import Tracker, tracker_address
 
     address = tracker_address(tracker)
-    with Tracker(address) as line:
-        rows = devices.queues(line)
-    probes = devices.probe_all(address, rows, wait) if probe else []
+    with Tracker(address) as connection:
+        rows = boards.queues(connection)
+    probes = boards.probe_all(address, rows, wait) if probe else []
     if as_json:
         document = {
             "tracker": str(address),
@@ -53,7 +49,7 @@ def command(tracker: str | None, probe: bool, wait: float, as_json: bool) -> Non
         raise SystemExit(1)
 
 
-def _show(rows: list[Queue], probes: list[Probe]) -> None:
+def _show(rows: list[KeySummary], probes: list[Probe]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -71,33 +67,33 @@ def _show(rows: list[Queue], probes: list[Probe]) -> None:
     console().print(table)
     if not probes:
         return
-    found = Table()
+    details = Table()
     for column in ("key", "address", "round trip", "board", "CPUs", "features, GPUs", "TVM"):
-        found.add_column(column)
+        details.add_column(column)
     for each in probes:
         if not each.reachable:
             trouble = Text(each.message, style="red")
-            found.add_row(Text(each.key), each.address, "-", trouble, "", "", "")
+            details.add_row(Text(each.key), each.address, "-", trouble, "", "", "")
             continue
-        told = each.described or {}
-        versions = told.get("versions", {})
-        found.add_row(
+        described = each.described or {}
+        versions = described.get("versions", {})
+        details.add_row(
             Text(each.key),
             each.address,
             f"{1e3 * (each.seconds or 0):.1f} ms",
-            # whoever serves a board may call it, and its parts, anything
+            # Text, because a board may give itself and its parts any name.
             Text(each.message, style="red")
             if each.message
-            else Text(str(told.get("cpu", "not told"))),
-            _cpus(told),
+            else Text(str(described.get("cpu", "unknown"))),
+            _cpus(described),
             Text(" ".join([*each.features, *each.gpus])),
             Text(str(versions.get("apache-tvm") or "-")),
         )
-    console().print(found)
+    console().print(details)
 
 
-def _cpus(told: dict[str, object]) -> str:
-    """``4`` or, where there are several kinds of cores, ``2+4``."""
-    groups = told.get("clusters") or []
+def _cpus(described: dict[str, object]) -> str:
+    """``4``, or ``2+4`` for two kinds of cores."""
+    groups = described.get("clusters") or []
     assert isinstance(groups, list)
-    return "+".join(str(len(g["cpus"])) for g in groups) or str(told.get("cpus", "-"))
+    return "+".join(str(len(g["cpus"])) for g in groups) or str(described.get("cpus", "-"))

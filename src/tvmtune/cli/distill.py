@@ -1,4 +1,4 @@
-"""``tvmtune distill``: a small log with the best records of large ones."""
+"""``tvmtune distill``: write the best records of large logs to a small one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from tvmtune.cli.options import PATH, check_writable, positive
+from tvmtune.cli.options import PATH, positive
+from tvmtune.cli.paths import check_writable
 
 
 @click.command("distill")
@@ -15,10 +16,12 @@ from tvmtune.cli.options import PATH, check_writable, positive
     "-o",
     "--output",
     type=PATH,
-    help="Default: LOG with .best.json for its suffix; for metaschedule a directory, LOG.metaschedule.",
+    metavar="FILE",
+    help="Default: LOG with the suffix .best.json; for metaschedule a directory, LOG.metaschedule.",
 )
 @click.option(
     "--top",
+    metavar="N",
     default=1,
     show_default=True,
     callback=positive,
@@ -33,7 +36,10 @@ from tvmtune.cli.options import PATH, check_writable, positive
     help="metaschedule: a JSONDatabase for tvm.s_tir.meta_schedule.",
 )
 def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str) -> None:
-    """Keep only the best records of one or several logs, per task and device."""
+    """Extract the best records of one or more logs.
+
+    Writes the best per task and device to a new log.
+    """
     from tvmtune.records.best import counts, distill, select
     from tvmtune.records.log import read_log
 
@@ -46,9 +52,9 @@ def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str) ->
         from tvmtune.records.database import export
 
         target = output or logs[0].with_suffix(".metaschedule")
-        found = select(read, top)
-        export(found, target)
-        kept = counts(read, found)
+        selections = select(read, top)
+        export(selections, target)
+        kept = counts(read, selections)
     click.echo(
         f"{target}: {kept['kept']} records of {kept['tasks']} tasks on "
         f"{kept['devices']} device(s), out of {kept['trials']} trials"

@@ -1,7 +1,7 @@
-"""``tvmtune doctor``: can this machine do the job?
+"""``tvmtune doctor``: check whether this machine can tune.
 
-TVM is only touched in a child process with a deadline, so that even a crash in native code becomes
-a row that says where it happened.
+Only a child process with a deadline loads TVM, so that even a crash in native code becomes a row with
+the stage at which it happened.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,36 +26,35 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 DEADLINE = 120.0
-"""Seconds for the child: a first import of TVM from a cold disk alone can take 20."""
+"""Seconds for the child process: importing TVM from a cold disk alone can take 20."""
 NEEDED_MB = 200
-OPTIONAL = {
-    "onnxruntime": "peers",
-    "openvino": "peers",
-    "torch": "torch",
-    "onnxscript": "torch",
-    "pnnx": "torch",
-    "ncnn": "ncnn",
-    "tflite": "tflite",
-    "ai-edge-litert": "tflite",
-}
-"""Packages for other formats and runtimes, and the extra that installs each."""
+EXTRAS = ("peers", "torch", "ncnn", "tflite")
+"""Extras of tvmtune with packages for other formats and runtimes."""
+
+
+Status = Literal["pass", "fail", "note"]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One finding. Only ``fail`` makes the command exit with 1."""
+class CheckRow:
+    """The result of one check. Only ``fail`` makes the command exit with 1."""
 
     name: str
-    status: Literal["pass", "fail", "note"]
+    status: Status
     detail: str
     remedy: str = ""
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-@click.option("--build", is_flag=True, help="Compile what backends need: the OpenCL runtime.")
+@click.option(
+    "--build", is_flag=True, help="Compile what backends need, such as the OpenCL runtime."
+)
 def command(as_json: bool, build: bool) -> None:
-    """Check whether this machine can tune, and say what to do where it cannot."""
+    """Check whether this machine can tune.
+
+    Suggests remedies for what is missing.
+    """
     rows = examine(build=build)
     ok = all(row.status != "fail" for row in rows)
     if as_json:
@@ -65,46 +65,47 @@ def command(as_json: bool, build: bool) -> None:
         sys.exit(1)
 
 
-def examine(*, build: bool = False) -> list[Row]:
-    """All rows, in the order in which a remedy for one may mend the next; add-ons compiled first
-    where ``build``."""
+def examine(*, build: bool = False) -> list[CheckRow]:
+    """All rows, causes before consequences; with ``build``, compile add-ons first."""
     pins, linker = _pins(), _linker()
     child: dict[str, Any] = {}
     if pins.status == "pass":
         child = _run_child(_linker_command())
     rows = [_python(), pins, linker, _threads(child), _kernel(pins, linker, child)]
-    return [*rows, *_places(), *_addons(build), *(_optional(name) for name in OPTIONAL)]
+    return [*rows, *_places(), *_addons(build), *_optional()]
 
 
-def _addons(build: bool) -> list[Row]:
+def _addons(build: bool) -> list[CheckRow]:
     """A row for each entry point of the group ``tvmtune.addons``.
 
-    It names a module with ``check() -> str``, one line on what it finds on this machine; and where it
-    has to be compiled first, ``built() -> Path | None`` and ``build() -> Path``. Each raises
-    TvmtuneError where that fails.
+    That is a module with ``check() -> str``, one line on what it finds on this machine; and, if it has
+    to be compiled first, ``built() -> Path | None`` and ``build() -> Path``. Each raises TvmtuneError
+    on failure.
     """
     from importlib import metadata
 
-    found = metadata.entry_points(group="tvmtune.addons")
-    return [_addon(entry, build) for entry in sorted(found, key=lambda entry: entry.name)]
+    entries = metadata.entry_points(group="tvmtune.addons")
+    return [_addon(entry, build) for entry in sorted(entries, key=lambda entry: entry.name)]
 
 
-def _addon(entry: metadata.EntryPoint, build: bool) -> Row:
-    made = ""
+def _addon(entry: metadata.EntryPoint, build: bool) -> CheckRow:
+    prefix = ""
     try:
         addon = entry.load()
         if hasattr(addon, "build"):
-            made = "compiled; "
+            prefix = "compiled; "
             if build:
                 addon.build()
             elif addon.built() is None:
-                return Row(entry.name, "note", "not compiled (optional)", "tvmtune doctor --build")
+                return CheckRow(
+                    entry.name, "note", "not compiled (optional)", "tvmtune doctor --build"
+                )
     except Exception as exc:
-        return Row(entry.name, "fail" if build else "note", _message(exc))
+        return CheckRow(entry.name, "fail" if build else "note", _message(exc))
     try:
-        return Row(entry.name, "pass", addon.check())
+        return CheckRow(entry.name, "pass", addon.check())
     except Exception as exc:
-        return Row(entry.name, "note", f"{made}{_message(exc)}")
+        return CheckRow(entry.name, "note", f"{prefix}{_message(exc)}")
 
 
 def _message(exc: Exception) -> str:
@@ -113,45 +114,47 @@ def _message(exc: Exception) -> str:
     return str(exc) if isinstance(exc, TvmtuneError) else last_line(exc)
 
 
-def _python() -> Row:
+def _python() -> CheckRow:
     import platform
 
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 10):  # noqa: UP036 - reached where an installer did not check
-        return Row("python", "fail", found, "use Python 3.10 or later")
-    return Row("python", "pass", found)
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < (3, 10):  # noqa: UP036 - reached if an installer did not check
+        return CheckRow("python", "fail", detail, "use Python 3.10 or later")
+    return CheckRow("python", "pass", detail)
 
 
-def _pins() -> Row:
-    from tvmtune import system
+def _pins() -> CheckRow:
     from tvmtune.errors import TvmtuneError
+    from tvmtune.machine import package_versions
 
     try:
-        system.check_pins()
+        package_versions.check_pins()
     except TvmtuneError as exc:
         detail = str(exc).split(" Run: ")[0]
-        return Row("tvm", "fail", detail, f"run: {system.pins_remedy()}")
-    return Row("tvm", "pass", ", ".join(f"{name} {v}" for name, v in system.PINS.items()))
+        return CheckRow("tvm", "fail", detail, f"run: {package_versions.pins_remedy()}")
+    return CheckRow(
+        "tvm", "pass", ", ".join(f"{name} {v}" for name, v in package_versions.PINS.items())
+    )
 
 
 def _linker_command() -> list[str] | None:
-    from tvmtune import system
     from tvmtune.errors import TvmtuneError
+    from tvmtune.machine import linkers
 
     try:
-        return system.find_linker()
+        return linkers.find_linker()
     except TvmtuneError:
         return None
 
 
-def _linker() -> Row:
-    from tvmtune import system
+def _linker() -> CheckRow:
     from tvmtune.errors import TvmtuneError
+    from tvmtune.machine import linkers
 
     try:
-        return Row("linker", "pass", " ".join(system.find_linker()))
+        return CheckRow("linker", "pass", " ".join(linkers.find_linker()))
     except TvmtuneError as exc:
-        return Row(
+        return CheckRow(
             "linker",
             "fail",
             str(exc).split(". ")[0],
@@ -160,42 +163,44 @@ def _linker() -> Row:
         )
 
 
-def _threads(child: dict[str, Any]) -> Row:
-    from tvmtune import system
+def _threads(child: dict[str, Any]) -> CheckRow:
+    from tvmtune.machine import cpu_count
 
-    cpus = system.count_cpus()
+    cpus = cpu_count.count_cpus()
     quota = "no quota" if cpus.quota is None else f"a quota of {cpus.quota:g}"
     detail = (
-        f"{cpus.usable} used by tvmtune: {cpus.seen} CPUs seen, {cpus.allowed} allowed, "
+        f"tvmtune uses {cpus.usable}: {cpus.seen} CPUs seen, {cpus.allowed} allowed, "
         f"{cpus.physical} physical, {quota}"
     )
     if "tvm_threads" in child:
-        detail += f"; TVM by itself would use {child['tvm_threads']}"
-    return Row("threads", "pass", detail)
+        detail += f"; TVM alone would use {child['tvm_threads']}"
+    return CheckRow("threads", "pass", detail)
 
 
-def _kernel(pins: Row, linker: Row, child: dict[str, Any]) -> Row:
+def _kernel(pins: CheckRow, linker: CheckRow, child: dict[str, Any]) -> CheckRow:
     blocked = [row.name for row in (pins, linker) if row.status == "fail"]
     if child.get("error"):
         remedy = "report this with the output of tvmtune doctor --json"
         if child.get("stage") == "link":
             remedy = "name another linker in TVMTUNE_LINKER"
-        return Row("kernel", "fail", child["error"], remedy)
+        return CheckRow("kernel", "fail", child["error"], remedy)
     if blocked:
-        return Row("kernel", "note", f"not tried: {' and '.join(blocked)} first")
+        return CheckRow("kernel", "note", f"not tried: fix {' and '.join(blocked)} first")
     detail = f"built, linked, run and checked; largest error {child['difference']:.1e}"
-    return Row("kernel", "pass", detail)
+    return CheckRow("kernel", "pass", detail)
 
 
-def _places() -> list[Row]:
-    """The working directory, where results go, and the one for temporary files."""
+def _places() -> list[CheckRow]:
+    """The working directory, where results go, and the directory for temporary files."""
     return [
-        _place("directory", Path.cwd, "go to a directory that you may write to"),
-        _place("temporary", lambda: Path(tempfile.gettempdir()), "set TMPDIR to a writable one"),
+        _place("directory", Path.cwd, "change to a writable directory"),
+        _place(
+            "temporary", lambda: Path(tempfile.gettempdir()), "set TMPDIR to a writable directory"
+        ),
     ]
 
 
-def _place(name: str, find: Callable[[], Path], remedy: str) -> Row:
+def _place(name: str, find: Callable[[], Path], remedy: str) -> CheckRow:
     where = name
     try:
         where = str(find())
@@ -203,32 +208,47 @@ def _place(name: str, find: Callable[[], Path], remedy: str) -> Row:
         with tempfile.TemporaryFile(dir=where) as file:
             file.write(b"0" * 4096)
     except OSError as exc:
-        return Row(name, "fail", f"{where} cannot be used: {exc.strerror or exc}", remedy)
+        return CheckRow(name, "fail", f"{where} cannot be used: {exc.strerror or exc}", remedy)
     detail = f"{where}, {free / 1e3:.1f} GB free"
     if free < NEEDED_MB:
-        return Row(name, "fail", detail, f"free at least {NEEDED_MB:g} MB")
-    return Row(name, "pass", detail)
+        return CheckRow(name, "fail", detail, f"free at least {NEEDED_MB:g} MB")
+    return CheckRow(name, "pass", detail)
 
 
-def _optional(name: str) -> Row:
-    from tvmtune import system
+def _optional() -> list[CheckRow]:
+    """A row for each package of :data:`EXTRAS`, as tvmtune's own metadata list them."""
+    from importlib import metadata
 
-    found = system.version_of(name)
-    if found:
-        return Row(name, "pass", found)
-    remedy = f"pip install 'tvmtune[{OPTIONAL[name]}]'"
-    return Row(name, "note", "not installed (optional)", remedy)
+    from tvmtune.machine import package_versions
+
+    try:
+        requirements = metadata.requires("tvmtune") or []
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return []
+    rows: dict[str, CheckRow] = {}
+    for extra in EXTRAS:
+        for requirement in requirements:
+            match = re.match(rf"([\w.-]+).*;.*\bextra == ['\"]{extra}['\"]", requirement)
+            if match is None or match[1] in rows:
+                continue
+            version = package_versions.version_of(match[1])
+            remedy = "" if version else f"pip install 'tvmtune[{extra}]'"
+            status: Status = "pass" if version else "note"
+            rows[match[1]] = CheckRow(
+                match[1], status, version or "not installed (optional)", remedy
+            )
+    return list(rows.values())
 
 
 def _run_child(linker: list[str] | None) -> dict[str, Any]:
-    """Build one kernel in a fresh process; what it found, or ``error`` and the ``stage``."""
+    """Build one kernel in a fresh process; returns its results, or ``error`` and the ``stage``."""
     code = (
-        "from tvmtune import torchless; torchless.install(); "
+        "from tvmtune import block_torch_import; block_torch_import.install(); "
         "from tvmtune.cli import doctor; doctor.try_kernel()"
     )
-    # A file called numpy.py in the working directory must not be imported.
+    # Do not import a file called numpy.py from the working directory.
     env = os.environ | {"PYTHONSAFEPATH": "1"}
-    env.pop("TVM_NUM_THREADS", None)  # what would TVM do by itself?
+    env.pop("TVM_NUM_THREADS", None)  # to see TVM's default
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -240,23 +260,23 @@ def _run_child(linker: list[str] | None) -> dict[str, Any]:
             timeout=DEADLINE,
         )
         output, status = done.stdout, done.returncode
-        complaint = (done.stderr.strip().splitlines() or [""])[-1]
+        reason = (done.stderr.strip().splitlines() or [""])[-1]
     except subprocess.TimeoutExpired as exc:
         output, status = _text(exc.stdout), None
-        complaint = f"no end after {DEADLINE:g} s"
+        reason = f"timed out after {DEADLINE:g} s"
     except OSError as exc:
         return {"error": f"no child process could be started: {exc}", "stage": "start"}
-    found: dict[str, Any] = {"stage": "start"}
+    results: dict[str, Any] = {"stage": "start"}
     for line in output.splitlines():
-        # Only whole lines of ours: a dying process may leave half of one, a library its own.
+        # Only whole lines of JSON: a dying process may leave half a line, a library may print others.
         if line.startswith("{") and line.endswith("}"):
             with contextlib.suppress(ValueError):
-                found |= json.loads(line)
-    if status != 0 or found["stage"] != "done":
+                results |= json.loads(line)
+    if status != 0 or results["stage"] != "done":
         if status is not None and status < 0:
-            complaint = f"crashed ({signal.strsignal(-status) or f'signal {-status}'})"
-        found["error"] = f"{found['stage']}: {complaint or f'exit status {status}'}"
-    return found
+            reason = f"crashed ({signal.strsignal(-status) or f'signal {-status}'})"
+        results["error"] = f"{results['stage']}: {reason or f'exit status {status}'}"
+    return results
 
 
 def _text(output: bytes | str | None) -> str:
@@ -264,26 +284,26 @@ def _text(output: bytes | str | None) -> str:
 
 
 def try_kernel() -> None:
-    """The child's side: say each stage on stdout before entering it, then what was found."""
+    """Run in the child: report each stage on stdout before entering it, then the results."""
     linker = json.loads(sys.stdin.read())
 
-    def say(**found: Any) -> None:
-        print(json.dumps(found), flush=True)
+    def report(**results: Any) -> None:
+        print(json.dumps(results), flush=True)
 
-    say(stage="import")
+    report(stage="import")
     import numpy as np
     import tvm
     from tvm import te
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmtune import system
-    from tvmtune.graph import intrinsics
-    from tvmtune.threads import settle
+    from tvmtune.machine import cpu_count
+    from tvmtune.machine.threads import bind_pool
+    from tvmtune.spaces import tensor_intrinsics
 
-    say(stage="threads", tvm_threads=int(tvm.get_global_func("runtime.NumThreads")()))
-    settle(system.usable_cpus())
+    report(stage="threads", tvm_threads=int(tvm.get_global_func("runtime.NumThreads")()))
+    bind_pool(cpu_count.usable_cpus())
 
-    say(stage="build")
+    report(stage="build")
     size = 64
     a = te.placeholder((size, size), "float32", "a")
     b = te.placeholder((size, size), "float32", "b")
@@ -298,26 +318,26 @@ def try_kernel() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kernel = library
         if linker is not None:
-            say(stage="link")
+            report(stage="link")
             path = Path(folder) / "kernel.so"
             library.export_library(str(path), fcompile=_link_with(linker))
             kernel = tvm.runtime.load_module(str(path))
 
-        say(stage="run")
+        report(stage="run")
         rng = np.random.default_rng(0)
         x, y = (rng.standard_normal((size, size), dtype=np.float32) for _ in range(2))
         out = tvm.runtime.tensor(np.zeros((size, size), np.float32))
         kernel["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y), out)
 
-    say(stage="check")
+    report(stage="check")
     want = x.astype(np.float64) @ y
     difference = float(np.abs(out.numpy() - want).max() / np.abs(want).max())
     if not difference < 1e-5:
-        sys.exit(f"wrong answer: max|y - ref| / max|ref| is {difference:.1e}")
+        sys.exit(f"wrong output: max|y - ref| / max|ref| is {difference:.1e}")
 
-    # Versions of tvm-ffi that do not fit crash here.
-    say(stage="search")
-    intrinsics.load_for("llvm")
+    # Wrong versions of tvm-ffi crash here.
+    report(stage="search")
+    tensor_intrinsics.load_for("llvm")
     ms.TuneContext(
         mod=mod,
         target=tvm.target.Target({"kind": "llvm", "num-cores": 1}),
@@ -325,7 +345,7 @@ def try_kernel() -> None:
         search_strategy="evolutionary",
         num_threads=1,
     )
-    say(stage="done", difference=difference)
+    report(stage="done", difference=difference)
 
 
 def _link_with(linker: list[str]) -> Any:
@@ -339,19 +359,19 @@ def _link_with(linker: list[str]) -> Any:
     return link
 
 
-def _show(rows: list[Row], ok: bool) -> None:
+def _show(rows: list[CheckRow], ok: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    colours = {"pass": "green", "fail": "bold red", "note": "yellow"}
+    colors = {"pass": "green", "fail": "bold red", "note": "yellow"}
     width = max(len(row.name) for row in rows)
     console = Console(highlight=False, soft_wrap=True)
     for row in rows:
-        # A line per row, not a table: a remedy is to be copied in one piece.
+        # A line per row, not a table, so that a remedy can be copied in one piece.
         console.print(
-            Text.assemble((row.status, colours[row.status]), f"  {row.name:<{width}}  {row.detail}")
+            Text.assemble((row.status, colors[row.status]), f"  {row.name:<{width}}  {row.detail}")
         )
         if row.remedy:
             console.print(Text(f"      {'':<{width}}  {row.remedy}", style="cyan"))
-    verdict = "this machine can tune" if ok else "something needs mending first"
+    verdict = "this machine can tune" if ok else "something needs fixing first"
     console.print(Text(verdict, style="green" if ok else "bold red"))

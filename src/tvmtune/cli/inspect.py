@@ -1,4 +1,4 @@
-"""``tvmtune inspect``: what a library says about itself, without loading it."""
+"""``tvmtune inspect``: show a library's metadata without loading it."""
 
 from __future__ import annotations
 
@@ -15,57 +15,60 @@ import click
 @click.argument("library", metavar="LIB", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print all metadata as JSON.")
 def command(library: Path, as_json: bool) -> None:
-    """Print what is known about the library LIB, whatever device it is for."""
-    from tvmtune.deploy import metadata
+    """Print the metadata of a library without loading it.
 
-    found = metadata.read(library)
+    LIB may be for any device.
+    """
+    from tvmtune.library import metadata
+
+    stored = metadata.read(library)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(stored, indent=2))
         return
-    lines = list(_lines(found, metadata.elf_machine(library)))
+    lines = list(_lines(stored, metadata.elf_machine(library)))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         click.echo(f"{name:<{width}}  {value}")
-    rows = found["tasks"]["list"]
+    rows = stored["tasks"]["list"]
     if rows:
         click.echo()
         _table(rows)
 
 
-def _lines(found: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
-    network, device, tasks = found["network"], found["device"], found["tasks"]
+def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
+    network, device, tasks = stored["network"], stored["device"], stored["tasks"]
     yield "network", f"{network['name']}, layout {network['layout']}"
     for name, value in network["source"].items():
         yield f"  {name}", json.dumps(value) if isinstance(value, dict) else str(value)
     yield "  structure", network["structure_hash"]
     yield "  weights", network["weights_hash"]
     for part in ("inputs", "outputs"):
-        for index, spec in enumerate(found[part]):
+        for index, spec in enumerate(stored[part]):
             shape = "x".join(map(str, spec["shape"])) or "scalar"
             yield "" if index else part, f"{spec['name']}: {shape} {spec['dtype']}"
     yield "device", f"{device['backend']}: {device.get('model') or 'unnamed'}"
     yield "  machine", machine
     yield "  target", json.dumps(device["target"])
     chosen = {**device.get("params", {}), **device["attrs"]}
-    if switched := [name for name, value in chosen.items() if value is True]:
-        yield "  with", ", ".join(switched)
-    if found.get("cpu_features"):
-        yield "  needs", ", ".join(found["cpu_features"])
-    yield "threads", str(found["threads"])
+    if enabled := [name for name, value in chosen.items() if value is True]:
+        yield "  with", ", ".join(enabled)
+    if stored.get("cpu_features"):
+        yield "  needs", ", ".join(stored["cpu_features"])
+    yield "threads", str(stored["threads"])
     yield (
         "tasks",
-        f"{tasks['total']}: {tasks['exact']} with a record of their own, "
-        f"{tasks['anchor']} with that of a relative, {tasks['default']} with the default schedule",
+        f"{tasks['total']}: {tasks['exact']} with their own record, "
+        f"{tasks['anchor']} with that of a similar task, {tasks['default']} with the default schedule",
     )
-    if found.get("estimate_ms") is not None:
-        yield "estimate", f"{found['estimate_ms']:.3f} ms"
-    check = found.get("check")
-    places = f"{len(check['outputs'])} outputs, seed {check['seed']}" if check else "none"
-    yield "check", places
-    versions = ", ".join(f"{name} {v}" for name, v in found["versions"].items() if v)
+    if stored.get("estimate_ms") is not None:
+        yield "estimate", f"{stored['estimate_ms']:.3f} ms"
+    check = stored.get("check")
+    summary = f"{len(check['outputs'])} outputs, seed {check['seed']}" if check else "none"
+    yield "check", summary
+    versions = ", ".join(f"{name} {v}" for name, v in stored["versions"].items() if v)
     yield "versions", versions
-    when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(found["created"]))
-    host = found.get("machine", {})
+    when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(stored["created"]))
+    host = stored.get("machine", {})
     yield "compiled", f"{when}, on {host.get('cpu', 'an unknown machine')}"
 
 

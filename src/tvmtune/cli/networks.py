@@ -1,4 +1,4 @@
-"""``tvmtune networks``: what the zoo holds."""
+"""``tvmtune networks``: list the networks of the zoo."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import click
 @click.command("networks")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
-    """List the networks of the zoo: name, input, other names.
+    """List the networks of the zoo.
 
-    Their weights are random but fixed, and keep activations near unit variance.
+    For each: name, input, other names. Their weights are random but fixed, scaled to keep
+    activations near unit variance.
     """
     from tvmtune.networks.zoo import ZOO
 
@@ -29,7 +30,7 @@ def command(as_json: bool) -> None:
     from tvmtune.cli.output import console
 
     table = Table()
-    for column in ("network", "input", "also called"):
+    for column in ("network", "input", "aliases"):
         table.add_column(column)
     for row in rows:
         table.add_row(row["name"], "x".join(map(str, row["input"])), ", ".join(row["aliases"]))

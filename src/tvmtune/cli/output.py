@@ -1,4 +1,4 @@
-"""Where results and progress are printed."""
+"""Consoles for results and progress, and formats of numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console for results (stdout) or progress (stderr); wide where nobody's window limits it."""
+    """A console for results (stdout) or progress (stderr); 160 columns wide if not a terminal."""
     from rich.console import Console
 
     made = Console(stderr=stderr, highlight=False)
@@ -19,8 +19,13 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def milliseconds(seconds: float) -> str:
-    """``3.21 ms``, or ``-`` for what is not known."""
+    """``3.21 ms``, or ``-`` if unknown."""
     return f"{seconds * 1e3:.3f} ms" if seconds < float("inf") else "-"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 task`` or ``2 tasks``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def clock(seconds: float) -> str:

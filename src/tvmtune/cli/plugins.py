@@ -1,4 +1,4 @@
-"""``tvmtune plugins``: which backends are installed, and what each can do."""
+"""``tvmtune plugins``: list the installed backends and the hooks that each implements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import click
 @click.command("plugins")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
-    """List the installed backends with their hooks; a broken one says why."""
+    """List the installed backends and their hooks.
+
+    For a broken one, the error.
+    """
     from tvmtune import host
 
     infos = host.installed()
@@ -18,7 +21,9 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps({"plugins": [info.to_json() for info in infos]}, indent=2))
         return
     if not infos:
-        click.echo("no backend is installed: install tvmtune itself (pip install -e .)")
+        click.echo(
+            "no backend is installed: install tvmtune itself, in a checkout, by pip install -e ."
+        )
         return
 
     from rich.console import Console
@@ -31,7 +36,7 @@ def command(as_json: bool) -> None:
     table.add_column("hooks", overflow="fold")
     for info in infos:
         hooks = Text(info.error, style="red") if info.error else Text(_hooks(info.hooks))
-        # Names come from strangers' packages: nothing in them is markup.
+        # Names come from third-party packages: do not interpret them as markup.
         table.add_row(
             Text(", ".join(info.names) or "-"),
             Text(f"{info.distribution} {info.version}"),
@@ -44,10 +49,10 @@ def command(as_json: bool) -> None:
     console.print(table)
 
 
-def _hooks(found: tuple[str, ...]) -> str:
+def _hooks(implemented: tuple[str, ...]) -> str:
     from tvmtune import host
 
-    if len(found) == len(host.HOOKS):
-        return f"all {len(found)}"
-    missing = [hook for hook in host.HOOKS if hook not in found]
+    if len(implemented) == len(host.HOOKS):
+        return f"all {len(implemented)}"
+    missing = [hook for hook in host.HOOKS if hook not in implemented]
     return f"all but {', '.join(missing)}"

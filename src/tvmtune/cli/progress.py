@@ -1,4 +1,4 @@
-"""Progress of a session: a live table in a terminal, plain lines elsewhere. Both go to stderr."""
+"""Progress of a tuning session on stderr: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,81 +8,81 @@ import click
 
 from tvmtune.cli.output import clock, console, milliseconds
 from tvmtune.tuning.failures import by_stage
-from tvmtune.tuning.observer import Observer
+from tvmtune.tuning.observer import Observer, SessionView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tvmtune.tuning.drift import Drift
-    from tvmtune.tuning.session import Session
-    from tvmtune.tuning.state import Arm, TaskState
+    from tvmtune.tuning.state import ImplementationState, TaskState
     from tvmtune.types import Trial
 
 
-def observer(verbose: bool) -> Watcher:
-    """The observer that suits where stderr goes."""
+def observer(verbose: bool) -> ProgressObserver:
+    """The observer for this stderr."""
     terminal = console(stderr=True).is_terminal
-    return LiveTable() if terminal and not verbose else Lines(verbose)
+    return LiveTable() if terminal and not verbose else PlainLines(verbose)
 
 
-class Watcher(Observer):
-    """Remembers the session, and passes on what the user should know."""
+class ProgressObserver(Observer):
+    """Keeps the session, and prints messages for the user."""
 
     def __init__(self) -> None:
-        self.session: Session | None = None
+        self.session: SessionView | None = None
 
-    def started(self, session: Session) -> None:
+    def started(self, session: SessionView) -> None:
         self.session = session
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         raise NotImplementedError
 
-    def drifted(self, drift: Drift) -> None:
-        if drift.slow:
-            self.say(
-                f"warning: the machine has become {drift.slowdown - 1:.0%} slower than it was; what "
-                "it measures now is marked in the log"
+    def drifted(self, slow: bool, slowdown: float) -> None:
+        if slow:
+            self.print(
+                f"warning: the machine is {slowdown - 1:.0%} slower than before; measurements are "
+                "marked in the log until it recovers"
             )
         else:
-            self.say("the machine is as quick as it was")
+            self.print("the machine has recovered its speed")
 
     def noted(self, message: str) -> None:
-        self.say(f"note: {message}")
+        self.print(f"note: {message}")
 
 
-class Lines(Watcher):
-    """A line per round, and with ``verbose`` one per trial with its configuration."""
+class PlainLines(ProgressObserver):
+    """A line per round; with ``verbose`` also a line per trial, with its configuration."""
 
     def __init__(self, verbose: bool) -> None:
         super().__init__()
         self.verbose = verbose
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         _line(f"  {text}")
 
-    def started(self, session: Session) -> None:
+    def started(self, session: SessionView) -> None:
         super().started(session)
         if session.resumed:
             _line(f"resuming: {session.resumed} trials of earlier runs are in the log")
-        fresh = sum(1 for state in session.states for arm in state.arms if not arm.trials)
+        fresh = sum(
+            1 for state in session.states for impl in state.implementations if not impl.trials
+        )
         if fresh:
             _line(f"{len(session.states)} tasks; first {fresh} default schedules")
 
-    def transferred(self, session: Session) -> None:
-        _line(_learnt(session))
+    def transferred(self, session: SessionView) -> None:
+        _line(_transferred(session))
 
-    def proposing(self, state: TaskState, arm: Arm) -> None:
+    def proposing(self, state: TaskState, impl: ImplementationState) -> None:
         assert self.session is not None
         _line(
             f"[{clock(self.session.elapsed)}] {self.session.total} trials, "
             f"estimate {milliseconds(self.session.estimate())}; next: {state.task.name} "
-            f"({arm.implementation.name}), {state.count} trials, best {milliseconds(state.best)}, "
+            f"({impl.implementation.name}), {state.count} trials, best {milliseconds(state.best)}, "
             f"{state.gflops:.0f} GFLOPS"
         )
 
     def trial(self, state: TaskState, trial: Trial) -> None:
         if self.verbose:
-            from tvmtune.graph.knobs import configuration
+            from tvmtune.spaces.knobs import configuration
 
             result = (
                 f"{trial.error['stage']}: {trial.error['message']}"
@@ -103,14 +103,14 @@ class Lines(Watcher):
 
     def verdict(self, state: TaskState, trial: Trial) -> None:
         if trial.verified is False and trial.error:
-            _line(f"  {state.task.name}: wrong answer, demoted: {trial.error['message']}")
+            _line(f"  {state.task.name}: wrong output, demoted: {trial.error['message']}")
 
     def skipped(self, state: TaskState) -> None:
         _line(f"  {state.task.name} gets no more trials: {state.skipped}")
 
 
-class LiveTable(Watcher):
-    """Every task with its trials, best latency, rate, share of the total and failures."""
+class LiveTable(ProgressObserver):
+    """A table of all tasks: trials, best latency, rate, share of the total, failures."""
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -121,20 +121,20 @@ class LiveTable(Watcher):
             console=console(stderr=True),
             get_renderable=self._render,
             refresh_per_second=2,
-            transient=True,  # the summary shows the table once more
+            transient=True,  # the summary prints the table again
         )
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
 
-    def started(self, session: Session) -> None:
+    def started(self, session: SessionView) -> None:
         super().started(session)
         self._live.start()
 
-    def proposing(self, state: TaskState, arm: Arm) -> None:
+    def proposing(self, state: TaskState, impl: ImplementationState) -> None:
         self.next = state
 
-    def finished(self, session: Session) -> None:
+    def finished(self, session: SessionView) -> None:
         self.next = None
         self._live.stop()
 
@@ -147,13 +147,13 @@ class LiveTable(Watcher):
             return Text("")
         session = self.session
         bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=40))
-        done, whole, left = _advance(session)
+        done, total, left = _advance(session)
         rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
         text = (
             f"{session.total} trials  {rate:.0f}/min  estimate {milliseconds(session.estimate())}  "
-            f"{clock(session.elapsed)} gone"
+            f"{clock(session.elapsed)} elapsed"
         )
-        bar.add_task(text + (f", {clock(left)} left" if left is not None else ""), total=whole)
+        bar.add_task(text + (f", {clock(left)} left" if left is not None else ""), total=total)
         bar.update(bar.task_ids[0], completed=done)
         size = self._live.console.size
         table = task_table(session, self.next, width=size.width, height=size.height)
@@ -161,14 +161,14 @@ class LiveTable(Watcher):
 
 
 def task_table(
-    session: Session, following: TaskState | None = None, *, width: int, height: int = 0
+    session: SessionView, following: TaskState | None = None, *, width: int, height: int = 0
 ) -> Any:
-    """The table of a session's tasks for a terminal of ``width`` columns; with ``height`` only as many
-    rows as fit, heaviest first."""
+    """A table of the session's tasks for a terminal of ``width`` columns; with ``height``, only as many
+    rows as fit, heaviest tasks first."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    # the numbers take some 68 columns and are worth more than the end of a name
+    # the numbers take some 68 columns and matter more than the end of a name
     table.add_column(
         "task", overflow="ellipsis", no_wrap=True, max_width=max(8, min(38, width - 70))
     )
@@ -188,7 +188,7 @@ def task_table(
     for state in states:
         known = state.best < float("inf")
         share = state.task.weight * state.best / total if known and total < float("inf") else None
-        leader = state.leader
+        incumbent = state.incumbent
         table.add_row(
             f"{'>' if state is following else ' '}{state.task.index:3} {state.task.name}",
             str(state.task.weight),
@@ -197,7 +197,7 @@ def task_table(
             f"{state.gflops:.0f}",
             *([f"{state.gflops / session.peak:.0%}"] if session.peak else []),
             f"{share:.1%}" if share is not None else "-",
-            leader.implementation if leader else "-",
+            incumbent.implementation if incumbent else "-",
             " ".join(f"{n} {stage}" for stage, (n, _) in by_stage(state.trials).items()) or "0",
         )
     hidden = len(session.states) - len(states)
@@ -206,66 +206,68 @@ def task_table(
     return table
 
 
-def summary(session: Session) -> None:
-    """What the session did, on stderr: the final table, failures with their first message."""
+def summary(session: SessionView) -> None:
+    """Print a summary to stderr: the final table, and failures with their first messages."""
     out = console(stderr=True)
     out.print(task_table(session, width=out.width))
     rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
     out.print(
         f"{session.new} trials in {clock(session.elapsed)} ({rate:.0f} a minute), {session.total} "
-        f"in all; stopped because {session.stopped_because or 'of an error'}. "
+        f"in total; stopped because {session.stopped_because or 'of an error'}. "
         f"Estimate: {milliseconds(session.estimate())}."
     )
     for state in session.states:
         if state.skipped and state.best == float("inf"):
             out.print(f"{state.task.name} has no valid trial: {state.skipped}", markup=False)
     if session.others:
-        out.print(_learnt(session))
-    unchecked = session.leaders.unchecked
-    if unchecked:
-        reason = next(iter(unchecked.values()))
-        out.print(f"{len(unchecked)} leaders could not be checked: {reason}", markup=False)
-    for line in _steadiness(session):
+        out.print(_transferred(session))
+    if session.unverified:
+        reason = next(iter(session.unverified.values()))
+        out.print(
+            f"{len(session.unverified)} of the best candidates could not be checked: {reason}",
+            markup=False,
+        )
+    for line in _speed_notes(session):
         out.print(line, highlight=False)
     for stage, (count, message) in by_stage(t for s in session.states for t in s.trials).items():
         out.print(f"{count} failed at {stage}; the first: {message}", markup=False)
 
 
-def _advance(session: Session) -> tuple[float, float, float | None]:
-    """(done, whole, seconds left or None), by whichever budget will be spent first."""
+def _advance(session: SessionView) -> tuple[float, float, float | None]:
+    """(done, total, seconds left or None) of the budget that will be spent first."""
     parts: list[tuple[float, float, float]] = []
     budget = session.budget
-    limits = [most for most in (budget.trials, session.limits.points) if most is not None]
+    limits = [most for most in (budget.trials, session.space_size) if most is not None]
     if limits:
         wanted = max(1, min(limits) - session.resumed)
-        pace = session.elapsed / session.new if session.new else 0.0
-        parts.append((session.new, wanted, pace * (wanted - session.new)))
+        each = session.elapsed / session.new if session.new else 0.0
+        parts.append((session.new, wanted, each * (wanted - session.new)))
     if budget.seconds is not None:
         parts.append((session.elapsed, budget.seconds, budget.seconds - session.elapsed))
     if not parts:
         return 0.0, 1.0, None
-    done, whole, left = max(parts, key=lambda p: p[0] / p[1])
-    return done, whole, max(0.0, left)
+    done, total, left = max(parts, key=lambda p: p[0] / p[1])
+    return done, total, max(0.0, left)
 
 
-def _steadiness(session: Session) -> list[str]:
-    """What is known of the machine's speed, and what that means for the records."""
+def _speed_notes(session: SessionView) -> list[str]:
+    """How the machine's speed varied, and which records that affects."""
     lines = []
-    if session.drift.spread:
-        lines.append(f"the machine's speed varied by {session.drift.spread:.0%}")
-    if session.slowed:
-        marked = sum(1 for s in session.states if s.leader and "drift" in s.leader.extra)
+    if session.speed_spread:
+        lines.append(f"the machine's speed varied by {session.speed_spread:.0%}")
+    if session.slow_trials:
+        marked = sum(1 for s in session.states if s.incumbent and "drift" in s.incumbent.extra)
         lines.append(
-            f"{session.slowed} trials were measured while it was slow, {marked} of the best records "
-            "among them"
+            f"{session.slow_trials} trials were measured while it was slow, including {marked} of the "
+            "best records"
         )
     return lines
 
 
-def _learnt(session: Session) -> str:
+def _transferred(session: SessionView) -> str:
     return (
-        f"other logs: {session.taken} records of the same workloads taken over, "
-        f"{session.taught} trials shown to the cost model"
+        f"other logs: {session.transferred_records} records of the same workloads transferred, "
+        f"{session.transferred_samples} trials used to train the cost model"
     )
 
 

@@ -1,4 +1,4 @@
-"""``tvmtune run``: a library's outputs for given inputs."""
+"""``tvmtune run``: run a library once and show its outputs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tvmtune.cli.options import (
-    PATH,
-    borrowed,
-    check_writable,
-    library_inputs,
-    library_options,
-)
+from tvmtune.cli.options import PATH, library_options
+from tvmtune.cli.paths import check_writable
+from tvmtune.cli.resolve import lease_board, library_inputs
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 @click.command("run")
-@library_options
+@library_options("Run on a board registered under KEY.")
 @click.option(
     "--output",
     "output_file",
     metavar="FILE.npz",
     type=PATH,
-    help="Where to write the outputs, one array for each.",
+    help="Write the outputs to this file, one array each.",
 )
 def command(
     library: Path,
@@ -38,12 +34,15 @@ def command(
     tracker: str | None,
     wait: float,
 ) -> None:
-    """Run the library LIB once, here or on a board, and say what came out."""
+    """Run a library once and print a summary of its outputs.
+
+    LIB runs on this machine, or on a board (--remote).
+    """
     if output_file is not None:
         check_writable("--output", output_file, library, input_file)
-    from tvmtune.deploy.library import Library
+    from tvmtune.runtime.library import Library
 
-    with borrowed(remote, tracker, wait) as board:
+    with lease_board(remote, tracker, wait) as board:
         loaded = Library.open(library, threads, board=board)
         inputs = library_inputs(loaded, input_file, seed)
         outputs = loaded.run(inputs)
@@ -67,11 +66,11 @@ def _summary(array: np.ndarray) -> str:
 def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     import numpy as np
 
-    from tvmtune.deploy.atomic import cannot_write, replacing
+    from tvmtune.atomic_write import cannot_write, replacing
 
     with replacing(path) as temporary:
         try:
-            # Through an open file, or NumPy adds .npz to names that lack it.
+            # An open file, because NumPy adds .npz to names without it.
             with temporary.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
         except OSError as exc:

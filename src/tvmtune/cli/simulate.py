@@ -1,4 +1,4 @@
-"""``tvmtune simulate``: tuners compared on a space that was measured in full, without a device."""
+"""``tvmtune simulate``: compare tuners on completely measured spaces, without a device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from tvmtune.cli import completion
-from tvmtune.cli.options import (
-    PATH,
-    check_writable,
-    json_option,
-    not_negative,
-    parse_pairs,
-    positive,
-    select_tasks,
-    tasks_option,
-)
+from tvmtune.cli.options import PATH, json_option, not_negative, positive, tasks_option
+from tvmtune.cli.parsing import parse_pairs, select_tasks
+from tvmtune.cli.paths import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tvmtune.tuning.logged import Measured
-    from tvmtune.tuning.simulate import Run, Simulation
+    from tvmtune.tuning.simulation.logged_spaces import MeasuredSpace
+    from tvmtune.tuning.simulation.simulate import SimulatedRun, Simulation
 
 
 @click.command("simulate")
@@ -37,23 +30,37 @@ if TYPE_CHECKING:
     default=["xgb"],
     show_default=True,
     metavar="NAME",
-    help="A tuner of tvmtune tune, or metaschedule for MetaSchedule's own search; may be repeated.",
+    help="Tuner, as in tvmtune tune, or metaschedule for MetaSchedule's own search; repeatable.",
     shell_complete=completion.completer(completion.simulated),
 )
 @click.option(
     "--tuner-option",
     multiple=True,
     metavar="K=V",
-    help="An option for those of the tuners that have it, e.g. population=256 (xgb).",
+    help="Option for the tuners that have it, e.g. population=256 (xgb).",
 )
 @click.option(
-    "--trials", type=int, callback=positive, help="Trials per run; default: the whole space."
+    "--trials",
+    type=int,
+    metavar="N",
+    callback=positive,
+    help="Trials per run; default: the whole space.",
 )
 @click.option(
-    "--seeds", default=10, show_default=True, callback=positive, help="Runs, a seed for each."
+    "--seeds",
+    metavar="N",
+    default=10,
+    show_default=True,
+    callback=positive,
+    help="Runs, each with its own seed.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, callback=not_negative, help="Seed of the first run."
+    "--seed",
+    metavar="N",
+    default=0,
+    show_default=True,
+    callback=not_negative,
+    help="Seed of the first run.",
 )
 @tasks_option
 @json_option("tables")
@@ -67,30 +74,31 @@ def command(
     only: str | None,
     json_file: Path | None,
 ) -> None:
-    """Compare tuners on the spaces that LOG holds in full: trials until they come near the best.
+    """Compare tuners on a fully measured space, without a device.
 
-    Latencies come from LOG; nothing is built or run, and the same seeds give the same result. A log
-    of tvmtune tune FILE.py --tuner grid holds such a space.
+    The measure is the number of trials until a tuner comes near the best candidate. Latencies come
+    from LOG, which must contain the complete space, as tvmtune tune FILE.py --tuner grid writes it.
+    Nothing is built or run, and the same seeds give the same result.
     """
-    from tvmtune import system
-    from tvmtune.tuning import simulate
+    from tvmtune.machine import package_versions
+    from tvmtune.tuning.simulation import simulate
 
     options = parse_pairs("--tuner-option", tuner_option)
     chosen = simulate.check(wanted, options)
     if json_file is not None and str(json_file) != "-":
         check_writable("--json", json_file, log)
-    system.check_pins()
-    from tvmtune.deploy import atomic
+    package_versions.check_pins()
+    from tvmtune import atomic_write
     from tvmtune.records.log import read_log
-    from tvmtune.tuning import logged
+    from tvmtune.tuning.simulation import logged_spaces
 
     read = read_log(log)
-    found = logged.spaces_of(read)
-    tasks = list({m.task.key: m.task for m in found}.values())
+    logged = logged_spaces.spaces_of(read)
+    tasks = list({m.task.key: m.task for m in logged}.values())
     keys = {task.key for task in select_tasks(tasks, only)}
-    spaces, refused = simulate.full_spaces(read, [m for m in found if m.task.key in keys])
+    spaces, refused = simulate.full_spaces(read, [m for m in logged if m.task.key in keys])
     for reason in refused:
-        click.echo(f"left out, as it was not measured in full: {reason}", err=True)
+        click.echo(f"skipped, not completely measured: {reason}", err=True)
     with _progress(len(spaces) * len(chosen) * seeds) as on_run:
         result = simulate.simulate(
             read,
@@ -104,12 +112,12 @@ def command(
         click.echo(json.dumps(result.to_json(), indent=2))
         return
     if json_file is not None:
-        atomic.write_text(json_file, json.dumps(result.to_json(), indent=2) + "\n")
+        atomic_write.write_text(json_file, json.dumps(result.to_json(), indent=2) + "\n")
     _show(result)
 
 
 def _show(result: Simulation) -> None:
-    """A table per space, and one over all where there are several."""
+    """A table per space, and one over all if there are several."""
     for space in result.spaces:
         click.echo(
             f"{space} on {space.device['model'] or space.device['backend']}, "
@@ -122,11 +130,11 @@ def _show(result: Simulation) -> None:
         _table(result, result.spaces)
 
 
-def _table(result: Simulation, spaces: Sequence[Measured]) -> None:
+def _table(result: Simulation, spaces: Sequence[MeasuredSpace]) -> None:
     from rich.table import Table
 
     from tvmtune.cli.output import console
-    from tvmtune.tuning.simulate import PARTS
+    from tvmtune.tuning.simulation.simulate import PARTS
 
     table = Table(caption="trials: geometric mean, 95% bootstrap interval")
     table.add_column("tuner")
@@ -146,8 +154,8 @@ def _table(result: Simulation, spaces: Sequence[Measured]) -> None:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[Measured, Run], None]]:
-    """A line per run on stderr, and in a terminal a bar below them."""
+def _progress(total: int) -> Iterator[Callable[[MeasuredSpace, SimulatedRun], None]]:
+    """A line per run on stderr; in a terminal also a progress bar."""
     from rich.progress import Progress
 
     from tvmtune.cli.output import console
@@ -156,15 +164,15 @@ def _progress(total: int) -> Iterator[Callable[[Measured, Run], None]]:
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("simulating", total=total)
 
-        def on_run(space: Measured, run: Run) -> None:
+        def on_run(space: MeasuredSpace, run: SimulatedRun) -> None:
             screen.print(_line(space, run), markup=False)
             bar.advance(task)
 
         yield on_run
 
 
-def _line(space: Measured, run: Run) -> str:
-    from tvmtune.tuning.simulate import PARTS
+def _line(space: MeasuredSpace, run: SimulatedRun) -> str:
+    from tvmtune.tuning.simulation.simulate import PARTS
 
     reached = ", ".join(
         f"{part:.0%} after {run.reached[part]}" if part in run.reached else f"{part:.0%} never"

@@ -1,4 +1,4 @@
-"""``tvmtune tasks``: what there is to tune in a network."""
+"""``tvmtune tasks``: list the tasks of a network."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli.options import make_plan, network_options, select_tasks, tasks_option
+from tvmtune.cli.options import network_options, tasks_option
+from tvmtune.cli.parsing import select_tasks
+from tvmtune.cli.resolve import make_plan
 
 if TYPE_CHECKING:
-    from tvmtune.api import Plan
-    from tvmtune.graph.knobs import Knob
+    from tvmtune.spaces.knobs import Knob
+    from tvmtune.tasks.plan import Plan
     from tvmtune.types import Task
 
     Spaces = dict[str, list[list[Knob]]]
-    """By implementation, the knobs of each design."""
+    """The knobs of each design, by implementation."""
 
 
 @click.command("tasks")
-@network_options
+@network_options("List the tasks for the boards registered under KEY.")
 @tasks_option
-@click.option("--dag", is_flag=True, help="Print the computation of each task, too.")
-@click.option("--space", is_flag=True, help="Print the knobs of each space and its size, too.")
+@click.option("--dag", is_flag=True, help="Also print the computation of each task.")
+@click.option("--space", is_flag=True, help="Also print the size and the knobs of each space.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: Any) -> None:
-    """List a network's tasks: index, name, output shape, weight, GFLOP, keys, implementations."""
+    """List the tasks of a network.
+
+    For each task: index, name, output shape, weight, GFLOP, key and implementations.
+    """
     plan = make_plan(**network)
     tasks = select_tasks(plan.tasks, only)
     spaces = {task.index: _spaces(plan, task) for task in tasks} if space else {}
@@ -43,7 +48,7 @@ def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: 
         if dag or space:
             click.echo(f"\ntask {task.index}: {task.name}")
         if dag:
-            from tvmtune.graph.dag import stages
+            from tvmtune.tasks.dag import stages
 
             for line in stages(task.implementations[0].mod):
                 click.echo(f"  {line}")
@@ -54,15 +59,15 @@ def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: 
 def _spaces(plan: Plan, task: Task) -> Spaces:
     import tvm
 
-    from tvmtune.graph.knobs import designs
+    from tvmtune.spaces.knobs import designs
 
     target = tvm.target.Target(plan.device.target)
     return {i.name: designs(i, target) for i in task.implementations}
 
 
 def _row(task: Task, dag: bool, spaces: Spaces | None) -> dict[str, Any]:
-    from tvmtune.graph.dag import stages
-    from tvmtune.graph.knobs import size
+    from tvmtune.spaces.knobs import size
+    from tvmtune.tasks.dag import stages
 
     row: dict[str, Any] = {
         "index": task.index,
@@ -92,13 +97,12 @@ def _row(task: Task, dag: bool, spaces: Spaces | None) -> dict[str, Any]:
 def _table(plan: Plan, tasks: list[Task]) -> None:
     from rich.table import Table
 
-    from tvmtune.cli.output import console
+    from tvmtune.cli.output import console, counted
 
     total = sum(t.weight * t.flop for t in tasks)
-    several = "task" if len(tasks) == 1 else "tasks"
     table = Table(
         title=f"{plan.network.name} ({plan.prepared.layout}) on {plan.device.model}, "
-        f"{plan.device.threads} threads: {len(tasks)} {several}, {total / 1e9:.3f} GFLOP"
+        f"{plan.device.threads} threads: {counted(len(tasks), 'task')}, {total / 1e9:.3f} GFLOP"
     )
     for column in ("#", "name", "output", "weight", "GFLOP", "key", "implementations"):
         table.add_column(column, justify="left" if column in ("name", "output") else "right")
@@ -116,13 +120,14 @@ def _table(plan: Plan, tasks: list[Task]) -> None:
 
 
 def _print_space(task: Task, name: str, designs: list[list[Knob]]) -> None:
-    """The knobs of one implementation, design by design."""
-    from tvmtune.graph.knobs import size
+    """Print the knobs of one implementation, design by design."""
+    from tvmtune.cli.output import counted
+    from tvmtune.spaces.knobs import size
 
     open_ended = any(k.options is None for knobs in designs for k in knobs)
     points = sum(map(size, designs))
     click.echo(
-        f"  {name}: {'at least ' if open_ended else ''}{points:,} points"
+        f"  {name}: {'at least ' if open_ended else ''}{counted(points, 'point')}"
         + (f" in {len(designs)} designs" if len(designs) > 1 else "")
     )
     for number, knobs in enumerate(designs):

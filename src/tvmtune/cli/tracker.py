@@ -1,4 +1,4 @@
-"""``tvmtune tracker``: where boards register and users find them."""
+"""``tvmtune tracker``: run the tracker that boards register with."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ import contextlib
 import click
 
 from tvmtune.cli.options import host_option, port, warn_if_open
-from tvmtune.farm.protocol import TRACKER_PORT
+from tvmtune.remote.protocol import TRACKER_PORT
 
 
 @click.command("tracker")
 @host_option
 @click.option(
-    "--port", default=TRACKER_PORT, show_default=True, callback=port, help="Port to listen on."
+    "--port",
+    metavar="PORT",
+    default=TRACKER_PORT,
+    show_default=True,
+    callback=port,
+    help="Port to listen on.",
 )
 def command(host: str, port: int) -> None:
-    """Run TVM's RPC tracker until it is interrupted; it is started again if it dies.
+    """Run a tracker for boards to register with.
 
-    Boards register with it (tvmtune serve); tune, bench and run find them through it.
+    Runs TVM's RPC tracker until interrupted, and restarts it if it dies or hangs. Boards register
+    with it (tvmtune serve); tune, bench and run find them through it.
     """
-    from tvmtune.farm.protocol import Address
-    from tvmtune.farm.tracker import Supervised
+    from tvmtune.remote.protocol import Address
+    from tvmtune.remote.tracker import TrackerSupervisor
 
     warn_if_open(host, "tracker")
-    asyncio.run(Supervised(Address(host, port), say).run())
+    asyncio.run(TrackerSupervisor(Address(host, port), report).run())
 
 
-def say(message: str) -> None:
-    """Tell whoever looks; boards and their clients are not to suffer where nobody does."""
+def report(message: str) -> None:
+    """Print a line to stderr. If that fails, boards and their clients must not suffer."""
     with contextlib.suppress(OSError):
         click.echo(message, err=True)

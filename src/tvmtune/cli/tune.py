@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,142 +13,135 @@ import click
 from tvmtune.cli import completion
 from tvmtune.cli.options import (
     PATH,
-    above_zero,
-    check_library,
-    check_writable,
     duration,
-    make_plan,
-    naming,
-    network_name,
     network_options,
-    not_negative,
-    parse_pairs,
-    part,
-    positive,
-    select_tasks,
     tasks_option,
     vs_option,
+    wait_option,
 )
+from tvmtune.cli.parsing import parse_pairs, select_tasks
+from tvmtune.cli.paths import check_library, check_writable
+from tvmtune.cli.resolve import make_plan, network_name, prefix_errors
 from tvmtune.errors import TvmtuneError
 from tvmtune.tuning.budget import FAILURE_RATE, PATIENCE, SECONDS, Budget, space_size
 from tvmtune.tuning.tuners import TUNERS
 
 if TYPE_CHECKING:
-    from tvmtune.api import Plan
-    from tvmtune.deploy.ship import Shipped
+    from tvmtune.compiling.ship import Shipped
+    from tvmtune.tasks.plan import Plan
+    from tvmtune.types import Task
 
 
 @click.command("tune")
-@network_options
+@network_options("Tune for, and measure on, boards registered under KEY.")
 @click.option(
     "--trials",
     type=int,
-    callback=positive,
-    help="Trials in all, earlier runs included; at most the points of the space.",
+    metavar="N",
+    help="Total number of trials in the log after which to stop. Tuning also stops when the space is "
+    "exhausted.",
 )
-@click.option("--trials-per-task", type=int, callback=positive, help="At most so many per task.")
+@click.option("--trials-per-task", type=int, metavar="N", help="At most N trials for each task.")
 @click.option(
     "--time-budget",
     callback=duration,
     metavar="TIME",
-    help="For tuning, e.g. 90s, 30m, 2h. "
-    f"{SECONDS / 60:.0f}m where nothing limits the trials or the time.",
+    help="Stop tuning after this time, e.g. 90s, 30m, 2h. "
+    f"Default without --trials and --trials-per-task: {SECONDS / 60:.0f}m.",
 )
 @click.option(
     "--patience",
     type=int,
-    callback=positive,
-    help="Stop when so many trials improved the estimate by less than 1%. "
-    f"{PATIENCE} where nothing limits the trials or the time.",
+    metavar="N",
+    help="Stop after N trials with under 1% improvement of the estimated latency. "
+    f"Default without any limit of trials or time: {PATIENCE}.",
 )
 @click.option(
     "--task-patience",
     type=int,
-    callback=positive,
-    help="Leave a task when so many of its own trials improved it by less than 1%.",
+    metavar="N",
+    help="Stop tuning a task after N of its trials with under 1% improvement.",
 )
 @click.option(
     "--max-failure-rate",
     default=FAILURE_RATE,
     show_default=True,
-    callback=part,
-    help="Give up when a larger part of the latest trials failed.",
+    metavar="FRACTION",
+    help="Abort when more than this fraction of recent trials fails.",
 )
 @click.option(
     "--tuner",
     default="xgb",
+    metavar="NAME",
     show_default=True,
-    help=f"One of {', '.join(TUNERS)}.",
+    help=f"Tuner: {', '.join(TUNERS)}.",
     shell_complete=completion.completer(completion.tuners),
 )
 @click.option(
     "--tuner-option",
     multiple=True,
     metavar="K=V",
-    help="An option of the tuner, e.g. population=256 (xgb).",
+    help="Option of the tuner, e.g. population=256 (xgb).",
 )
 @click.option(
     "--transfer-from",
     multiple=True,
     type=PATH,
     metavar="LOG",
-    help="Learn from another network's or device's log; may be repeated.",
+    help="Log of another network or device to learn from; may be repeated.",
 )
 @click.option(
     "--scheduler",
-    default="effect",
+    default="gradient",
+    metavar="NAME",
     show_default=True,
-    help="Who gets the next trials: effect, round-robin or sequential.",
+    help="Task scheduler: gradient, round-robin or sequential.",
     shell_complete=completion.completer(completion.schedulers),
 )
 @tasks_option
 @click.option(
     "--number",
     default=1,
+    metavar="N",
     show_default=True,
-    callback=positive,
-    help="Calls per repeat; with 1 the weights are flushed from the caches before each.",
+    help="Calls per repeat; with 1, caches are flushed before each repeat.",
 )
-@click.option(
-    "--repeat", default=10, show_default=True, callback=positive, help="Repeats per trial."
-)
+@click.option("--repeat", default=10, metavar="N", show_default=True, help="Repeats per trial.")
 @click.option(
     "--min-repeat-ms",
     default=0,
+    metavar="MS",
     show_default=True,
-    callback=not_negative,
-    help="Calls until it lasts so long.",
+    help="Minimum duration of one repeat, in milliseconds.",
 )
 @click.option(
     "--build-timeout",
     default=20.0,
     show_default=True,
-    callback=above_zero,
-    help="Seconds per candidate.",
+    metavar="SECONDS",
+    help="Timeout for building one candidate, in seconds.",
 )
 @click.option(
     "--run-timeout",
     default=10.0,
     show_default=True,
-    callback=above_zero,
-    help="Seconds per candidate.",
+    metavar="SECONDS",
+    help="Timeout for running one candidate, in seconds.",
 )
-@click.option(
-    "--wait",
-    default="600s",
-    show_default=True,
-    callback=duration,
-    metavar="TIME",
-    help="With --remote or --build-cluster: give up after so long without any board or builder.",
-)
+@wait_option("10m", "Give up after TIME without any board (--remote) or builder (--build-cluster).")
 @click.option(
     "--build-cluster",
     metavar="ADDRESS",
-    help="Build the candidates on the machines of a Dask cluster: tcp://HOST:8786.",
+    help="Build candidates on a Dask cluster, e.g. tcp://HOST:8786.",
 )
-@click.option("--log", type=PATH, help="Default: NETWORK-LAYOUT-Bbatch-KIND.json; resumed.")
-@click.option("--fresh", is_flag=True, help="Put an existing log aside and begin anew.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the search.")
+@click.option(
+    "--log",
+    type=PATH,
+    metavar="FILE",
+    help="Log of the trials, resumed if it exists. Default: NETWORK-LAYOUT-Bbatch-KIND.json.",
+)
+@click.option("--fresh", is_flag=True, help="Rename an existing log and start a new one.")
+@click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the search.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--no-compile", is_flag=True, help="Stop after tuning.")
 @vs_option
@@ -156,9 +150,11 @@ if TYPE_CHECKING:
     "input_file",
     type=PATH,
     metavar="FILE.npz",
-    help="Inputs to check and time the library with; random ones without it.",
+    help="Inputs for checking and timing the library; random by default.",
 )
-@click.option("-o", "--output", type=PATH, help="The library; default NETWORK.so.")
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="Output library. Default: NETWORK.so."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -190,20 +186,35 @@ def command(
     output: Path | None,
     **network: Any,
 ) -> None:
-    """Tune a network; then compile the best records, verify the library and time it.
+    """Tune a network, then compile, verify and time it.
 
-    An existing log is continued: its trials count towards --trials and --patience, and none is
-    repeated.
+    An existing log is resumed: its trials count towards --trials and --patience, and none is
+    measured again.
     """
-    from tvmtune.deploy.peers import parse
+    from tvmtune.bench.peers import parse
     from tvmtune.networks.inputs import read_inputs
-    from tvmtune.tuning import scheduler as schedulers
-    from tvmtune.tuning import transfer, tuners
+    from tvmtune.tuning import transfer
+    from tvmtune.tuning.options import TuneOptions
+    from tvmtune.types import Timing
 
     given = network_name(network["network"], network["positional"])
-    tuner = tuners.canonical(tuner)
-    options = tuners.check_options(tuner, parse_pairs("--tuner-option", tuner_option))
-    schedulers.check(scheduler)
+    options = TuneOptions(
+        budget=Budget(
+            trials=trials,
+            seconds=time_budget,
+            per_task=trials_per_task,
+            patience=patience,
+            task_patience=task_patience,
+            failure_rate=max_failure_rate,
+        ),
+        timing=Timing(number, repeat, min_repeat_ms, build_timeout, run_timeout),
+        tuner=tuner,
+        tuner_options=parse_pairs("--tuner-option", tuner_option),
+        scheduler=scheduler,
+        seed=seed,
+        wait=wait,
+        build_cluster=build_cluster,
+    )
     peers = parse(vs) if vs else []
     plan = make_plan(**network, measured=True)
     inputs = read_inputs(input_file, plan.network.inputs) if input_file else None
@@ -215,67 +226,43 @@ def command(
 
     from tvmtune import api
     from tvmtune.cli import progress
-    from tvmtune.records.log import refuse_compressed
-    from tvmtune.types import Timing
+    from tvmtune.tuning.run import TuningRun
 
-    refuse_compressed(path)
-    with naming("--transfer-from"):
+    with prefix_errors("--transfer-from"):
         others = transfer.read(transfer_from, path)
-    budget = Budget(
-        trials=trials,
-        seconds=time_budget,
-        per_task=trials_per_task,
-        patience=patience,
-        task_patience=task_patience,
-        failure_rate=max_failure_rate,
-    )
     tasks = select_tasks(plan.tasks, only)
-    tuners.check_space(tuner, tasks, budget.limited)
-    _print_plan(plan, tasks, budget, path, library if not no_compile else None)
+    run = TuningRun(plan, path, options, tasks=tasks, transfer=others)
+    _print_plan(plan, tasks, options.budget, path, library if not no_compile else None)
     if dry_run:
         return
     if fresh:
-        _put_aside(path)
+        _rename_log(path)
     verbose = bool((ctx.obj or {}).get("verbose"))
     with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-") as scratch:
         untuned = None
-        if not no_compile:
-            click.echo("compiling the untuned library and checking its output", err=True)
-            untuned = api.compile_untuned(
-                plan,
-                Path(scratch) / "untuned.so",
-                path,
-                inputs=inputs,
-                seed=seed,
-                wait=wait,
-                say=_say,
-            )
-        observer = progress.observer(verbose)
-        try:
-            session = api.tune(
-                plan,
-                path,
-                budget=budget,
-                timing=Timing(number, repeat, min_repeat_ms, build_timeout, run_timeout),
-                tuner=tuner,
-                tuner_options=options,
-                transfer=others,
-                scheduler=scheduler,
-                tasks=tasks,
-                seed=seed,
-                wait=wait,
-                build_cluster=build_cluster,
-                observer=observer,
-            )
-        except (KeyboardInterrupt, TvmtuneError):
-            if observer.session is not None:
-                progress.summary(observer.session)
-                _say_what_is_kept(path)
-            raise
+        with run:
+            if not no_compile:
+                _say("compiling the untuned library and checking its output")
+                untuned = api.compile_untuned(
+                    plan,
+                    Path(scratch) / "untuned.so",
+                    inputs=inputs,
+                    seed=seed,
+                    wait=wait,
+                    say=_say,
+                )
+            observer = progress.observer(verbose)
+            try:
+                session = run.tune(observer)
+            except (KeyboardInterrupt, TvmtuneError):
+                if observer.session is not None:
+                    progress.summary(observer.session)
+                    _say_what_is_kept(path)
+                raise
         progress.summary(session)
         if no_compile:
             return
-        click.echo("compiling the tuned library", err=True)
+        _say("compiling the tuned library")
         try:
             shipped = api.ship(
                 plan,
@@ -306,15 +293,15 @@ def _say_what_is_kept(log: Path) -> None:
 
 
 def _show(shipped: Shipped) -> None:
-    """The table of runtimes, then what was shipped."""
+    """Print the table of runtimes, then what was shipped."""
     from tvmtune.cli.bench import show
     from tvmtune.cli.compile import describe
 
     show(shipped.bench)
     for note in shipped.bench.notes:
-        click.echo(f"note: {note}", err=True)
+        _say(f"note: {note}")
     if shipped.remark:
-        click.echo(shipped.remark, err=True)
+        _say(shipped.remark)
     click.echo(f"the output is {shipped.verdict}")
     if shipped.given_error is not None:
         click.echo(f"the output for the given inputs is right ({shipped.given_error:.1e})")
@@ -328,7 +315,7 @@ def _show(shipped: Shipped) -> None:
 
 
 def _print_plan(
-    plan: Plan, tasks: list[Any], budget: Budget, log: Path, library: Path | None
+    plan: Plan, tasks: Sequence[Task], budget: Budget, log: Path, library: Path | None
 ) -> None:
     from tvmtune.cli.output import clock
 
@@ -346,25 +333,24 @@ def _print_plan(
         else "",
     ]
     gflop = sum(t.weight * t.flop for t in tasks) / 1e9
-    click.echo(
+    _say(
         f"{plan.network.name} ({plan.prepared.layout}) on {plan.device.model}, "
         f"{plan.device.threads} threads, target {plan.device.target}\n"
         f"{len(tasks)} of {len(plan.tasks)} tasks, {gflop:.2f} GFLOP; until "
         f"{' or '.join(x for x in limits if x)}\n"
-        f"log: {log}" + (f"; library: {library}" if library else ""),
-        err=True,
+        f"log: {log}" + (f"; library: {library}" if library else "")
     )
 
 
-def _put_aside(path: Path) -> None:
-    """Rename the log to the first free ``NAME.1``, ``NAME.2``, ...: nothing measured is lost."""
+def _rename_log(path: Path) -> None:
+    """Rename the log to the first free ``NAME.1``, ``NAME.2``, ...: no measurement is lost."""
     if not path.exists():
         return
     from tvmtune.records.log import LogWriter
 
     number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+    while (new := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     with LogWriter(path):  # refused while another session writes to it
-        path.rename(aside)
-    click.echo(f"the log that was there is now {aside}", err=True)
+        path.rename(new)
+    _say(f"the existing log is now {new}")

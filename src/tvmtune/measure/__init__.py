@@ -1,1 +1,1 @@
-"""Building, timing and checking candidates in processes that can be killed."""
+"""Build, time and check candidates, in processes that are killed at a deadline."""

@@ -1,6 +1,10 @@
-"""What a build worker does with a candidate: replay its trace, note its arguments, hand it to the
-backend's build function. The trace is replayed from the JSON that goes into the log, so that every
-timing is proof that its record can be applied again."""
+"""Build a candidate in a build worker.
+
+Replays its trace, notes its arguments and calls the backend's build function.
+
+The trace is replayed from the JSON that goes into the log, so every timing proves that its record can
+be applied again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 
 from tvmtune.types import TensorSpec
 
-MISFIT = "the trace cannot be applied"
+TRACE_NOT_APPLICABLE = "the trace cannot be applied"
 
 
 class SpaceError(RuntimeError):
@@ -28,23 +32,23 @@ def build(
 ) -> tuple[str, tuple[TensorSpec, ...]]:
     """Build one candidate in a worker; returns the artifact's path and its arguments.
 
-    ``workload`` is the path of a module's JSON; ``trace`` None means the unscheduled workload. With
-    ``whole`` the weights come in plain and are re-ordered inside, as verification wants it; without,
-    they come in the order that the schedule chose, as in a compiled library.
+    ``workload`` is the path of a module's JSON; ``trace`` is None for the unscheduled workload. With
+    ``whole`` the kernel takes plain weights and reorders them inside, as verification needs it;
+    without, it takes them in the layout that the schedule chose, as in a compiled library.
     """
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-    from tvmtune.graph import intrinsics, traces
+    from tvmtune.spaces import tensor_intrinsics, traces
     from tvmtune.workers import brief, resolve
 
-    intrinsics.load_for(str(target["kind"]))
+    tensor_intrinsics.load_for(str(target["kind"]))
     mod = _workload(workload)
     if trace is not None:
         try:
             mod = traces.apply(mod, trace).mod
         except Exception as error:
-            raise SpaceError(f"{MISFIT}: {brief(error)}") from None
+            raise SpaceError(f"{TRACE_NOT_APPLICABLE}: {brief(error)}") from None
     infos = ArgInfo.from_entry_func(mod, remove_preproc=not whole)
     if not whole:
         mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)

@@ -1,5 +1,7 @@
-"""What a machine of a build cluster does: build candidates in processes that are killed at their
-deadlines, exactly as a session does on its own machine."""
+"""Build candidates on the machines of a build cluster.
+
+They are built in processes that are killed at a deadline, exactly as a session does on its own machine.
+"""
 
 from __future__ import annotations
 
@@ -15,55 +17,56 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmtune import system
+from tvmtune.machine import package_versions
 from tvmtune.types import BuilderSpec
 from tvmtune.workers import Outcome, Workers
 
-UNFIT = "unfit"
-"""In the place of a stage: it was not the candidate's fault, and another machine may do it."""
+UNUSABLE = "unfit"
+"""An outcome's stage if the machine, not the candidate, is at fault: another machine may succeed."""
 COMPARED = ("tvmtune", "apache-tvm", "apache-tvm-ffi")
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a builder has to have, and how it is set up."""
+class Setup:
+    """How a session's builders are set up, and what their machines must have."""
 
     session: str
-    """Whose work it is."""
+    """The session's id."""
     init: str | None
     options: dict[str, Any]
     linkers: dict[tuple[str, ...], str]
-    """What each command says of its version."""
+    """By command, the version that it prints."""
     versions: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, builder: BuilderSpec) -> Needs:
+    def of(cls, builder: BuilderSpec) -> Setup:
         options = [builder.options, *([builder.reference.options] if builder.reference else [])]
         commands = {tuple(map(str, each["linker"])) for each in options if each.get("linker")}
         return cls(
             uuid.uuid4().hex,
             builder.init,
             dict(builder.options),
-            {command: _says(command) for command in commands},
+            {command: _version_of(command) for command in commands},
             _versions(),
         )
 
 
-def trouble(needs: Needs) -> str:
+def trouble(setup: Setup) -> str:
     """Why this machine cannot be used; empty if it can."""
-    mine = _versions()
-    for name, wanted in needs.versions.items():
-        if mine[name] != wanted:
-            return f"it has {name} {mine[name]}, and the session has {wanted}"
-    for command, wanted in needs.linkers.items():
-        says = _says(command)
-        if not says or says != wanted:
-            return f"its linker is not the session's: {' '.join(command)} {says or 'is missing'}"
+    installed = _versions()
+    for name, wanted in setup.versions.items():
+        if installed[name] != wanted:
+            return f"it has {name} {installed[name]}, and the session has {wanted}"
+    for command, wanted in setup.linkers.items():
+        version = _version_of(command)
+        if not version or version != wanted:
+            found = f"{' '.join(command)} {version or 'is missing'}"
+            return f"its linker differs from the session's: {found}"
     return ""
 
 
-def _says(command: tuple[str, ...]) -> str:
-    """What a linker says of its version; empty if it is not there."""
+def _version_of(command: tuple[str, ...]) -> str:
+    """The first line that a linker prints about its version; empty if it is missing."""
     try:
         done = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, timeout=20, check=False
@@ -74,68 +77,68 @@ def _says(command: tuple[str, ...]) -> str:
 
 
 def build(
-    needs: Needs,
+    setup: Setup,
     function: str,
     workload: tuple[str, str],
     arguments: tuple[Any, ...],
     deadline: float,
 ) -> tuple[Outcome, bytes]:
-    """Call ``function`` with the path of a file that holds ``workload`` (name, text), ``arguments`` and
-    a directory; returns what became of it, as :meth:`tvmtune.workers.Workers.collect` tells it, and
-    the bytes of the file whose path comes first in its result.
+    """Call ``function`` with the path of a file that holds ``workload`` (name, text), ``arguments``
+    and a directory. Returns the outcome, as from :meth:`tvmtune.workers.Workers.collect`, and the
+    bytes of the file whose path comes first in its value.
 
-    Where this machine cannot do it, the stage is :data:`UNFIT` and the value the machine's address.
+    If this machine cannot do it, the stage is :data:`UNUSABLE` and the value the machine's address.
     """
     address = get_worker().address
     try:
-        shop = _shop(needs)
-    except _Unfit as error:
-        return Outcome(address, UNFIT, str(error)), b""
-    with shop:
+        pool = _pool(setup)
+    except _Unusable as error:
+        return Outcome(address, UNUSABLE, str(error)), b""
+    with pool:
         try:
-            path = shop.path_of(*workload)
-            handle = shop.workers.submit(
-                function, (path, *arguments, str(shop.directory)), deadline
+            path = pool.path_of(*workload)
+            handle = pool.workers.submit(
+                function, (path, *arguments, str(pool.directory)), deadline
             )
-            outcome = shop.workers.collect([handle], deadline=deadline, stage="build")[0]
+            outcome = pool.workers.collect([handle], deadline=deadline, stage="build")[0]
             if not outcome.ok:
                 return outcome, b""
             made = Path(outcome.value[0])
             library = made.read_bytes()
             made.unlink()
         except OSError as error:  # its disk is full, say
-            return Outcome(address, UNFIT, str(error)), b""
+            return Outcome(address, UNUSABLE, str(error)), b""
     return outcome, library
 
 
-class _Unfit(Exception):
+class _Unusable(Exception):
     """This machine cannot build for the session."""
 
 
-class _Shop:
-    """Processes that build, and their files; a context while they are at work."""
+class _BuilderPool:
+    """A session's builder processes and their files; entered as a context by each call."""
 
-    def __init__(self, needs: Needs) -> None:
-        if why := trouble(needs):  # a machine that came later was not asked before
-            raise _Unfit(why)
-        # Dask's nanny makes its workers "daemons", which multiprocessing lets have no children. Ours
-        # end with their parent by themselves.
+    def __init__(self, setup: Setup) -> None:
+        if why := trouble(setup):  # a machine that joined later was not checked before
+            raise _Unusable(why)
+        # Dask's nanny makes its workers daemons, which multiprocessing forbids to have children. Ours
+        # end with their parent anyway.
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
         worker = get_worker()
         try:
             self.directory = Path(tempfile.mkdtemp(prefix="tvmtune-", dir=worker.local_directory))
         except OSError as error:
-            raise _Unfit(str(error)) from None
+            raise _Unusable(str(error)) from None
         self.workers = Workers(
             worker.state.nthreads,
-            init=needs.init,
-            options=needs.options,
+            init=setup.init,
+            options=setup.options,
             directory=self.directory,
         )
 
         self.used = time.monotonic()
         self.busy = 0
-        """Calls that are at work."""
+        """Number of running calls."""
 
     def __enter__(self) -> None:
         with _lock:
@@ -159,48 +162,48 @@ class _Shop:
 
 
 ABANDONED = 600.0
-"""Seconds without work after which a session is taken for dead when another comes."""
+"""Seconds without work after which a session counts as dead when another one comes."""
 
 _lock = threading.Lock()
-_shops: dict[str, _Shop] = {}
+_pools: dict[str, _BuilderPool] = {}
 """By session."""
 
 
 async def leave(session: str) -> None:
-    """The session needs this machine no more."""
+    """Close the session's builders on this machine."""
     await asyncio.to_thread(_close, session)
 
 
 def _close(session: str) -> None:
     with _lock:
-        shop = _shops.pop(session, None)
-    if shop is not None:
-        shop.close()
+        pool = _pools.pop(session, None)
+    if pool is not None:
+        pool.close()
 
 
-def _shop(needs: Needs) -> _Shop:
+def _pool(setup: Setup) -> _BuilderPool:
     now = time.monotonic()
     with _lock:
         abandoned = [
             session
-            for session, shop in _shops.items()
-            if session != needs.session and not shop.busy and now - shop.used > ABANDONED
+            for session, pool in _pools.items()
+            if session != setup.session and not pool.busy and now - pool.used > ABANDONED
         ]
-        if needs.session not in _shops:
-            _shops[needs.session] = _Shop(needs)
-        found = _shops[needs.session]
-        found.used = now
+        if setup.session not in _pools:
+            _pools[setup.session] = _BuilderPool(setup)
+        pool = _pools[setup.session]
+        pool.used = now
     for session in abandoned:
         _close(session)
-    return found
+    return pool
 
 
 def get_worker() -> Any:
-    """Dask's own object for this machine."""
+    """Dask's worker object of this process."""
     from distributed import get_worker
 
     return get_worker()
 
 
 def _versions() -> dict[str, str | None]:
-    return {name: system.version_of(name) for name in COMPARED}
+    return {name: package_versions.version_of(name) for name in COMPARED}

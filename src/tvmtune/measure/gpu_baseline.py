@@ -1,7 +1,7 @@
-"""Whether a GPU keeps its speed: a kernel that is always the same. Runs in a run worker.
+"""Detect changes of a GPU's speed with a kernel that never changes. Runs in a run worker.
 
-Each thread multiplies and adds in registers; its operands are few, and stay in the nearest cache. So
-its time follows the clock, and nothing else that a GPU does.
+Each thread multiplies and adds in registers; its few operands stay in the nearest cache. So the
+kernel's time depends on the clock frequency alone.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tvmtune.measure import local
 
 THREADS = 1 << 12
 DEPTH = 1 << 12
-"""Threads in all, and steps of each, one after the other: long for a large GPU, which runs all threads
-at once, and short for a CPU that plays one."""
+"""Number of threads, and sequential steps of each: long enough for a large GPU, which runs all
+threads at once, and short enough for a CPU that emulates one."""
 GROUP = 64
 LEAST_MS = 1
-"""Milliseconds of calls for one reading of the timer."""
+"""Minimum duration of one timer reading, in milliseconds."""
 READINGS = 5
 
 _loaded: Any = None
-"""The kernel and its arguments, once they are loaded."""
+"""The device, the loaded kernel and its arguments."""
 
 
 def baseline(
@@ -33,8 +33,8 @@ def baseline(
 ) -> float:
     """Median seconds of a call.
 
-    ``build`` is as :func:`tvmtune.measure.local.build`. The kernel stays loaded, and its library in
-    ``options["directory"]``: asking again costs no more than its running time.
+    ``build`` is as :func:`tvmtune.measure.local.build`. The kernel stays loaded and its library stays
+    in ``options["directory"]``, so a later call costs only the kernel's run time.
     """
     global _loaded
     first = _loaded is None
@@ -42,7 +42,7 @@ def baseline(
         _loaded = _load(target, options, build)
     device, module, arrays = _loaded
     timer = module.time_evaluator("main", device, number=1, repeat=READINGS, min_repeat_ms=LEAST_MS)
-    if first:  # a device that has slept is slow
+    if first:  # an idle device is slow at first
         timer(*arrays)
     return statistics.median(timer(*arrays).results)
 
@@ -64,7 +64,7 @@ def _load(
 
 
 def kernel(group: int) -> Any:
-    """The kernel, for groups of so many threads."""
+    """The kernel with ``group`` threads per block."""
     import tvm
     from tvm import te
     from tvm.s_tir import Schedule

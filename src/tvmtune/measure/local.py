@@ -11,40 +11,39 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune import threads as tvm_threads
 from tvmtune.accuracy import relative_error
-from tvmtune.filling import fill
+from tvmtune.machine import threads as tvm_threads
+from tvmtune.test_data import fill
 from tvmtune.types import TensorSpec, Timing, product
 
 PASSES: dict[str, Any] = {
     "config": {"tirx.disable_assert": True, "tirx.disable_cse_tir": True},
     "disabled_pass": ["tirx.RemoveNoOp", "s_tir.HoistIfThenElse"],
 }
-"""What a candidate does without: the checks of its arguments, which are half of its object code, and
-passes that take a third of TVM's part of the work and leave nothing that LLVM would not do itself.
-Kernels come out equally quick: over 48 of ResNet-18 the ratio had a median of 1.000 and lay between
-0.99 and 1.01 for eight in ten."""
+"""Disabled for candidates: argument checks, which are half of the object code, and passes that take a
+third of TVM's share of the build and whose work LLVM does again. Kernels are equally fast: over 48
+kernels of ResNet-18 the ratio has a median of 1.000 and lies between 0.99 and 1.01 for eight in ten."""
 
 LLVM = ("-dag-maps-huge-region:uint=100", "-dag-maps-reduction-size:uint=50")
-"""From how many memory accesses in a row on LLVM's scheduler stops to compare each with each. With
-its 1000, scheduling took up to half of the build of an unrolled kernel."""
+"""Number of consecutive memory accesses above which LLVM's scheduler stops comparing all pairs. With
+its default of 1000, scheduling takes up to half of the build of an unrolled kernel."""
 
 FLUSH = "cache_flush_cpu_non_first_arg"
 """TVM's function that flushes all arguments but the first from a CPU's caches."""
 
-HOPELESS = 3.0
-BEHIND = 1.5
-"""How many times slower than the best a candidate is given up: after its first two runs, or after two
-repeats."""
-SHORT = 1e-3
-"""Seconds. Runs that take less are not worth saving."""
-LONG = 0.05
-"""Seconds. Where the other repeats take longer, times that agree are enough after half of them."""
-AGREE = 0.01
-"""That times agree: the middle half of them lies within this part of their median."""
+ABORT_AFTER_RUNS_RATIO = 3.0
+ABORT_AFTER_REPEATS_RATIO = 1.5
+"""A candidate is dropped if it is this many times slower than the best: after its first two runs
+(``ABORT_AFTER_RUNS_RATIO``), or after two repeats (``ABORT_AFTER_REPEATS_RATIO``)."""
+MIN_ABORTABLE_SECONDS = 1e-3
+"""Seconds. Shorter runs are not worth skipping."""
+LONG_MEASUREMENT = 0.05
+"""Seconds. If the remaining repeats take longer, half of the repeats suffice if their times agree."""
+MAX_RELATIVE_IQR = 0.01
+"""Times agree if their interquartile range is below this share of their median."""
 
-_kept: Arguments | None = None
-"""In a run worker: what candidates are called with."""
+_arguments: Arguments | None = None
+"""In a run worker: the arguments of candidates."""
 
 
 def build(
@@ -56,11 +55,11 @@ def build(
 ) -> str:
     """Compile ``mod`` and link it into ``directory``; returns the library's path.
 
-    It is built by :data:`PASSES` and :data:`LLVM`, unless ``options["shipped"]`` asks for what TVM
-    does by default. ``options["linker"]`` is the command prefix of an ELF linker: TVM's objects need
-    no C library, so the bare linker does (5 ms, where the compiler's driver takes 50).
-    ``options["config"]`` is for TVM's PassContext in either case. ``pack`` writes what is no machine
-    code of the CPU's, as ``fpack_imports`` of TVM's ``export_library``.
+    Uses :data:`PASSES` and :data:`LLVM`, or TVM's defaults if ``options["shipped"]`` is set.
+    ``options["linker"]`` is the command prefix of an ELF linker: TVM's objects need no C library, so
+    the linker alone suffices (5 ms, where the compiler driver takes 50). ``options["config"]`` is for
+    TVM's PassContext in either case. ``pack`` writes everything but the CPU's machine code, as
+    ``fpack_imports`` of TVM's ``export_library``.
     """
     import uuid
 
@@ -84,8 +83,8 @@ def build(
 
 
 def init(options: dict[str, Any]) -> None:
-    """Called once in each run worker: the thread pool, each thread on a CPU of its own."""
-    tvm_threads.settle(int(options["threads"]))
+    """Called once in each run worker: set up the thread pool, one CPU per thread."""
+    tvm_threads.bind_pool(int(options["threads"]))
 
 
 def run(
@@ -93,23 +92,23 @@ def run(
 ) -> list[float]:
     """Seconds per call, one value per repeat.
 
-    With ``timing.number == 1`` TVM's function ``options["flush"]``, if there is one, is called with the
-    arguments before each repeat. On a CPU it flushes all but the first from the caches: inside a
-    network the weights are cold, the activations warm. A candidate that is
-    clearly slower than ``options["best"]`` (seconds) is given up after its first two runs, of which the
-    better one is returned, or after two repeats; a long one ends once its times agree.
+    With ``timing.number == 1`` TVM's function ``options["flush"]``, if there is one, is called with
+    the arguments before each repeat. On a CPU it flushes all but the first from the caches, because
+    inside a network the weights are cold and the activations warm. A candidate that is clearly slower
+    than ``options["best"]`` (seconds) is dropped after its first two runs, of which the faster is
+    returned, or after two repeats; a slow one ends once its times agree.
 
-    ``options["device"]``: TVM's name of what runs the kernels, a CPU by default.
+    ``options["device"]``: TVM's name of the device that runs the kernels, a CPU by default.
     """
     device, module = load(artifact, options)
     on_cpu = _on_cpu(options)
-    global _kept
-    _kept = _kept or Arguments(device)
-    arrays = _kept.of(args)
+    global _arguments
+    _arguments = _arguments or Arguments(device)
+    arrays = _arguments.of(args)
     best = options.get("best")
 
-    def look() -> float:
-        if not on_cpu:  # its first run may take the time to build it, which TVM's timer leaves out
+    def run_once() -> float:
+        if not on_cpu:  # the first run may include its compilation, which TVM's timer excludes
             return timed(1, number=1)[0]
         began = time.perf_counter()
         module["main"](*arrays)
@@ -128,7 +127,7 @@ def run(
             f_preproc=flush,
         )
 
-    return sample(look, measure, timing, best)
+    return sample(run_once, measure, timing, best)
 
 
 def _on_cpu(options: dict[str, Any]) -> bool:
@@ -136,40 +135,40 @@ def _on_cpu(options: dict[str, Any]) -> bool:
 
 
 def load(artifact: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """The device of ``options`` and the library, loaded."""
+    """The device of ``options``, and the loaded library."""
     import tvm
     import tvm_ffi
 
     if _on_cpu(options):
         return tvm.cpu(0), tvm.runtime.load_module(artifact)
-    # Where nobody needs it any more its kernels are released: they take megabytes with some drivers.
+    # Release its kernels once it is unused: with some drivers they take megabytes.
     module = tvm_ffi.load_module(artifact, keep_module_alive=False)
     return tvm.device(options["device"], 0), module
 
 
 def sample(
-    look: Callable[[], float],
+    run_once: Callable[[], float],
     measure: Callable[[int], list[float]],
     timing: Timing,
     best: float | None,
 ) -> list[float]:
-    """Seconds per call, one value per repeat, of a candidate that may be given up early.
+    """Seconds per call, one value per repeat, of a candidate that may be dropped early.
 
-    ``look`` makes one call and returns its seconds, ``measure`` so many repeats. ``best`` is what the
-    candidate has to come near, in seconds; see :func:`run`.
+    ``run_once`` makes one call and returns its seconds; ``measure(n)`` returns those of ``n`` repeats.
+    ``best``: the seconds that the candidate must come near; see :func:`run`.
     """
     if best:
-        limit = max(HOPELESS * best, SHORT)
-        seconds = look()
-        if seconds > limit:  # or disturbed, which seldom happens twice
-            seconds = min(seconds, look())
+        limit = max(ABORT_AFTER_RUNS_RATIO * best, MIN_ABORTABLE_SECONDS)
+        seconds = run_once()
+        if seconds > limit:  # or it was disturbed, which seldom happens twice
+            seconds = min(seconds, run_once())
         if seconds > limit:
             return [seconds]
     values = measure(min(2, timing.repeat))
-    if best and min(values) > BEHIND * best:
+    if best and min(values) > ABORT_AFTER_REPEATS_RATIO * best:
         return values
     while (left := timing.repeat - len(values)) > 0:
-        long = timing.number * left * min(values) > LONG
+        long = timing.number * left * min(values) > LONG_MEASUREMENT
         if long and 2 * len(values) >= timing.repeat and _agree(values):
             break
         values += measure(min(3, left) if long else left)
@@ -178,17 +177,17 @@ def sample(
 
 def _agree(values: list[float]) -> bool:
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return bool(high - low < AGREE * middle)
+    return bool(high - low < MAX_RELATIVE_IQR * middle)
 
 
 class Arguments:
-    """Arrays to call candidates with, on ``device``.
+    """Arguments of candidates, on ``device``.
 
-    Candidates of a workload differ in the order of their weights alone: they get the same memory,
-    which is filled once (9 MB of weights take 30 ms, as long as all runs of a good candidate).
+    Candidates of a workload differ only in their weights' layout. They share the same memory, which
+    is filled once (9 MB of weights take 30 ms, as long as all runs of a good candidate).
 
-    ``filler(tensor, seed)``, where the device's side has it, gives a tensor the values of
-    :func:`tvmtune.filling.fill`.
+    ``filler(tensor, seed)``, if the device's machine has one, fills a tensor as
+    :func:`tvmtune.test_data.fill` would.
     """
 
     def __init__(self, device: Any, filler: Callable[[Any, int], Any] | None = None) -> None:
@@ -200,7 +199,7 @@ class Arguments:
     def of(self, args: Sequence[TensorSpec]) -> list[Any]:
         key = tuple((product(spec.shape), spec.dtype) for spec in args)
         if self._key != key:
-            self._key, self._flat = (), []  # the old ones go before the new ones come
+            self._key, self._flat = (), []  # free the old ones before the new ones are allocated
             self._flat = [self._filled(spec) for spec in args]
             self._key = key
         return [flat._create_view(s.shape) for flat, s in zip(self._flat, args, strict=True)]
@@ -218,10 +217,10 @@ class Arguments:
 def check(
     artifact: str, reference: str, args: Sequence[TensorSpec], options: dict[str, Any]
 ) -> float:
-    """The worst of max|y - ref| / max|ref| over all arguments after both have run.
+    """The largest max|y - ref| / max|ref| over all arguments after both have run.
 
-    Outputs are filled with NaN first, so that a kernel that writes nothing is wrong. What the reference
-    changed is kept beside its library: it is slow, and is asked again for the next leader.
+    Outputs are filled with NaN first, so that a kernel that writes nothing is wrong. The reference is
+    slow and is needed again for the next candidate, so what it changed is cached beside its library.
     """
     return compare(lambda values: _after(artifact, values, options), reference, args)
 
@@ -231,18 +230,17 @@ def compare(
     reference: str,
     args: Sequence[TensorSpec],
 ) -> float:
-    """:func:`check` for a candidate that ``after`` calls with values for all arguments, returning what
-    they are then; the reference is a library of this machine's."""
+    """:func:`check` for a candidate that ``after`` runs: given the values of all arguments, it returns
+    their values after the call. The reference is a library for this machine."""
     cache = Path(reference).with_suffix(".npz")
     before = _before(args)
     if not cache.exists():
         changed = {
             str(n): new
             for n, (old, new) in enumerate(zip(before, _after(reference, before, {}), strict=True))
-            if not np.array_equal(old, new)  # true for NaN, too: an output that was not written
+            if not np.array_equal(old, new)  # NaN differs from itself: an unwritten output counts
         }
-        # Whole or not at all: others may check against it at this time, and a full disk must not
-        # leave half of it to be believed.
+        # Write it atomically: other checks may read it now, and a full disk must not leave half of it.
         fresh = cache.with_name(f"{cache.stem}-{os.getpid()}.tmp")
         try:
             with fresh.open("wb") as file:
@@ -251,7 +249,7 @@ def compare(
         finally:
             fresh.unlink(missing_ok=True)
     with np.load(cache) as stored:
-        # A file keeps the bits of bfloat16, and forgets what they are.
+        # The file keeps the bits of bfloat16, but not the type.
         expected = [stored.get(str(n), old).view(old.dtype) for n, old in enumerate(before)]
     worst = 0.0
     for got, want in zip(after(before), expected, strict=True):
@@ -260,7 +258,7 @@ def compare(
 
 
 def _before(args: Sequence[TensorSpec]) -> list[np.ndarray]:
-    """What each argument is before the call; the last is an output."""
+    """Each argument's value before the call; the last is an output."""
     values = [fill(spec, seed=index) for index, spec in enumerate(args)]
     if values and values[-1].dtype.kind == "f":
         values[-1][...] = np.nan

@@ -1,11 +1,9 @@
-"""From proposals to numbers: builders, then the runner, then the check of a leader."""
+"""Measure proposed candidates: build them, time them, and check the best against a reference."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,17 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tvmtune import system
-from tvmtune.farm import protocol
-from tvmtune.measure.boards import WAIT, Boards, NoBoard
-from tvmtune.measure.candidate import MISFIT
+from tvmtune.machine import cpu_count
+from tvmtune.measure import session_directory
+from tvmtune.measure.board_pool import WAIT, BoardPool, NoBoard
+from tvmtune.measure.candidate import TRACE_NOT_APPLICABLE
 from tvmtune.measure.cluster import Cluster, NoBuilder
+from tvmtune.remote import protocol
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
 from tvmtune.workers import Outcome, Workers
 
 BUILD = "tvmtune.measure.candidate:build"
-CAREFUL = 3
-"""How many times more repeats a candidate gets that is measured again before it is trusted."""
+CONFIRM_FACTOR = 3
+"""Factor on the repeats of a candidate that is measured again before it is trusted."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,26 @@ class Batch:
             handle.add_done_callback(lambda _: self._ended.append(time.monotonic()))
 
     def idle(self) -> float:
-        """Seconds since the last of them was built; 0 while one is not."""
+        """Seconds since the last build ended; 0 while one is running."""
         if len(self._ended) < len(self.handles):
             return 0.0
         return time.monotonic() - max(self._ended, default=time.monotonic())
 
 
 class Measurer:
-    """Builds and times candidates of one device in processes that are killed at their deadlines.
+    """Builds and times candidates for one device, in processes that are killed at their deadlines.
 
-    With an exclusive runner, building and timing alternate: while a candidate is timed no builder of
-    this machine works, and the other way round. Otherwise a candidate is timed as soon as it is built.
+    With an exclusive runner, building and timing alternate: no builder on this machine works while a
+    candidate is timed. Otherwise a candidate is timed as soon as it is built.
 
-    Where the device is a board, or many of one kind, candidates are timed there: ``wait`` is how many
-    seconds the session may be without any, and ``say`` hears of boards that come and go.
+    If the device is a board, or many of one kind, candidates are timed there: ``wait`` is how many
+    seconds the session may be without any, and ``report`` receives messages about boards that come
+    and go.
 
-    ``build_cluster`` is the address of a Dask scheduler whose machines build in the place of this one.
+    ``build_cluster`` is the address of a Dask scheduler whose machines build instead of this one.
 
-    :meth:`measure` is :meth:`build` and :meth:`time` in one. A caller that has other work to do (the
-    next proposals) does it between the two, while the builders are busy.
+    :meth:`measure` is :meth:`build` followed by :meth:`time`. A caller with other work, such as the
+    next proposals, does it between the two, while the builders are busy.
     """
 
     def __init__(
@@ -76,31 +76,30 @@ class Measurer:
         *,
         wait: float | None = None,
         build_cluster: str | None = None,
-        say: Callable[[str], None] = lambda message: None,
+        report: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.device = device
         self.builder = builder
         self.runner = runner
         self.timing = timing
-        _sweep()
-        self.directory = Path(tempfile.mkdtemp(prefix=f"tvmtune-{os.getpid()}-"))
+        self.directory = session_directory.create()
         self._references: dict[str, Any] = {}
         """Builds of unscheduled workloads, by workload."""
         self._checks: dict[str, tuple[Any, Any]] = {}
-        """By workload, the trace that :meth:`prepare` was given, and its build."""
+        """By workload, the trace given to :meth:`prepare`, and its build."""
         self._building: list[Any] = []
-        """Builds that may not have ended yet."""
+        """Builds that may still be running."""
         self._baseline: float | None = None
         """Seconds of the fixed kernel when it was first timed."""
         self._remote = device.remote if runner.kind == "measured" else None
-        """The boards that candidates are timed on; a model needs none."""
+        """The boards that candidates are timed on; a performance model needs none."""
         self._alternates = runner.exclusive and build_cluster is None
-        """Whether nothing is built here while a candidate is timed."""
+        """Whether building here pauses while a candidate is timed."""
         with contextlib.ExitStack() as undo:
             undo.callback(shutil.rmtree, self.directory, ignore_errors=True)
-            self._runners = self._make_runners(wait, say)
+            self._runners = self._make_runners(wait, report)
             undo.callback(self._runners.close)
-            self._builders = self._make_builders(build_cluster, wait, say)
+            self._builders = self._make_builders(build_cluster, wait, report)
             undo.pop_all()
 
     def measure(
@@ -110,16 +109,15 @@ class Measurer:
         *,
         best: Sequence[float | None] | None = None,
     ) -> None:
-        """Build and time ``(implementation, trace)`` pairs; ``on_result`` hears of each in order.
+        """Build and time ``(implementation, trace)`` pairs; ``on_result`` receives each in order.
 
-        ``best`` gives the latency in seconds that a candidate must come near to deserve all its
-        repeats.
+        ``best``: by candidate, the latency in seconds that it must come near to get all its repeats.
         """
         self.time(self.build(candidates), on_result, best=best)
 
     def build(self, candidates: Sequence[tuple[Implementation, Any]]) -> Batch:
-        """Have ``(implementation, trace)`` pairs built; returns at once. Each batch has to go
-        through :meth:`time`."""
+        """Start building ``(implementation, trace)`` pairs and return at once. Each batch must be
+        passed to :meth:`time`."""
         return Batch(self._submit([(i, trace, False) for i, trace in candidates]))
 
     def time(
@@ -132,18 +130,18 @@ class Measurer:
     ) -> None:
         """Wait until a batch is built and time it; see :meth:`measure`.
 
-        With an exclusive runner it waits for all other batches that are being built as well.
-        ``timing`` takes the place of the measurer's own.
+        With an exclusive runner it also waits for all other batches being built. ``timing`` overrides
+        the measurer's own.
         """
         timing = timing or self.timing
         results: dict[int, Measurement] = {}
-        """Those that have not been reported yet."""
+        """Results that have not been reported yet."""
         built: dict[int, Outcome] = {}
         running: list[tuple[int, Any]] = []
         collected = reported = 0
-        """How many of those that ran have been asked for, and of all have been reported."""
+        """How many runs have been collected, and how many results reported."""
 
-        def report() -> None:
+        def report_results() -> None:
             nonlocal reported
             while reported in results:
                 reported += 1
@@ -177,11 +175,11 @@ class Measurer:
             results[n] = _measured(outcome)
             with contextlib.suppress(OSError):
                 Path(built[n].value[0]).unlink()
-            report()
+            report_results()
 
         try:
             self._collect(batch.handles, has_built)
-            report()
+            report_results()
             if self._alternates:
                 self.rest()
                 for n, outcome in built.items():
@@ -189,20 +187,23 @@ class Measurer:
                         start(n)
             collect([handle for _, handle in running[collected:]])
         except (NoBoard, NoBuilder, KeyboardInterrupt):
-            # Boards finish in any order: what they have finished behind the first that is missing
-            # is worth as much as the rest.
+            # Boards finish in any order: results after the first missing one are as valid as the rest.
             for n, handle in running[collected:]:
-                if isinstance(self._runners, Boards) and handle.done() and not handle.exception():
+                if (
+                    isinstance(self._runners, BoardPool)
+                    and handle.done()
+                    and not handle.exception()
+                ):
                     results[n] = _measured(handle.result())
             for n in sorted(results):
                 on_result(n, results[n])
             raise
 
     def prepare(self, implementation: Implementation, trace: Any) -> None:
-        """Have built what :meth:`verify` needs; returns at once.
+        """Start the builds that :meth:`verify` needs and return at once.
 
-        It is needed only before other work, or before several are verified; of a workload, the
-        latest counts.
+        Optional: use it before other work, or to verify several candidates. Only the latest call for a
+        workload counts.
         """
         key = implementation.workload_key
         if key not in self._references:
@@ -214,8 +215,7 @@ class Measurer:
     def verify(self, implementation: Implementation, trace: Any) -> tuple[float | None, str]:
         """max|y - ref| / max|ref| of a candidate against its own unscheduled workload.
 
-        Infinite where the check took the process down; None with a message where no verdict could be
-        reached.
+        Infinite if the check crashed its process; None with a message if there is no verdict.
         """
         key = implementation.workload_key
         if key not in self._checks or self._checks[key][0] != trace:
@@ -230,7 +230,7 @@ class Measurer:
         path, args = built[0].value
         reference = built[1].value[0]
         call = (path, reference, args, self.runner.options)
-        # An unscheduled convolution is slow: its deadline is not a candidate's.
+        # An unscheduled convolution is slow and needs a longer deadline than a candidate.
         deadline = max(60.0, 6 * self.timing.run_timeout)
         outcome = self._runners.map(self.runner.check, [call], deadline=deadline, stage="run")[0]
         with contextlib.suppress(OSError):
@@ -240,22 +240,22 @@ class Measurer:
         return (outcome.value, "") if outcome.ok else (None, outcome.message)
 
     def remeasure(self, implementation: Implementation, trace: Any) -> Measurement:
-        """Time a candidate with :data:`CAREFUL` times the repeats, built as it will be shipped."""
-        found: list[Measurement] = []
+        """Time a candidate with :data:`CONFIRM_FACTOR` times the repeats, built as for shipping."""
+        results: list[Measurement] = []
         handles = self._submit([(implementation, trace, False)], {"shipped": True})
         timing = replace(
             self.timing,
-            repeat=CAREFUL * self.timing.repeat,
-            run_timeout=CAREFUL * self.timing.run_timeout,
+            repeat=CONFIRM_FACTOR * self.timing.repeat,
+            run_timeout=CONFIRM_FACTOR * self.timing.run_timeout,
         )
-        self.time(Batch(handles), lambda _, result: found.append(result), timing=timing)
-        return found[0]
+        self.time(Batch(handles), lambda _, result: results.append(result), timing=timing)
+        return results[0]
 
     def peak(self) -> float | None:
-        """The device's best float32 rate in GFLOPS, or None where the runner cannot tell."""
+        """The device's peak float32 rate in GFLOPS, or None if the runner cannot measure it."""
         if self.runner.peak is None:
             return None
-        outcome = self._of_the_device(self.runner.peak)
+        outcome = self._run_on_device(self.runner.peak)
         if not outcome.ok:
             warnings.warn(
                 f"the device's peak could not be measured: {outcome.message}", stacklevel=2
@@ -264,26 +264,28 @@ class Measurer:
         return float(outcome.value)
 
     def drift(self) -> float | None:
-        """The time that a kernel which never changes takes now, relative to the first such reading.
+        """The current time of a kernel that never changes, relative to the first such reading.
 
-        It takes some 20 ms. None where the runner has no such kernel, or it failed.
+        Takes some 20 ms. None if the runner has no such kernel, or it failed.
         """
         if self.runner.baseline is None:
             return None
-        outcome = self._of_the_device(self.runner.baseline)
+        outcome = self._run_on_device(self.runner.baseline)
         if not outcome.ok:
             return None
         if self._baseline is None:
             self._baseline = float(outcome.value)
         return float(outcome.value) / self._baseline
 
-    def _of_the_device(self, function: str) -> Outcome:
+    def _run_on_device(self, function: str) -> Outcome:
         if self._alternates:
             self.rest()
         call = (self.device.target, {**self.runner.options, "directory": str(self.directory)})
         return self._runners.map(function, [call], deadline=60.0, stage="run")[0]
 
-    def _make_runners(self, wait: float | None, say: Callable[[str], None]) -> Workers | Boards:
+    def _make_runners(
+        self, wait: float | None, report: Callable[[str], None]
+    ) -> Workers | BoardPool:
         runner, remote = self.runner, self._remote
         if remote is None:
             return Workers(
@@ -293,22 +295,22 @@ class Measurer:
                 recycle=runner.recycle,
                 directory=self.directory,
             )
-        return Boards(
-            *protocol.find(remote),
+        return BoardPool(
+            *protocol.split_remote(remote),
             wait=WAIT if wait is None else wait,
-            say=say,
+            report=report,
             options=runner.options,
             directory=self.directory,
         )
 
     def _make_builders(
-        self, cluster: str | None, wait: float | None, say: Callable[[str], None]
+        self, cluster: str | None, wait: float | None, report: Callable[[str], None]
     ) -> Workers | Cluster:
         builder, device = self.builder, self.device
         if cluster is not None:
-            return Cluster(cluster, builder, wait=WAIT if wait is None else wait, say=say)
-        # Where candidates are timed elsewhere, all of this machine may build.
-        slots = max(1, device.threads) if self._remote is None else system.usable_cpus()
+            return Cluster(cluster, builder, wait=WAIT if wait is None else wait, report=report)
+        # If candidates are timed elsewhere, all of this machine may build.
+        slots = max(1, device.threads) if self._remote is None else cpu_count.usable_cpus()
         return Workers(slots, init=builder.init, options=builder.options, directory=self.directory)
 
     def _submit(
@@ -316,7 +318,7 @@ class Measurer:
         wanted: Sequence[tuple[Implementation, Any, bool]],
         options: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Have candidates built with the builder's options and ``options``."""
+        """Start building candidates with the builder's options and ``options``."""
         handles = [
             self._builders.submit(
                 BUILD,
@@ -325,7 +327,7 @@ class Measurer:
                     trace,
                     whole,
                     self.builder.build,
-                    *self._how(trace, options or {}),
+                    *self._target_and_options(trace, options or {}),
                     str(self.directory),
                 ),
                 self.timing.build_timeout,
@@ -335,7 +337,9 @@ class Measurer:
         self._building = [h for h in self._building if not h.done()] + handles
         return handles
 
-    def _how(self, trace: Any, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _target_and_options(
+        self, trace: Any, options: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Target and options for a candidate, or for an unscheduled workload."""
         reference = self.builder.reference
         if trace is None and reference is not None:
@@ -348,8 +352,8 @@ class Measurer:
         outcomes: list[Outcome] = []
 
         def classify(n: int, outcome: Outcome) -> None:
-            misfit = outcome.message.startswith(MISFIT)
-            outcomes.append(replace(outcome, stage="space") if misfit else outcome)
+            not_applicable = outcome.message.startswith(TRACE_NOT_APPLICABLE)
+            outcomes.append(replace(outcome, stage="space") if not_applicable else outcome)
             if on_result is not None:
                 on_result(n, outcomes[-1])
 
@@ -359,7 +363,7 @@ class Measurer:
         return outcomes
 
     def rest(self) -> None:
-        """Wait until no builder works."""
+        """Wait until all builders are idle."""
         wait(self._building)
         self._building = []
 
@@ -390,21 +394,6 @@ def _measured(outcome: Outcome) -> Measurement:
 
 
 def _discard(handle: Any) -> None:
-    """Remove the library of a build that has ended and is not wanted any more."""
+    """Remove the library of a finished build that is no longer needed."""
     with contextlib.suppress(Exception):
         Path(handle.result()[0]).unlink()
-
-
-def _sweep() -> None:
-    """Remove what this user's sessions that were killed have left behind."""
-    for path in Path(tempfile.gettempdir()).glob("tvmtune-[0-9]*-*"):
-        owner = path.name.split("-")[1]
-        if not owner.isdigit() or Path(f"/proc/{owner}").exists():
-            continue
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid != os.getuid():
-                continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What the processor can do at best: the yardstick for "share of peak".
+"""Measure a CPU's peak float32 rate, the reference for "share of peak".
 
-A block of accumulators that fits the vector registers is updated from operands that stay in the
-first-level cache, on every thread: nothing but float32 multiply-adds. Runs in a run worker.
+Every thread updates a block of accumulators in vector registers from operands in the L1 cache, so
+that it executes little but float32 multiply-adds. Runs in a run worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROWS = 14
 VECTORS = 2
 DEPTH = 128
 BLOCKS = 512
-"""Independent blocks per thread: enough that handing out work does not count."""
+"""Independent blocks per thread, enough to make the dispatch of work negligible."""
 
 _baseline: Any = None
 
@@ -33,10 +33,10 @@ def measure(target: dict[str, Any], options: dict[str, Any]) -> float:
 
 
 def baseline(target: dict[str, Any], options: dict[str, Any]) -> float:
-    """Median seconds of the same kernel over some 20 ms.
+    """Median seconds of the same kernel, measured over some 20 ms.
 
-    The kernel stays loaded, and its library in ``options["directory"]``: asking again costs no more
-    than its running time.
+    The kernel stays loaded and its library stays in ``options["directory"]``, so a later call costs
+    only the kernel's run time.
     """
     import statistics
 
@@ -53,7 +53,7 @@ def baseline(target: dict[str, Any], options: dict[str, Any]) -> float:
 def _load(
     target: dict[str, Any], options: dict[str, Any], folder: str, keep: str | None = None
 ) -> tuple[Any, Any, float]:
-    """The kernel, its arguments, and the operations in it; its library is kept as ``keep``."""
+    """The loaded kernel, its arguments and its operation count; the library is kept as ``keep``."""
     import numpy as np
     import tvm
 

@@ -1,37 +1,37 @@
-"""Builders and runners, here or on a board: what backends share."""
+"""The builder and runner specifications that backends share, for this machine and for boards."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvmtune import system
 from tvmtune.errors import TvmtuneError
+from tvmtune.machine import linkers, triples
 from tvmtune.measure import local
 from tvmtune.types import BuilderSpec, Device, RunnerSpec
 
 
 def builder(device: Device) -> BuilderSpec:
-    """Kernels compiled by TVM and linked for the machine whose CPU calls them. Where they run elsewhere
-    than on this machine's CPU, references are built for that.
+    """A builder that compiles with TVM and links for the machine whose CPU calls the kernels. If
+    kernels do not run on this machine's CPU, references are still built for it.
 
     Raises :class:`TvmtuneError` if there is no linker.
     """
-    options = {"linker": system.find_linker(device.mtriple)}
+    options = {"linker": linkers.find_linker(device.mtriple)}
     reference = None
     if device.remote is not None or device.runtime != "cpu":
         import tvm
 
         host = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
-        reference = BuilderSpec.Reference(host, {"linker": system.find_linker()})
+        reference = BuilderSpec.Reference(host, {"linker": linkers.find_linker()})
     return BuilderSpec("tvmtune.measure.local:build", options=options, reference=reference)
 
 
-def runner(device: Device, *, flush: str = "", **different: Any) -> RunnerSpec:
-    """Kernels timed on this machine, or where the device is remote, on boards.
+def runner(device: Device, *, flush: str = "", **overrides: Any) -> RunnerSpec:
+    """A runner that times kernels on this machine or, if the device is remote, on boards.
 
-    ``flush`` is TVM's name of what empties caches, by default for CPUs alone. ``different`` are fields
-    of the :class:`RunnerSpec` for this machine that a backend wants otherwise; ``options`` are added.
-    Raises :class:`TvmtuneError` if this machine cannot run the kernels and no board is named.
+    ``flush`` names TVM's function that empties caches; by default only CPUs have one. ``overrides``
+    replace fields of the :class:`RunnerSpec` for this machine; ``options`` are merged. Raises
+    :class:`TvmtuneError` if this machine cannot run the kernels and no board is named.
     """
     options: dict[str, Any] = {"threads": device.threads, "device": device.runtime}
     on_cpu = device.runtime == "cpu"
@@ -39,12 +39,12 @@ def runner(device: Device, *, flush: str = "", **different: Any) -> RunnerSpec:
         options["flush"] = flush or local.FLUSH
     if device.remote is not None:
         return RunnerSpec(
-            run="tvmtune.measure.remote:run",
-            check="tvmtune.measure.remote:check",
+            run="tvmtune.measure.remote_runner:run",
+            check="tvmtune.measure.remote_runner:check",
             exclusive=False,
             options=options,
         )
-    if not system.can_run(device) or (device.mtriple and not on_cpu):
+    if not triples.can_run(device) or (device.mtriple and not on_cpu):
         raise TvmtuneError(
             f"this machine cannot run kernels for {device.model}: name its board with --remote KEY."
         )
@@ -52,11 +52,11 @@ def runner(device: Device, *, flush: str = "", **different: Any) -> RunnerSpec:
         "run": "tvmtune.measure.local:run",
         "check": "tvmtune.measure.local:check",
         "init": "tvmtune.measure.local:init",
-        "options": options | {"linker": system.find_linker()} | different.pop("options", {}),
+        "options": options | {"linker": linkers.find_linker()} | overrides.pop("options", {}),
     }
     if on_cpu:
         spec |= {
             "peak": "tvmtune.measure.peak:measure",
             "baseline": "tvmtune.measure.peak:baseline",
         }
-    return RunnerSpec(**(spec | different))
+    return RunnerSpec(**(spec | overrides))

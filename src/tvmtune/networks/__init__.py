@@ -1,40 +1,28 @@
-"""Networks: the zoo, files of other frameworks, kernel files, and the inputs that they are run on.
+"""Networks: the zoo, files of other frameworks, kernel files, and the inputs to run them on.
 
-The zoo and ONNX files share the ONNX form; each other kind of file has a module of its own, which is
-imported when such a file is read. Importing this package loads neither a framework nor TVM.
+:data:`FORMATS` and :data:`DTYPES` say what can be loaded. Importing this package loads neither a
+framework nor TVM: the module of a format is imported when such a file is read.
 """
 
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import checks
 from tvmtune.errors import ArgumentError, UsageError, nearest
+from tvmtune.networks.registry import DTYPES, FORMATS, convert, format_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tvmtune.types import JSON, Network
 
-__all__ = ["load", "names", "reload"]
+__all__ = ["DTYPES", "FORMATS", "load", "names", "reload"]
 
 _SUFFIX = re.compile(r"\.[A-Za-z]\w*$")
-"""A file's suffix; the ``.1`` of ``squeezenet1.1`` is none."""
-
-
-FORMATS = {
-    ".onnx": "onnx.network",
-    ".pt2": "torch.network",
-    ".tflite": "tflite.network",
-    ".py": "kernel_network",
-}
-"""The module that reads files with this suffix, by its function
-``read(path, *, label, source, batch, shapes) -> Network``; other files are taken for ONNX. The
-reader of kernel files also takes ``arguments``."""
-
-DTYPES = ("float32", "float16", "bfloat16", "int8")
+"""A file's suffix, which the ``.1`` of ``squeezenet1.1`` is not."""
 
 
 def names() -> list[str]:
@@ -56,64 +44,53 @@ def load(
 
     ``batch`` is the first extent of every input whose file leaves it open. ``shapes`` maps names of
     inputs to static shapes, for dimensions that the file leaves open and, in the zoo, for images of
-    another size. ``arguments`` are those of a kernel file's operator. ``dtype`` float16 and bfloat16
-    are for the zoo and ONNX files, int8 for backends that compute in whole numbers; with float32 a
-    network keeps the dtypes that it has. A zoo name wins over a file of the same name; ``./name`` means
-    the file.
+    another size. ``arguments`` are those of a kernel file's operator. ``dtype`` is one of
+    :data:`DTYPES`: float16 and bfloat16 are for the zoo and ONNX files, int8 for backends that
+    quantize; with float32 a network keeps its own dtypes. A zoo name wins over a file of the same name;
+    ``./name`` means the file.
 
-    Raises :class:`UsageError` for an unknown name, a missing file, or shapes, arguments and a batch
-    that do not fit, and :class:`TvmtuneError` for a file that holds no sound network.
+    Raises :class:`UsageError` for an unknown name, a missing file, or shapes, arguments or a batch that
+    do not fit, and :class:`TvmtuneError` for a file without a sound network.
     """
     from tvmtune.networks import zoo
 
-    if batch < 1:
-        raise UsageError(f"the batch size must be at least 1, got {batch}")
+    checks.at_least("the batch size", batch, 1)
     if dtype not in DTYPES:
         raise UsageError(f"dtype '{dtype}' is not known.{nearest(dtype, list(DTYPES))}")
     name = zoo.canonical(name_or_path)
     path = Path(name_or_path)
-    is_kernel = name is None and path.suffix.lower() == ".py"
-    if arguments and not is_kernel:
+    if arguments and (name is not None or not format_of(path.suffix).takes_arguments):
         raise ArgumentError(
             f"{next(iter(arguments))}: only kernel files (.py) take arguments, and "
-            f"{name_or_path} is none"
+            f"{name_or_path} is not one"
         )
     if name is not None:
         network = zoo.load(name, batch=batch, shapes=shapes)
     else:
-        extra = {"arguments": arguments or {}} if is_kernel else {}
-        network = _read(path, name_or_path, batch=batch, shapes=shapes, **extra)
-    if dtype == "float32":
-        return network
-    if dtype == "int8":
-        from tvmtune.networks.int8 import Int8Network
-
-        return Int8Network(network)
-    if dtype == "bfloat16":
-        from tvmtune.networks.bfloat16 import Bfloat16Network
-
-        return Bfloat16Network(network)
-    from tvmtune.networks.float16 import Float16Network
-
-    return Float16Network(network)
+        network = _read(path, name_or_path, batch=batch, shapes=shapes, arguments=arguments)
+    return convert(network, dtype)
 
 
 def _read(
-    path: Path, label: str, *, shapes: Mapping[str, Sequence[int]] | None, **options: Any
+    path: Path,
+    label: str,
+    *,
+    batch: int,
+    shapes: Mapping[str, Sequence[int]] | None,
+    arguments: Mapping[str, Any] | None,
 ) -> Network:
-    """Read a file by the module for its suffix."""
+    """Read a file in the format of its suffix."""
     if not _looks_like_path(label) and not path.exists():
         raise UsageError(
             f"'{label}' is neither a network of the zoo nor a file.{nearest(label, names())} "
-            "For a file (.onnx, .pt2, .tflite, .py), give its path."
+            f"For a file ({', '.join(FORMATS)}), give its path."
         )
-    source: JSON = {"file": str(path.absolute()), "batch": options["batch"]}
+    source: JSON = {"file": str(path.absolute()), "batch": batch}
     if shapes:
         source["shapes"] = {key: list(dims) for key, dims in shapes.items()}
-    home = FORMATS.get(path.suffix.lower(), "onnx.network")
-    reader = import_module(f"tvmtune.networks.{home}").read
-    network: Network = reader(path, label=label, source=source, shapes=shapes, **options)
-    return network
+    file_format = format_of(path.suffix)
+    extra = {"arguments": arguments or {}} if file_format.takes_arguments else {}
+    return file_format.read(path, label=label, source=source, batch=batch, shapes=shapes, **extra)
 
 
 def reload(source: JSON) -> Network:

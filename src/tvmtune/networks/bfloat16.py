@@ -1,12 +1,12 @@
-"""A float32 network whose weights, and all that lies between its kernels, are bfloat16."""
+"""A float32 network with weights and intermediate tensors in bfloat16."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import UsageError
 from tvmtune.networks.float16 import float32_model, round_weights
-from tvmtune.networks.inputs import numpy_dtype
 from tvmtune.networks.onnx.network import OnnxNetwork
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ DTYPE = "bfloat16"
 
 
 class Bfloat16Network:
-    """Implements :class:`tvmtune.types.Network` for an ONNX network, of which inputs and outputs stay
-    as they are: neither NumPy nor its files know bfloat16.
+    """Implements :class:`tvmtune.types.Network` for the bfloat16 form of an ONNX network.
 
-    Batch norms are folded before weights are rounded, so that they are rounded once. The reference
-    computes in float32 with the rounded weights: what it differs by is the rounding of activations.
-    Raises :class:`UsageError` if ``network`` is not of ONNX form.
+    Inputs and outputs stay float32: neither NumPy nor its files know bfloat16. Batch norms are folded
+    before weights are rounded, so that they are rounded once. The reference computes in float32 with
+    the rounded weights: it differs by the rounding of activations. Raises :class:`UsageError` if
+    ``network`` is not in ONNX form.
     """
 
     computes = DTYPE
@@ -35,7 +35,7 @@ class Bfloat16Network:
         full = float32_model(network, DTYPE)
         round_weights(full, numpy_dtype(DTYPE))
         self.rounded = OnnxNetwork(full, name=network.name)
-        """The float32 network with weights that bfloat16 can hold."""
+        """The float32 network with weights rounded to bfloat16."""
         self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
         self.source = network.source | {"dtype": DTYPE}
         self.structure_hash = f"{self.rounded.structure_hash}-{DTYPE}"
@@ -45,7 +45,7 @@ class Bfloat16Network:
         return _narrow(self.rounded.to_relax())
 
     def to_onnx(self) -> bytes | None:
-        """The float32 network with the rounded weights: what others are given."""
+        """The float32 network with the rounded weights, for other runtimes."""
         return self.rounded.to_onnx()
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -54,7 +54,7 @@ class Bfloat16Network:
 
 
 def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
-    """The program of one function in bfloat16 between its inputs and its outputs."""
+    """The program, of one Relax function, in bfloat16 between its inputs and outputs."""
     import tvm
     from tvm import relax
 
@@ -85,13 +85,13 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
         return expr
 
     def called(call: Any) -> Any:
-        """A call of one of the importer's own kernels, which are for float32."""
+        """A call of one of the importer's own kernels, which compute in float32."""
         if call.op.name != "relax.call_tir":
-            raise UsageError(f"--dtype {DTYPE}: there is no {call.op.name} in it; try float16")
-        kernel, given = call.args[0], call.args[1]
+            raise UsageError(f"--dtype {DTYPE} does not support {call.op.name}; try float16")
+        kernel, operands = call.args[0], call.args[1]
         if isinstance(kernel, tvm.ir.GlobalVar):
             kernel = builder.add_func(mod[kernel], kernel.name_hint)
-        args = [widened(builder.emit(narrow(field)), field) for field in given.fields]
+        args = [widened(builder.emit(narrow(field)), field) for field in operands.fields]
         wide = relax.Tuple([builder.emit(each) for each in args])
         return relax.Call(call.op, [kernel, wide, *call.args[2:]], call.attrs, call.ty_args)
 
@@ -107,7 +107,7 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
         return [str(field.dtype) for field in fields]
 
     def cast(value: Any, wanted: list[str]) -> Any:
-        """A value, or those of a tuple, as these dtypes."""
+        """A value, or the fields of a tuple, cast to these dtypes."""
         if not isinstance(value.ty, relax.TupleType):
             (kind,) = wanted
             return value if kinds(value) == wanted else relax.op.astype(value, kind)

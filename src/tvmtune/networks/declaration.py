@@ -1,4 +1,4 @@
-"""What a kernel file declares: one operator, its reference in NumPy, and templates of schedules.
+"""The declarations of a kernel file: one operator, its NumPy reference, and schedule templates.
 
 ::
 
@@ -31,10 +31,10 @@ Function = Callable[..., Any]
 
 
 class Operator:
-    """An operator as its author declares it; made by :func:`operator`.
+    """An operator as declared by its author with :func:`operator`.
 
-    ``declare`` returns TE tensors, inputs before outputs, or a PrimFunc. Its parameters, which need
-    defaults, are the operator's arguments (``--arg``).
+    ``declare`` returns TE tensors, inputs before outputs, or a PrimFunc. Its parameters are the
+    operator's arguments (``--arg``); give them defaults.
     """
 
     def __init__(self, declare: Function) -> None:
@@ -42,17 +42,19 @@ class Operator:
         self.name = declare.__name__
         self.references: list[Function] = []
         self.templates: dict[str, Function] = {}
-        """Schedule templates by the target kind or key that they are for."""
+        """Schedule templates by target kind or key."""
         self.ranges: dict[str, tuple[int, int]] = {}
 
     def reference(self, function: Function) -> Function:
-        """Decorate what computes the same in NumPy: arrays in, an array or a tuple of them out."""
+        """Decorate the NumPy reference, which maps arrays to an array or a tuple of arrays."""
         self.references.append(function)
         return function
 
     def integers(self, **ranges: tuple[int, int]) -> None:
-        """Say from where random integers for an input are drawn, e.g. ``ids=(0, 999)``, both ends
-        included. Without this 8- and 16-bit integers take all values, wider ones -1000 to 1000."""
+        """Set the range of random integers for an input, e.g. ``ids=(0, 999)``, both ends included.
+
+        By default 8- and 16-bit integers take all values, wider ones -1000 to 1000.
+        """
         for name, pair in ranges.items():
             low, high = pair
             if low > high:
@@ -63,8 +65,8 @@ class Operator:
         """Decorate a function that schedules the operator for these target kinds (``llvm``,
         ``cuda``, ...) or keys (``cpu``, ``gpu``, ``mali``, ...).
 
-        It takes a :class:`tvm.s_tir.Schedule` and samples its knobs on it. Which instructions it
-        issues may not depend on what was sampled: the search replays them with other decisions.
+        It takes a :class:`tvm.s_tir.Schedule` and samples its knobs on it. The instructions that it
+        issues must not depend on sampled values: the search replays them with other decisions.
         """
         if not targets or not all(isinstance(t, str) for t in targets):
             raise UsageError("@OPERATOR.template takes names of targets, e.g. template('cpu')")
@@ -74,7 +76,7 @@ class Operator:
             for target in targets:
                 if target not in known:
                     raise UsageError(
-                        f"'{self.name}' has a template for '{target}', which is no target."
+                        f"'{self.name}' has a template for '{target}', which is not a target."
                         f"{nearest(target, known)}"
                     )
                 if target in self.templates:
@@ -85,13 +87,13 @@ class Operator:
         return keep
 
     def template_for(self, keys: Sequence[str]) -> tuple[str, Function] | None:
-        """The template for a target with these names, the most specific first."""
+        """Name and template for a target with these names, which are given most specific first."""
         return next(((k, self.templates[k]) for k in keys if k in self.templates), None)
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments, from ``given`` and the defaults, converted to the defaults' types.
 
-        Raises :class:`ArgumentError` for one that does not exist, does not fit, or is missing.
+        Raises :class:`ArgumentError` for an unknown, unsuitable or missing argument.
         """
         parameters = inspect.signature(self.declare).parameters
         for name in given:
@@ -116,7 +118,7 @@ def operator(declare: Function) -> Operator:
 
 
 def _target_names() -> list[str]:
-    """Kinds of TVM's targets, and the keys by which they are grouped."""
+    """Kinds of TVM's targets, and the keys that group them."""
     import tvm
 
     keys = ("cpu", "gpu", "mali", "adreno", "arm_cpu", "intel_graphics", "vta")
@@ -124,14 +126,14 @@ def _target_names() -> list[str]:
 
 
 def call_with(function: Function, positional: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a reference or a template; it gets those of the operator's arguments that it names
-    after ``positional``."""
+    """Call a reference or a template with ``positional`` and the operator's arguments that it names
+    after these."""
     named = list(inspect.signature(function).parameters)[len(positional) :]
     return function(*positional, **{k: arguments[k] for k in named if k in arguments})
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
-    """``value`` in the type of the default; text is read as that type."""
+    """``value`` as the type of the default; text is parsed."""
     kind = type(default)
     if default is None or type(value) is kind:
         return value

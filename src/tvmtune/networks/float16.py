@@ -28,8 +28,8 @@ class Float16Network:
     """Implements :class:`tvmtune.types.Network` for the half-precision form of an ONNX network.
 
     Batch norms are folded before weights are rounded, so that they are rounded once. The reference
-    computes in float32 with the rounded weights: what it differs by is the rounding of activations.
-    Raises :class:`UsageError` if ``network`` is not of ONNX form, :class:`TvmtuneError` if a weight
+    computes in float32 with the rounded weights: it differs by the rounding of activations.
+    Raises :class:`UsageError` if ``network`` is not in ONNX form, :class:`TvmtuneError` if a weight
     is too large for float16.
     """
 
@@ -40,7 +40,7 @@ class Float16Network:
     structure_hash: str
     weights_hash: str
     rounded: OnnxNetwork
-    """The float32 network with weights that float16 can hold."""
+    """The float32 network with weights rounded to float16."""
 
     def __init__(self, network: Network) -> None:
         full = float32_model(network, "float16")
@@ -62,8 +62,8 @@ class Float16Network:
         """Outputs of float32 arithmetic with the rounded weights, rounded to the outputs' dtypes."""
         check_inputs(inputs, self.inputs)
         wide = {spec.name: inputs[spec.name].astype(spec.dtype) for spec in self.rounded.inputs}
-        found = self.rounded.reference(wide)
-        return [a.astype(spec.dtype) for a, spec in zip(found, self.outputs, strict=True)]
+        outputs = self.rounded.reference(wide)
+        return [a.astype(spec.dtype) for a, spec in zip(outputs, self.outputs, strict=True)]
 
 
 def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
@@ -81,7 +81,7 @@ def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
                 )
     half = onnx.ModelProto()
     half.CopyFrom(model)
-    # The converter leaves these alone, and float32 would meet float16 behind them.
+    # The converter ignores these casts, after which float32 would meet float16.
     for node in half.graph.node:
         for attribute in node.attribute:
             if (
@@ -92,7 +92,7 @@ def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
                 attribute.i = TensorProto.FLOAT16
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one for each weight below float16's range
-        # Its own limits would move small weights away from zero, and large ones to 1e4.
+        # Its default limits would move small weights away from zero, and large ones to 1e4.
         return float16.convert_float_to_float16(
             half,
             min_positive_val=0.0,
@@ -103,7 +103,7 @@ def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
 
 
 def round_weights(model: onnx.ModelProto, dtype: np.dtype) -> None:
-    """Round float32 weights to what ``dtype`` can hold, in place."""
+    """Round float32 weights to ``dtype``, in place."""
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
             array = numpy_helper.to_array(tensor).astype(dtype).astype(np.float32)
@@ -111,8 +111,10 @@ def round_weights(model: onnx.ModelProto, dtype: np.dtype) -> None:
 
 
 def float32_model(network: Network, dtype: str) -> onnx.ModelProto:
-    """The ONNX form of a network that is to be computed in ``dtype``, its batch norms folded. Raises
-    :class:`UsageError` if there is none."""
+    """The ONNX form of a network to be computed in ``dtype``, with its batch norms folded.
+
+    Raises :class:`UsageError` if there is none.
+    """
     content = network.to_onnx() if isinstance(network, OnnxNetwork) else None
     if content is None:
         raise UsageError(

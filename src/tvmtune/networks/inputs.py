@@ -1,4 +1,4 @@
-"""What a network is run on: random inputs, or those from the user's file."""
+"""Inputs of a network: random ones, or those from the user's file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,27 +18,17 @@ if TYPE_CHECKING:
     from tvmtune.types import TensorSpec
 
 
-def numpy_dtype(name: str) -> np.dtype:
-    """The NumPy type called ``name``; bfloat16 and the float8 types come from ml_dtypes."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
-
-
 def random_inputs(
     network_inputs: Sequence[TensorSpec],
     seed: int = 0,
     ranges: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Inputs that depend on nothing but the specs, the seed and ``ranges``.
+    """Inputs that depend only on the specs, the seed and ``ranges``.
 
-    Floats are standard normal. 8- and 16-bit integers are data (pixels) and take their whole range.
-    Wider integers are usually indices into a table whose length nobody tells (token ids, segment
-    ids) or masks: 0 and 1 are valid for all of them. ``ranges`` maps names of integer inputs to the
-    least and the greatest value where somebody knows better.
+    Floats are standard normal. 8- and 16-bit integers are data (pixels) and take their full range.
+    Wider integers are usually masks or indices into a table of unknown length (token ids, segment ids):
+    0 and 1 are valid for all of them. ``ranges`` maps names of integer inputs to their lowest and
+    highest value, to override this.
     """
     rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
     result: dict[str, np.ndarray] = {}
@@ -61,7 +52,7 @@ def random_inputs(
 def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
     """Read the inputs of a network from an ``.npz`` file with one array per input.
 
-    Raises :class:`UsageError` if the file is none, or if names, shapes or dtypes are not those of
+    Raises :class:`UsageError` if it is not such a file, or if names, shapes or dtypes differ from
     ``specs``.
     """
     arrays = read_arrays(path, specs)
@@ -70,7 +61,7 @@ def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
 
 
 def read_arrays(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file, whatever they are; ``specs`` are named where it is none.
+    """The arrays of an ``.npz`` file, unchecked; messages about other files name the ``specs``.
 
     Raises :class:`UsageError` if the file cannot be read.
     """
@@ -83,18 +74,18 @@ def read_arrays(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
             )
         kinds = {spec.name: numpy_dtype(spec.dtype) for spec in specs}
         with content:
-            return {name: _known(content[name], kinds.get(name)) for name in content.files}
+            return {name: _restore_dtype(content[name], kinds.get(name)) for name in content.files}
     except FileNotFoundError as error:
         raise UsageError(f"input file {path} does not exist") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(
-            f"{path} is damaged or no .npz file; make one with "
+            f"{path} is damaged or not an .npz file; make one with "
             f"numpy.savez({str(path)!r}, {_call(specs)})"
         ) from error
 
 
-def _known(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
-    """The array as ``dtype`` if the file has its bits alone, as it has of bfloat16."""
+def _restore_dtype(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
+    """The array as ``dtype`` if the file has only raw bytes, as for bfloat16."""
     if dtype is None or array.dtype.kind != "V" or dtype.isbuiltin == 1:
         return array
     return array.view(dtype) if array.itemsize == dtype.itemsize else array
@@ -103,7 +94,7 @@ def _known(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
 def check_inputs(
     arrays: Mapping[str, np.ndarray], specs: Sequence[TensorSpec], *, origin: str = "the input"
 ) -> None:
-    """Raise :class:`UsageError` unless names, shapes and dtypes are those of ``specs``."""
+    """Raise :class:`UsageError` if names, shapes or dtypes differ from ``specs``."""
     wanted = ", ".join(map(str, specs))
     missing = [spec.name for spec in specs if spec.name not in arrays]
     unexpected = sorted(set(arrays) - {spec.name for spec in specs})
@@ -116,9 +107,9 @@ def check_inputs(
     for spec in specs:
         array = arrays[spec.name]
         if array.shape != spec.shape or array.dtype != numpy_dtype(spec.dtype):
-            found = "x".join(map(str, array.shape)) or "scalar"
+            shape = "x".join(map(str, array.shape)) or "scalar"
             raise UsageError(
-                f"{origin}: '{spec.name}' is {found} {array.dtype.name}, "
+                f"{origin}: '{spec.name}' is {shape} {array.dtype.name}, "
                 f"but the network takes {spec}"
             )
 

@@ -1,4 +1,4 @@
-"""``--dtype int8``: a float network that is to be computed in whole numbers."""
+"""``--dtype int8``: a float network that a backend is asked to quantize."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ DTYPE = "int8"
 
 
 class Int8Network:
-    """Implements :class:`tvmtune.types.Network` by the float network; the wish stands in its source.
+    """Implements :class:`tvmtune.types.Network` by the float network, with int8 in its source.
 
-    Which layers that can be, and with which scales, is found out for a device
-    (:mod:`tvmtune.quantise`).
+    The backend chooses layers and scales for a device (:mod:`tvmtune.quantize`).
     """
 
     def __init__(self, network: Network) -> None:
@@ -32,7 +31,7 @@ class Int8Network:
         return self._float.to_relax()
 
     def to_onnx(self) -> bytes | None:
-        """The float network: what others are given."""
+        """The float network, for other runtimes."""
         return self._float.to_onnx()
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -41,5 +40,5 @@ class Int8Network:
 
 
 def is_wanted(network: Network) -> bool:
-    """Whether a network is to be computed in whole numbers."""
+    """Whether a network is to be quantized to int8."""
     return network.source.get("dtype") == DTYPE

@@ -1,6 +1,6 @@
-"""A network of one operator, from a Python file that declares it.
+"""A network of one operator, declared in a Python file.
 
-The file is run, as any script is: give only files that you trust.
+The file is executed like any script: load only files you trust.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.declaration import Operator, call_with
-from tvmtune.networks.inputs import check_inputs, numpy_dtype
+from tvmtune.networks.inputs import check_inputs
 from tvmtune.types import TensorSpec, digest
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ def read(
     shapes: Mapping[str, Sequence[int]] | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> KernelNetwork:
-    """The operator that the file declares, as :func:`tvmtune.networks.load` wants it.
+    """The network of the file's operator; see :func:`tvmtune.networks.load`.
 
-    Raises :class:`TvmtuneError` where the file or its operator is at fault, :class:`UsageError` for
-    a missing file, a wrong argument, or a ``batch`` or ``shapes``, which a kernel file does not have.
+    Raises :class:`TvmtuneError` for a faulty file or operator, :class:`UsageError` for a missing file,
+    a wrong argument, or a ``batch`` or ``shapes``, which kernel files do not take.
     """
     if not path.is_file():
         raise UsageError(f"{path} does not exist; give the path of a kernel file")
@@ -79,7 +80,7 @@ class KernelNetwork:
                 f"operator '{self.operator}' of {path} has {how}: decorate one NumPy function "
                 f"with @{self.operator}.reference"
             )
-        with blamed_on(path, f"operator '{self.operator}'"):
+        with errors_located_in(path, f"operator '{self.operator}'"):
             self._func = _prim_func(declared.declare(**self.arguments))
         self.inputs, self.outputs = _specs(self._func, path, self.operator)
         unknown = set(declared.ranges) - {spec.name for spec in self.inputs}
@@ -93,7 +94,7 @@ class KernelNetwork:
             for spec in self.inputs
             if spec.name in declared.ranges or spec.dtype in ("int32", "int64")
         }
-        """From where random integers are drawn: the least and the greatest value, by input."""
+        """Lowest and highest value of random integers, by input."""
         self.structure_hash = digest([_structure(self._func), [str(s) for s in self.inputs]])
         self.weights_hash = digest([])
 
@@ -115,19 +116,20 @@ class KernelNetwork:
         return builder.finalize()
 
     def to_onnx(self) -> bytes | None:
-        """None: no other runtime knows the operator."""
+        """None: no other runtime has the operator."""
         return None
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """What the file's reference gives, in the declared dtypes.
+        """The results of the file's reference, in the declared dtypes.
 
-        Raises :class:`TvmtuneError` if it raises, or if its results have other shapes.
+        Raises :class:`TvmtuneError` if it fails or its results have other shapes.
         """
         check_inputs(inputs, self.inputs)
         function = self.declared.references[0]
-        with blamed_on(self.path, f"the reference of '{self.operator}'"):
-            found = call_with(function, [inputs[s.name] for s in self.inputs], self.arguments)
-        arrays = [np.asarray(a) for a in (found if isinstance(found, (tuple, list)) else [found])]
+        with errors_located_in(self.path, f"the reference of '{self.operator}'"):
+            result = call_with(function, [inputs[s.name] for s in self.inputs], self.arguments)
+        results = result if isinstance(result, (tuple, list)) else [result]
+        arrays = [np.asarray(a) for a in results]
         shapes = [a.shape for a in arrays]
         if shapes != [spec.shape for spec in self.outputs]:
             raise TvmtuneError(
@@ -138,7 +140,7 @@ class KernelNetwork:
         return [self._as_declared(a, spec) for a, spec in zip(arrays, self.outputs, strict=True)]
 
     def _as_declared(self, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-        """The array in the declared dtype; NumPy's float64 for a float32 is no mistake."""
+        """The array in the declared dtype; another width is converted, another kind is an error."""
         dtype = numpy_dtype(spec.dtype)
         if array.dtype.kind != dtype.kind and not (array.dtype.kind in "iu" and dtype.kind in "iu"):
             raise TvmtuneError(
@@ -148,9 +150,9 @@ class KernelNetwork:
         return array.astype(dtype)
 
     def template(self, keys: Sequence[str]) -> Callable[[Any], None] | None:
-        """The file's template for a target with these names, as a function of a schedule."""
-        found = self.declared.template_for(keys)
-        if found is None:
+        """The file's template for a target with these names, as a function that changes a schedule."""
+        entry = self.declared.template_for(keys)
+        if entry is None:
             if self.declared.templates:
                 warnings.warn(
                     f"{self.path} has no template for {keys[0]}, only for "
@@ -158,24 +160,24 @@ class KernelNetwork:
                     stacklevel=2,
                 )
             return None
-        key, function = found
+        key, function = entry
 
         def apply(schedule: Any) -> None:
-            with blamed_on(self.path, f"the template of '{self.operator}' for '{key}'"):
+            with errors_located_in(self.path, f"the template of '{self.operator}' for '{key}'"):
                 call_with(function, [schedule], self.arguments)
 
         return apply
 
 
 @contextmanager
-def blamed_on(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into one message with the line of the user's file."""
+def errors_located_in(path: Path, what: str) -> Iterator[None]:
+    """Turn an exception of the user's code into one message with the line of the user's file."""
     try:
         yield
     except (TvmtuneError, KeyboardInterrupt):
         raise
     except (Exception, SystemExit) as error:
-        raise TvmtuneError(f"{what} fails at {_place(error, path)}: {_said(error)}") from error
+        raise TvmtuneError(f"{what} fails at {_place(error, path)}: {_summary(error)}") from error
 
 
 def _declared(path: Path) -> Operator:
@@ -185,34 +187,34 @@ def _declared(path: Path) -> Operator:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
-        raise TvmtuneError(f"{where}: {_said(error)}") from error
+        raise TvmtuneError(f"{where}: {_summary(error)}") from error
     except OSError as error:
         raise TvmtuneError(f"cannot read {path}: {error.strerror or error}") from error
-    # In sys.modules, because TVMScript looks the module of a class up; and without bytecode beside
-    # the user's file.
+    # TVMScript looks up the module of a class in sys.modules. An import would leave bytecode beside the
+    # user's file.
     module = types.ModuleType(f"tvmtune_kernel_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     folder = str(path.absolute().parent)
     sys.path.insert(0, folder)
     try:
-        with blamed_on(path, "the kernel file"):
+        with errors_located_in(path, "the kernel file"):
             exec(code, module.__dict__)
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
-    found = {id(v): v for v in vars(module).values() if isinstance(v, Operator)}
-    if len(found) != 1:
-        names = ", ".join(f"'{o.name}'" for o in found.values())
+    operators = {id(v): v for v in vars(module).values() if isinstance(v, Operator)}
+    if len(operators) != 1:
+        names = ", ".join(f"'{o.name}'" for o in operators.values())
         raise TvmtuneError(
-            f"{path} declares {f'several operators ({names})' if found else 'no operator'}: decorate "
-            "one function with @tvmtune.operator"
+            f"{path} declares {f'several operators ({names})' if operators else 'no operator'}: "
+            "decorate one function with @tvmtune.operator"
         )
-    return next(iter(found.values()))
+    return next(iter(operators.values()))
 
 
 def _prim_func(declared: Any) -> Any:
-    """The PrimFunc of what the user's function returned."""
+    """The PrimFunc for what the user's function returned: TE tensors, a PrimFunc or a module."""
     import tvm
     from tvm import te, tirx
 
@@ -228,21 +230,23 @@ def _prim_func(declared: Any) -> Any:
             "it returns neither TE tensors (inputs, then outputs) nor a PrimFunc but "
             f"{type(declared).__name__}"
         )
-    # Its own name would enter its identity, and collide with others.
+    # Its own name would enter its hash, and collide with others.
     return declared.without_attr("global_symbol").with_attr("tirx.noalias", True)
 
 
 def _specs(
     func: Any, path: Path, name: str
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs: those parameters that no block writes, and then those that one does."""
+    """Inputs, the parameters that no block writes, and outputs, those that one does."""
     from tvm import tirx
 
     written = _written(func)
     specs: list[TensorSpec] = []
     for buffer in func.params:
         if not isinstance(getattr(buffer, "ty", None), tirx.BufferType):
-            raise TvmtuneError(f"parameter '{buffer}' of operator '{name}' of {path} is no buffer")
+            raise TvmtuneError(
+                f"parameter '{buffer}' of operator '{name}' of {path} is not a buffer"
+            )
         symbolic = [e for e in buffer.shape if not isinstance(e, (int, tirx.IntImm))]
         if symbolic:
             raise TvmtuneError(
@@ -262,28 +266,28 @@ def _specs(
     is_output = [any(buffer.same_as(w) for w in written) for buffer in func.params]
     first = is_output.index(True) if True in is_output else len(is_output)
     if first == len(is_output) or not all(is_output[first:]):
-        given = ", ".join(
+        listed = ", ".join(
             f"{n} (output)" if out else n for n, out in zip(names, is_output, strict=True)
         )
         raise TvmtuneError(
-            f"operator '{name}' of {path} has the buffers {given}: inputs have to come before "
+            f"operator '{name}' of {path} has the buffers {listed}: inputs have to come before "
             "outputs, and there has to be an output"
         )
     return tuple(specs[:first]), tuple(specs[first:])
 
 
 def _written(func: Any) -> list[Any]:
-    """Buffers that some block of the function writes."""
+    """Buffers that a block of the function writes."""
     from tvm import s_tir
     from tvm_ffi import structural_walk
 
-    found: list[Any] = []
+    buffers: list[Any] = []
 
     def visit(block: Any) -> None:
-        found.extend(region.source for region in block.writes)
+        buffers.extend(region.source for region in block.writes)
 
     structural_walk(func.body, (s_tir.SBlock, visit))
-    return found
+    return buffers
 
 
 def _structure(func: Any) -> str:
@@ -299,8 +303,8 @@ def _place(error: BaseException, path: Path) -> str:
     return f"{path}, line {lines[-1]}" if lines else str(path)
 
 
-def _said(error: BaseException) -> str:
-    """Type and message in one line; of TVM's long ones the last paragraph says what is wrong."""
+def _summary(error: BaseException) -> str:
+    """Type and last line of the message, which is the informative one in TVM's long messages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[-1] if lines else ""
     return f"{type(error).__name__}: {text}"[:400].rstrip(": ")

@@ -1,4 +1,4 @@
-"""The bytes of a network's file, and what is said about a file that holds something else."""
+"""Reads the bytes of model files and explains what is wrong with other files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmtune.errors import TvmtuneError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_KINDS: tuple[tuple[int, bytes, str, str], ...] = (
+_OTHER_FILES: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"PK\x03\x04", "a zip archive, perhaps a PyTorch checkpoint", ""),
     (0, b"\x80\x02", "a Python pickle, perhaps a PyTorch checkpoint", ""),
     (0, b"\x89HDF", "an HDF5 file, perhaps a Keras model", ""),
@@ -21,19 +21,24 @@ _KINDS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x7fELF", "a shared library", "give the network that it was compiled from"),
     (0, b"version https://git-lfs", "a Git LFS pointer", "fetch the model with git lfs pull"),
 )
-"""Offset and first bytes of files that people give by mistake, what they are, and the remedy, where
-it is not to export the network again."""
+"""Files given by mistake: offset and bytes of their signature, what they are, and the remedy if that is
+not to export the network again."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file that networks come in."""
+    """How messages describe a file format."""
 
     name: str
     """As in "a NAME file"."""
     suffix: str
     export: str
-    """How such a file is made, as an imperative."""
+    """How to make such a file, as an imperative."""
+
+    @property
+    def a_file(self) -> str:
+        """``an ONNX file``."""
+        return f"{'an' if self.name[0] in 'AEIOU' else 'a'} {self.name} file"
 
     def start(self, path: Path) -> bytes:
         """The first 512 bytes of the file.
@@ -44,7 +49,7 @@ class Format:
         if path.is_dir():
             raise UsageError(f"{path} is a directory; give the path of a file ({self.suffix})")
         if not path.exists():
-            raise UsageError(f"{path} does not exist; {self._neighbours(path)}")
+            raise UsageError(f"{path} does not exist; {self._similar_files(path)}")
         try:
             with path.open("rb") as file:
                 start = file.read(512)
@@ -62,21 +67,19 @@ class Format:
         except OSError as error:
             raise TvmtuneError(f"cannot read {path}: {error.strerror or error}") from error
 
-    def mistaken(self, path: Path, content: bytes) -> TvmtuneError:
-        """What to raise for a file that is not of this format, by the look of its first bytes."""
+    def wrong_format(self, path: Path, content: bytes) -> TvmtuneError:
+        """The error for a file that is not of this format, judged by its first bytes."""
         start = content[:512]
-        for offset, magic, kind, remedy in _KINDS:
+        for offset, magic, kind, remedy in _OTHER_FILES:
             if start[offset:].startswith(magic) and kind != f"a {self.name} model":
                 return TvmtuneError(
-                    f"{path} is no {self.name} file but {kind}; {remedy or self.export}"
+                    f"{path} is not {self.a_file} but {kind}; {remedy or self.export}"
                 )
         if all(byte >= 32 or byte in b"\t\r\n\f" for byte in start):
-            return TvmtuneError(f"{path} is no {self.name} file but text; {self.export}")
-        return TvmtuneError(
-            f"{path} is damaged or no {self.name} file; export or download it again"
-        )
+            return TvmtuneError(f"{path} is not {self.a_file} but text; {self.export}")
+        return TvmtuneError(f"{path} is damaged or not {self.a_file}; export or download it again")
 
-    def _neighbours(self, path: Path) -> str:
+    def _similar_files(self, path: Path) -> str:
         with contextlib.suppress(OSError):
             present = {entry.stem: str(entry) for entry in path.parent.glob(f"*{self.suffix}")}
             if close := difflib.get_close_matches(path.stem, present, n=3, cutoff=0.6):
@@ -85,13 +88,13 @@ class Format:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The message of a foreign error on one line of at most ``limit`` characters."""
+    """The message of another library's error on one line of at most ``limit`` characters."""
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line).rstrip(".") or type(error).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def kind_and_line(error: BaseException) -> str:
-    """``KeyError: 'x'``, or ``AssertionError`` where it says no more."""
+    """``KeyError: 'x'``, or only ``AssertionError`` for an empty message."""
     kind = type(error).__name__
     return f"{kind}: {one_line(error)}" if str(error).strip() else kind

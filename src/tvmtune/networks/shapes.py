@@ -1,4 +1,4 @@
-"""Static shapes for inputs whose file leaves dimensions open.
+"""Binds the dimensions of inputs that a file leaves open.
 
 A declared dimension is an extent (int), a symbol (str, equal names mean equal extents) or None.
 """
@@ -25,9 +25,9 @@ def resolve(
     """Return the static shape of each input, and the extent of each symbol that was bound.
 
     ``declared`` maps each input to its dimensions, or to None where even the rank is open. An input
-    takes its shape from ``shapes``, from symbols that other inputs have bound, and from ``batch``
-    where the first dimension alone is still open. Raises :class:`UsageError` if one stays open, or
-    if ``shapes`` or ``batch`` contradict what is declared; ``label`` names the network in it.
+    takes its shape from ``shapes``, from symbols that other inputs have bound, and from ``batch`` if
+    only the first dimension is still open. Raises :class:`UsageError` if one stays open, or
+    if ``shapes`` or ``batch`` contradict the declaration; ``label`` names the network in messages.
     """
     shapes = shapes or {}
     for name in shapes:
@@ -42,7 +42,7 @@ def resolve(
     for dims in result.values():
         if dims and not isinstance(dims[0], int) and all(isinstance(d, int) for d in dims[1:]):
             if isinstance(dims[0], str):
-                # Another input may have bound the symbol in the meantime.
+                # An earlier input of this loop may have bound the symbol.
                 dims[0] = symbols.setdefault(dims[0], batch)
             else:
                 dims[0] = batch
@@ -65,30 +65,30 @@ def _bind(
     batch: int,
     label: str,
 ) -> list[Dim]:
-    """Check a shape that the user gave for one input, and note the symbols that it binds."""
-    given = f"--shape {name}:{'x'.join(map(str, wanted))}"
+    """Check a shape that the user gave for one input, and record the symbols that it binds."""
+    option = f"--shape {name}:{'x'.join(map(str, wanted))}"
     if any(extent < 1 for extent in wanted):
-        raise UsageError(f"{given}: every extent must be at least 1")
+        raise UsageError(f"{option}: every extent must be at least 1")
     if declared is None:
         return list(wanted)
     if len(wanted) != len(declared):
         raise UsageError(
-            f"{given} has {len(wanted)} dimensions, but input '{name}' of {label} has "
+            f"{option} has {len(wanted)} dimensions, but input '{name}' of {label} has "
             f"{len(declared)}: {_text(declared)}"
         )
     for position, (dim, extent) in enumerate(zip(declared, wanted, strict=True)):
         if isinstance(dim, int):
             if dim != extent:
                 raise UsageError(
-                    f"{given} contradicts {label}, where input '{name}' is {_text(declared)}: "
+                    f"{option} contradicts {label}, where input '{name}' is {_text(declared)}: "
                     f"dimension {position} is fixed at {dim}"
                 )
             continue
         if position == 0 and batch not in (1, extent):
-            raise UsageError(f"{given} contradicts --batch {batch}; give one of the two")
+            raise UsageError(f"{option} contradicts --batch {batch}; give one of the two")
         if isinstance(dim, str) and symbols.setdefault(dim, extent) != extent:
             raise UsageError(
-                f"{given} contradicts another --shape: dimension '{dim}' of {label} "
+                f"{option} contradicts another --shape: dimension '{dim}' of {label} "
                 f"would be both {symbols[dim]} and {extent}"
             )
     return list(wanted)
@@ -130,7 +130,7 @@ def _example(dims: Sequence[Dim], position: int, batch: int) -> int:
 
 
 def _text(dims: Sequence[Dim] | None) -> str:
-    """``[N, 3, ?]``: unlike ``Nx3x?`` it cannot be misread where symbols are words."""
+    """``[N, 3, ?]``, which unlike ``Nx3x?`` is unambiguous when symbols are words."""
     if dims is None:
         return "of any shape"
     return f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"

@@ -1,1 +1,1 @@
-"""The log, its best records, and the names that workloads keep between runs."""
+"""The log: writing it, reading it, and choosing its best records."""

@@ -1,4 +1,4 @@
-"""Which trial of each task is the best, and the distilled log that holds only those."""
+"""Selects the best trials of each task; writes distilled logs that contain only those."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvmtune import checks
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.records.log import FORMAT, Log, LogWriter, refuse_compressed, sync_directory
+from tvmtune.records import schema
+from tvmtune.records.log import Log, LogWriter, refuse_compressed, sync_directory
 from tvmtune.types import JSON, Trial
 
 
 def comparable(trials: Iterable[Trial], device: str, kind: str = "measured") -> list[Trial]:
-    """Those measured on this very device (threads included) and not modelled, or the reverse."""
+    """The trials of one device (by identity) and kind, ``measured`` or ``modelled``."""
     return [t for t in trials if t.device == device and t.kind == kind]
 
 
 def ranked(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
-    """The successful trials of each task, the quickest first, each candidate once."""
+    """The successful trials of each task, fastest first, each candidate once."""
     by_task: dict[str, dict[str, Trial]] = {}
     for trial in trials:
         if not trial.ok:
@@ -32,7 +34,7 @@ def ranked(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
 
 
 def best_of(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """The trial to ship for each task: a verified one before any that nobody has checked."""
+    """The trial to ship for each task: verified ones take precedence over unchecked ones."""
     return {
         task: next((t for t in order if t.verified), order[0])
         for task, order in ranked(trials).items()
@@ -48,17 +50,16 @@ class Selection:
     tasks: dict[str, JSON]
     """Task lines by key; one may be missing."""
     trials: dict[str, list[Trial]]
-    """By task, the one to ship first."""
+    """By task, the one to ship comes first."""
 
 
 def select(logs: Sequence[Log], top: int = 1) -> list[Selection]:
-    """The best ``top`` records per task, for each device and kind that the logs hold.
+    """The best ``top`` records per task, for each device and kind in the logs.
 
-    Raises :class:`TvmtuneError` if no trial is valid, or if ``top`` is not positive.
+    Raises :class:`TvmtuneError` if no trial is valid, and UsageError if ``top`` is not positive.
     """
-    if top < 1:
-        raise TvmtuneError("--top needs a number of at least 1.")
-    found = []
+    checks.at_least("--top", top, 1)
+    selections = []
     for identity, kind in sorted({(t.device, t.kind) for g in logs for t in g.trials}):
         order = ranked(t for g in logs for t in comparable(g.trials, identity, kind))
         if not order:
@@ -71,46 +72,45 @@ def select(logs: Sequence[Log], top: int = 1) -> list[Selection]:
         for task, trials in order.items():
             first = best_of(trials)[task]
             chosen[task] = [first, *(t for t in trials if t is not first)][:top]
-        found.append(Selection(header, {k: lines[k] for k in chosen if k in lines}, chosen))
-    if not found:
+        selections.append(Selection(header, {k: lines[k] for k in chosen if k in lines}, chosen))
+    if not selections:
         paths = ", ".join(str(log.path) for log in logs)
         raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill.")
-    return found
+    return selections
 
 
-def counts(logs: Sequence[Log], found: Sequence[Selection]) -> dict[str, int]:
-    """Trials read, records kept, tasks and devices, for a message."""
+def counts(logs: Sequence[Log], selections: Sequence[Selection]) -> dict[str, int]:
+    """Numbers of trials read, records kept, tasks and devices."""
     return {
         "trials": sum(len(g.trials) for g in logs),
-        "kept": sum(len(trials) for s in found for trials in s.trials.values()),
-        "tasks": len({task for s in found for task in s.trials}),
-        "devices": len({s.header["device"]["identity"] for s in found}),
+        "kept": sum(len(trials) for s in selections for trials in s.trials.values()),
+        "tasks": len({task for s in selections for task in s.trials}),
+        "devices": len({s.header["device"]["identity"] for s in selections}),
     }
 
 
 def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int]:
-    """Write the best ``top`` records per task and device of several logs as a log of its own.
+    """Write the best ``top`` records per task and device of several logs to a new log.
 
-    The file appears whole or not at all. Returns counts: trials read, records kept, tasks, devices.
+    Atomic: the file appears complete or not at all. Returns :func:`counts`.
     """
     refuse_compressed(output)
-    found = select(logs, top)
+    selections = select(logs, top)
     for log in logs:
         if output.exists() and output.samefile(log.path):
-            raise UsageError(f"{output} is one of the logs that are read: choose another -o.")
+            raise UsageError(f"{output} is also an input: choose another -o.")
     if output.exists():
-        LogWriter(output).close()  # refused while a session writes to it
+        LogWriter(output).close()  # raises while a session writes to it
     handle, name = _temporary(output)
     os.close(handle)
     try:
         with LogWriter(Path(name)) as writer:
-            writer.path = output  # what a message should name
-            for selection in found:
-                header = _fields(selection.header) | {"format": FORMAT, "distilled": True}
-                writer.append("header", header)
+            writer.path = output  # for error messages
+            for selection in selections:
+                writer.write(schema.copied(selection.header, format=schema.FORMAT, distilled=True))
                 for task, trials in selection.trials.items():
                     if task in selection.tasks:
-                        writer.append("task", _fields(selection.tasks[task]))
+                        writer.write(schema.copied(selection.tasks[task]))
                     for trial in trials:
                         writer.trial(trial)
         Path(name).chmod(0o644)
@@ -119,11 +119,7 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    return counts(logs, found)
-
-
-def _fields(line: JSON) -> JSON:
-    return {key: value for key, value in line.items() if key != "type"}
+    return counts(logs, selections)
 
 
 def _temporary(output: Path) -> tuple[int, str]:

@@ -1,8 +1,8 @@
-"""Traces in few bytes: what the candidates of a design have in common is held once.
+"""Compact traces: what the candidates of a design have in common is stored once.
 
-A trace is ``[instructions, decisions]``. Its instructions up to ``EnterPostproc`` are the design: the
-same for all candidates. The post-processors' depend on the decisions (loops that are there or not, the
-index map of a layout), so they cannot be shared, but they resemble one another: deflated with another
+A trace is ``[instructions, decisions]``. Its instructions up to ``EnterPostproc`` are the design, which
+all its candidates share. The instructions of the post-processors depend on the decisions (which loops
+exist, the index map of a layout) and cannot be shared, but they are similar: deflated with another
 candidate's as the dictionary, the 8 KB of a convolution become some 300 bytes.
 """
 
@@ -14,16 +14,16 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from tvmtune.graph import traces
-from tvmtune.types import JSON, digest
+from tvmtune.spaces import traces
+from tvmtune.types import digest
 
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """What candidates have in common."""
+    """The part of a trace that candidates share."""
 
     key: str
-    """Digest of the rest."""
+    """Digest of the other fields."""
     instructions: list[Any]
     """Those that sample and schedule, without the post-processors'."""
     example: bytes
@@ -33,21 +33,13 @@ class Design:
     def of(instructions: list[Any], example: bytes) -> Design:
         return Design(digest([instructions, example.decode()]), instructions, example)
 
-    def to_json(self) -> JSON:
-        return {
-            "design": self.key,
-            "instructions": self.instructions,
-            "postprocs": _text(_deflated(self.example)),
-        }
-
     @staticmethod
-    def from_json(record: JSON) -> Design:
-        """Raises ValueError for a design that is damaged, and as :func:`unpack` does."""
-        example = _inflated(base64.b64decode(record["postprocs"]))
-        design = Design.of(record["instructions"], example)
-        if design.key != record["design"]:
-            raise ValueError("the design is not the one that its key names")
-        return design
+    def decode(instructions: list[Any], encoded_example: str) -> Design:
+        """The inverse of :meth:`encoded_example`; raises ValueError for damaged data."""
+        return Design.of(instructions, _inflate(base64.b64decode(encoded_example)))
+
+    def encoded_example(self) -> str:
+        return _text(_deflate(self.example))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,38 +52,28 @@ class PackedTrace:
     """Instructions of the post-processors: JSON, deflated with the design's example."""
 
     def __call__(self) -> list[Any]:
-        postprocs = json.loads(_inflated(self.postprocs, self.design.example))
+        postprocs = json.loads(_inflate(self.postprocs, self.design.example))
         return [[*self.design.instructions, *postprocs], self.decisions]
 
-    def to_json(self) -> JSON:
-        return {
-            "design": self.design.key,
-            "decisions": self.decisions,
-            "postprocs": _text(self.postprocs),
-        }
+    @staticmethod
+    def decode(design: Design, decisions: list[Any], encoded_postprocs: str) -> PackedTrace:
+        """The inverse of :meth:`encoded_postprocs`; raises ValueError for damaged data."""
+        postprocs = base64.b64decode(encoded_postprocs)
+        _inflate(postprocs, design.example)  # find damage now, by the checksum, not at first use
+        return PackedTrace(design, decisions, postprocs)
 
-
-def unpack(record: JSON, design: Design) -> PackedTrace:
-    """What :meth:`PackedTrace.to_json` wrote.
-
-    Raises KeyError or TypeError for a field that is missing or of another type, ValueError for a
-    damaged one.
-    """
-    postprocs = base64.b64decode(record["postprocs"])
-    _inflated(
-        postprocs, design.example
-    )  # for its checksum: damage is to be found now, not when used
-    return PackedTrace(design, record["decisions"], postprocs)
+    def encoded_postprocs(self) -> str:
+        return _text(self.postprocs)
 
 
 class Packer:
-    """Finds the design of each trace; the first of its traces is the example for the others."""
+    """Finds the design of each trace; the first trace of a design becomes its example."""
 
     def __init__(self) -> None:
         self._designs: dict[str, Design] = {}
 
     def pack(self, trace: Any) -> PackedTrace | None:
-        """None for what is no pair of lists: a log may hold anything."""
+        """None if it is not a pair of lists: a log may contain anything."""
         if not isinstance(trace, list) or [type(part) for part in trace] != [list, list]:
             return None
         instructions, decisions = trace
@@ -101,26 +83,26 @@ class Packer:
         design = self._designs.get(key)
         if design is None:
             design = self._designs[key] = Design.of(shared, postprocs)
-        return PackedTrace(design, decisions, _deflated(postprocs, design.example))
+        return PackedTrace(design, decisions, _deflate(postprocs, design.example))
 
 
 def _compact(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _deflated(data: bytes, dictionary: bytes = b"") -> bytes:
-    packer = zlib.compressobj(9, zdict=dictionary) if dictionary else zlib.compressobj(9)
-    return packer.compress(data) + packer.flush()
+def _deflate(data: bytes, dictionary: bytes = b"") -> bytes:
+    compressor = zlib.compressobj(9, zdict=dictionary) if dictionary else zlib.compressobj(9)
+    return compressor.compress(data) + compressor.flush()
 
 
-def _inflated(data: bytes, dictionary: bytes = b"") -> bytes:
-    unpacker = zlib.decompressobj(zdict=dictionary)
+def _inflate(data: bytes, dictionary: bytes = b"") -> bytes:
+    decompressor = zlib.decompressobj(zdict=dictionary)
     try:
-        result = unpacker.decompress(data)
+        result = decompressor.decompress(data)
     except zlib.error as error:
         raise ValueError(f"the post-processors are damaged: {error}") from None
-    if not unpacker.eof:
-        raise ValueError("the post-processors are cut short")
+    if not decompressor.eof:
+        raise ValueError("the post-processors are truncated")
     return result
 
 

@@ -1,1 +1,1 @@
-"""The session's loop, the task scheduler, the cost model and the tuners."""
+"""The tuning loop: scheduler, cost model, tuners, budgets."""

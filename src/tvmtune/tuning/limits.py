@@ -1,50 +1,41 @@
-"""Whether a session goes on, and how large its next round may be."""
+"""Whether a session continues, and how large its next round may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from tvmtune.tuning.budget import Budget, space_size
-from tvmtune.tuning.pace import Key, Pace
+from tvmtune.tuning.clock import Clock
+from tvmtune.tuning.round_times import Key, RoundTimes
 from tvmtune.tuning.scheduler import is_open
-from tvmtune.tuning.state import TaskState, estimate, stalled
-from tvmtune.types import Trial
+from tvmtune.tuning.state import SessionState, stalled
 
 BATCH = 16
-"""Candidates per round; fewer while a task is still quick to improve would waste the search."""
-HEAVY = 0.05
-"""A task that makes up this part of the estimate has to have had a round before patience ends."""
+"""Candidates per round; more would waste trials while a task still improves quickly."""
+HEAVY_SHARE = 0.05
+"""A task with this share of the estimate must have had a round before patience ends the session."""
 COMPLETE = "every point of the space has been measured"
 
 
-class Limits:
-    """A budget held against what a session has done.
-
-    ``trials``: those of the session in their order, growing; ``clock``: seconds since it began.
-    """
+class SessionLimits:
+    """Compares a budget with what a session has done."""
 
     def __init__(
-        self,
-        budget: Budget,
-        states: Sequence[TaskState],
-        trials: Sequence[Trial],
-        pace: Pace,
-        clock: Callable[[], float],
+        self, budget: Budget, state: SessionState, times: RoundTimes, clock: Clock
     ) -> None:
         self.budget = budget
-        self.points = space_size([s.task for s in states])
-        """Points of all spaces together, where that is known."""
+        self.space_size = space_size([s.task for s in state.tasks])
+        """Points of all spaces together, if known."""
         self.reason = ""
-        """Why the session has to end, once it has to."""
-        self._states = states
-        self._trials = trials
-        self._pace = pace
+        """Why the session must end, once it must."""
+        self._state = state
+        self._times = times
         self._clock = clock
 
     @property
     def seconds_left(self) -> float:
         seconds = self.budget.seconds
-        return float("inf") if seconds is None else seconds - self._clock()
+        return float("inf") if seconds is None else seconds - self._clock.elapsed
 
     def batch(
         self,
@@ -52,30 +43,30 @@ class Limits:
         count: int = BATCH,
         begun: Mapping[Key, int] | None = None,
     ) -> int:
-        """Candidates that a round may have, at most ``count``; none if there is no time for one.
+        """Candidates that a round may have, at most ``count``; 0 if there is no time for one.
 
-        ``key``: the implementation whose round it is, if it is of one; ``begun``: how many candidates
-        of which implementations are being measured now.
+        ``key``: the round's implementation, if it has only one; ``begun``: numbers of candidates being
+        measured now.
         """
         begun = begun or {}
-        limits = [limit for limit in (self.budget.trials, self.points) if limit is not None]
-        spent = len(self._trials) + sum(begun.values())
+        limits = [limit for limit in (self.budget.trials, self.space_size) if limit is not None]
+        spent = len(self._state.trials) + sum(begun.values())
         count = max(0, min([count, *(limit - spent for limit in limits)]))
         left = self.seconds_left
         if not count or left == float("inf"):
             return count
-        left -= sum(n * (self._pace.rounds.of(k) or 0.0) for k, n in begun.items())
-        count = self._pace.fitting(key, count, left)
+        left -= sum(n * (self._times.rounds.of(k) or 0.0) for k, n in begun.items())
+        count = self._times.candidates_within(left, key, count)
         if not count and not begun:
             self._out_of_time()
         return count
 
     def reached(self) -> bool:
-        """Whether one of them is; :attr:`reason` says which."""
-        budget = self.budget
-        if self.points is not None and len(self._trials) >= self.points:
+        """Whether a limit is reached; :attr:`reason` says which."""
+        budget, trials = self.budget, len(self._state.trials)
+        if self.space_size is not None and trials >= self.space_size:
             self.reason = COMPLETE
-        elif budget.trials is not None and len(self._trials) >= budget.trials:
+        elif budget.trials is not None and trials >= budget.trials:
             self.reason = f"the budget of {budget.trials} trials is spent"
         elif self.seconds_left <= 0:
             self._out_of_time()
@@ -84,23 +75,23 @@ class Limits:
         return bool(self.reason)
 
     def nothing_left(self) -> None:
-        """To be called when no task may have any more trials."""
-        patience = self.budget.task_patience
-        if all(arm.complete for state in self._states for arm in state.arms):
+        """Record that no task may have more trials."""
+        patience, tasks = self.budget.task_patience, self._state.tasks
+        if all(impl.complete for state in tasks for impl in state.implementations):
             self.reason = COMPLETE
-        elif patience is not None and any(s.rests(patience) for s in self._states):
-            self.reason = f"no task is left that improved by 1% over its last {patience} trials"
+        elif patience is not None and any(s.rests(patience) for s in tasks):
+            self.reason = f"no task improved by 1% over its last {patience} trials"
         else:
             self.reason = "nothing is left to try"
 
     def _out_of_time(self) -> None:
         self.reason = f"the time budget of {self.budget.seconds:.0f} s is spent"
 
-    def _stalled(self, trials: int) -> bool:
-        """Without a gain, although the tasks that make up most of the latency have had a round."""
-        if not stalled(self._states, self._trials, trials):
+    def _stalled(self, patience: int) -> bool:
+        """No gain, although the tasks that make up most of the latency have had a round."""
+        if not stalled(self._state.tasks, self._state.trials, patience):
             return False
-        whole = estimate(self._states)
-        heavy = [s for s in self._states if s.task.weight * s.best > HEAVY * whole]
-        most, patience = self.budget.per_task, self.budget.task_patience
-        return all(len(s.trials) >= BATCH or not is_open(s, most, patience) for s in heavy)
+        whole = self._state.estimate()
+        heavy = [s for s in self._state.tasks if s.task.weight * s.best > HEAVY_SHARE * whole]
+        per_task, task_patience = self.budget.per_task, self.budget.task_patience
+        return all(len(s.trials) >= BATCH or not is_open(s, per_task, task_patience) for s in heavy)

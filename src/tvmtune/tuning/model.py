@@ -1,10 +1,10 @@
-"""The cost model: gradient-boosted trees that rank candidates by what was measured.
+"""The cost model: gradient-boosted trees that rank candidates.
 
 A candidate has one feature row or several, and its score is the sum over its rows, fitted to (best
 latency of the workload) / (latency), as in Ansor (Zheng et al., OSDI 2020, section 5.2). Rows are of
 two kinds: program features (164 numbers for each place where a program stores to a buffer), which mean
 the same for all workloads, and the decisions of a point, which mean the same for workloads whose spaces
-sample the same things.
+have the same knobs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-LEAST = 8
-"""Measurements before a model is fitted at all."""
+MIN_SAMPLES = 8
+"""Measurements before a model is fitted."""
 GROWTH = 1.1
-"""The model is fitted anew when the measurements of the workload in focus have grown by this factor."""
+"""The model is refitted when the measurements of the workload in focus have grown by this factor."""
 OTHERS_GROWTH = 1.5
-"""What it expects before it knows any is fitted anew when those of others have grown by this one."""
-MOST = 4000
-"""Measurements that a model is fitted to; of more, the latest."""
+"""The prior from other workloads is refitted when their measurements have grown by this factor."""
+MAX_SAMPLES = 4000
+"""Measurements that a model is fitted to, the latest ones."""
 ROUNDS = 80
 PARAMS = {
     "max_depth": 8,
@@ -40,7 +40,7 @@ PARAMS = {
 }
 
 
-class Lessons:
+class TrainingSet:
     """Measurements as rows of features, by workload."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Lessons:
         self.latency: list[float] = []
         self.group: list[str] = []
         self.changes = 0
-        """How often a measurement that is known has been revised."""
+        """How often a measurement has been revised."""
         self._place: dict[tuple[str, str], int] = {}
         """By workload and candidate."""
         self._count: Counter[str] = Counter()
@@ -67,8 +67,8 @@ class Lessons:
         workload: str,
         candidates: Sequence[str] = (),
     ) -> None:
-        """``rows``: (places, columns) for each candidate; seconds, infinity for failures. Those whose
-        names are given, too, can be revised."""
+        """``rows``: (places, columns) for each candidate; ``latencies``: seconds, infinity for
+        failures; ``candidates``: names, if results may be revised later."""
         for number, (each, latency) in enumerate(zip(rows, latencies, strict=True)):
             if len(each):
                 if candidates:
@@ -79,7 +79,7 @@ class Lessons:
                 self._count[workload] += 1
 
     def revise(self, workload: str, candidate: str, latency: float) -> None:
-        """A measurement was corrected, or its result was found to be wrong (infinity)."""
+        """Correct a measurement; infinity if the output turned out to be wrong."""
         place = self._place.get((workload, candidate))
         if place is not None and self.latency[place] != latency:
             self.latency[place] = latency
@@ -87,35 +87,35 @@ class Lessons:
 
 
 class CostModel:
-    """Scores candidates; higher is better, and random while too little is known.
+    """Scores candidates: higher is better, random while too little is known.
 
-    ``focus``: the workload whose candidates are scored. Measurements of others then give what is to be
-    expected, and those of the workload itself correct it: what is known of it is not outvoted, however
-    much is known of others.
+    ``focus``: the workload whose candidates are scored. Measurements of other workloads are then the
+    prior, which its own measurements correct: however many others there are, they do not outvote its
+    own.
     """
 
     def __init__(
         self,
         *,
         seed: int = 0,
-        lessons: Lessons | None = None,
+        training_set: TrainingSet | None = None,
         focus: str | None = None,
     ) -> None:
         self.seed = seed
-        self.lessons = Lessons() if lessons is None else lessons
+        self.training_set = TrainingSet() if training_set is None else training_set
         self.focus = focus
         self.note: str | None = None
-        """Why it cannot be fitted, if so; scores are random then."""
+        """Why it cannot be fitted, if so; scores are then random."""
         self._rng = np.random.RandomState(seed & 0x7FFFFFFF)
-        self._shared: dict[str, Lessons] = {}
+        self._shared: dict[str, TrainingSet] = {}
         self._own = _Fit()
         self._others = _Fit()
         self._extractor: Any = None
 
     def of_points(self, signature: str, workload: str) -> CostModel:
-        """A model on decisions for ``workload``, which also learns from others of this signature."""
-        lessons = self._shared.setdefault(signature, Lessons())
-        return CostModel(seed=self.seed, lessons=lessons, focus=workload)
+        """A model of decisions for ``workload``, which also learns from others with this signature."""
+        shared = self._shared.setdefault(signature, TrainingSet())
+        return CostModel(seed=self.seed, training_set=shared, focus=workload)
 
     def learn(
         self,
@@ -125,12 +125,12 @@ class CostModel:
         candidates: Sequence[str] = (),
     ) -> None:
         """Add measurements (seconds, infinity for failures) of one workload, by its key. Only ratios
-        within a workload are learnt. ``candidates``: their names, if they may be revised later."""
-        self.lessons.add(rows, latencies, workload, candidates)
+        within a workload are learned. ``candidates``: their names, if they may be revised later."""
+        self.training_set.add(rows, latencies, workload, candidates)
 
     def revise(self, workload: str, candidate: str, latency: float) -> None:
-        """Correct what was learnt of a candidate; see :meth:`Lessons.revise`."""
-        self.lessons.revise(workload, candidate, latency)
+        """Correct a measurement; see :meth:`TrainingSet.revise`."""
+        self.training_set.revise(workload, candidate, latency)
 
     def score(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """One score for each candidate's rows."""
@@ -153,7 +153,7 @@ class CostModel:
         return self._own.booster is not None or self._others.booster is not None
 
     def _raw(self, rows: np.ndarray) -> np.ndarray:
-        """The part of each row in its candidate's score."""
+        """Each row's contribution to its candidate's score."""
         raw = np.zeros(len(rows))
         for fit in (self._others, self._own):
             if fit.booster is not None:
@@ -173,19 +173,19 @@ class CostModel:
         return [t.numpy().astype("float32") for t in tensors]
 
     def _fit_if_due(self) -> None:
-        lessons = self.lessons
-        own = len(lessons) if self.focus is None else lessons.count(self.focus)
-        others = len(lessons) - own
-        if self._others.due(others, lessons.changes, OTHERS_GROWTH):
-            self._fit(self._others, [n for n, g in enumerate(lessons.group) if g != self.focus])
-            self._own.known = 0  # it corrects another expectation now
-        if self._own.due(own, lessons.changes, GROWTH):
-            of_mine = (n for n, g in enumerate(lessons.group) if self.focus in (None, g))
+        samples = self.training_set
+        own = len(samples) if self.focus is None else samples.count(self.focus)
+        others = len(samples) - own
+        if self._others.due(others, samples.changes, OTHERS_GROWTH):
+            self._fit(self._others, [n for n, g in enumerate(samples.group) if g != self.focus])
+            self._own.known = 0  # the prior that it corrects has changed
+        if self._own.due(own, samples.changes, GROWTH):
+            of_mine = (n for n, g in enumerate(samples.group) if self.focus in (None, g))
             self._fit(self._own, list(of_mine))
 
     def _fit(self, fit: _Fit, places: Sequence[int]) -> None:
-        """Fit to the lessons at ``places``, which hold all of a workload's."""
-        fit.known, fit.changes = len(places), self.lessons.changes
+        """Fit to the measurements at ``places``, which include all of a workload or none."""
+        fit.known, fit.changes = len(places), self.training_set.changes
         wanted, counts, rows = self._data(places)
         if not wanted.any():
             if fit is self._own:
@@ -197,24 +197,24 @@ class CostModel:
         try:
             fit.booster = self._train(wanted, counts, rows, expected)
             self.note = None
-        except Exception as error:  # whatever XGBoost dislikes must not end the session
+        except Exception as error:  # an error of XGBoost must not end the session
             self.note = f"XGBoost cannot be fitted: {str(error).splitlines()[0][:200]}"
             fit.booster = None
 
     def _data(self, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(score wanted, number of rows) of each candidate, and all rows; of the latest lessons."""
-        lessons = self.lessons
+        """(score wanted, number of rows) of each candidate, and all rows; of the latest samples."""
+        samples = self.training_set
         best: dict[str, float] = {}
         for n in places:
-            group = lessons.group[n]
-            best[group] = min(lessons.latency[n], best.get(group, float("inf")))
-        latest = places[-MOST:]
-        latency = np.array([lessons.latency[n] for n in latest])
-        top = np.array([best[lessons.group[n]] for n in latest])
+            group = samples.group[n]
+            best[group] = min(samples.latency[n], best.get(group, float("inf")))
+        latest = places[-MAX_SAMPLES:]
+        latency = np.array([samples.latency[n] for n in latest])
+        top = np.array([best[samples.group[n]] for n in latest])
         finite = np.isfinite(latency)
         wanted = np.zeros(len(latency))
         wanted[finite] = top[finite] / latency[finite]
-        rows = [lessons.rows[n] for n in latest]
+        rows = [samples.rows[n] for n in latest]
         return wanted, np.array([len(r) for r in rows]), np.concatenate(rows)
 
     def _train(
@@ -223,7 +223,7 @@ class CostModel:
         import xgboost
 
         owner = np.repeat(np.arange(len(counts)), counts)
-        # What is quick has to be told apart; what is slow only has to be known as slow.
+        # Fast candidates must be told apart; for slow ones it is enough to know that they are slow.
         weight = np.maximum(wanted, 0.02)
 
         def objective(predicted: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -240,16 +240,16 @@ class CostModel:
 
 @dataclass
 class _Fit:
-    """Trees, and what they were fitted to."""
+    """Trees, and the measurements they were fitted to."""
 
     booster: Any = None
     known: int = 0
     """Measurements."""
     changes: int = 0
-    """Of :class:`Lessons`."""
+    """Of :class:`TrainingSet`."""
 
     def due(self, known: int, changes: int, growth: float) -> bool:
-        """Whether ``known`` measurements, of which some may have been revised, ask for another fit."""
-        if known < LEAST:
+        """Whether a new fit is due for ``known`` measurements, some of which may have been revised."""
+        if known < MIN_SAMPLES:
             return False
         return known >= max(growth * self.known, self.known + 1) or changes != self.changes

@@ -1,8 +1,8 @@
-"""Which task gets the next trials.
+"""The task scheduler: which task and implementation get the next trials.
 
-``effect`` looks for the largest expected gain in end-to-end latency per trial, after the gradient of
+``gradient`` looks for the largest expected gain in end-to-end latency per trial, after the gradient of
 Ansor's task scheduler (Zheng et al., OSDI 2020, section 6): what recent trials gained, and what the
-task could still gain before it meets the device's peak.
+task could still gain before it reaches the device's peak.
 """
 
 from __future__ import annotations
@@ -10,25 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvmtune.errors import UsageError, nearest
-from tvmtune.tuning.state import Arm, TaskState
+from tvmtune.tuning.state import ImplementationState, TaskState
 
-SCHEDULERS = ("effect", "round-robin", "sequential")
+SCHEDULERS = ("gradient", "round-robin", "sequential")
+ALIASES = {"effect": "gradient"}
+"""Older names, which stay accepted."""
+DEFAULT = "gradient"
 WINDOW = 32
-"""Trials over which the recent gain of an arm is taken."""
+"""Trials over which the recent gain of an implementation is computed."""
 EXPLORE = 17
-"""Trials that every implementation of a task gets before a slower one rests: the default schedule
-and one round."""
-HOPELESS = 1.3
-"""An implementation slower than the task's best by this factor after :data:`EXPLORE` trials rests."""
+"""Trials that every implementation of a task gets before slow ones rest: the default schedule and one
+round."""
+TOO_SLOW = 1.3
+"""An implementation that is slower than the task's best by this factor after :data:`EXPLORE` trials
+rests."""
 GIVE_UP = 48
-"""Failures, with never a success, after which an implementation is left out."""
+"""Failures without a single success after which an implementation is given up."""
 
 
 def check(name: str) -> str:
-    """The name itself, or :class:`UsageError`."""
-    if name not in SCHEDULERS:
+    """The scheduler's canonical name; raises :class:`UsageError` for an unknown one."""
+    canonical = ALIASES.get(name, name)
+    if canonical not in SCHEDULERS:
         raise UsageError(f"scheduler '{name}' is not known.{nearest(name, list(SCHEDULERS))}")
-    return name
+    return canonical
 
 
 def pick(
@@ -37,11 +42,12 @@ def pick(
     per_task: int | None = None,
     peak: float | None = None,
     patience: int | None = None,
-) -> tuple[TaskState, Arm] | None:
+) -> tuple[TaskState, ImplementationState] | None:
     """The task and implementation to try next; None when nothing is left to try.
 
-    ``per_task``: the most trials that a task gets; ``peak``: the device's best rate in GFLOPS, if it
-    is known; ``patience``: trials without a gain after which a task rests.
+    ``name``: one of :data:`SCHEDULERS`; ``per_task``: maximum number of trials of a task; ``peak``: the
+    device's peak rate in GFLOPS, if known; ``patience``: trials without a gain after which a task
+    rests.
     """
     open_states = [s for s in states if is_open(s, per_task, patience)]
     if not open_states:
@@ -55,68 +61,74 @@ def pick(
     elif name == "round-robin":
         state = min(open_states, key=lambda s: (s.begun, s.task.index))
     else:
-        state = max(open_states, key=lambda s: gain(s, choose_arm(s, top), top))
-    return state, choose_arm(state, top)
+        state = max(open_states, key=lambda s: gain(s, choose_implementation(s, top), top))
+    return state, choose_implementation(state, top)
 
 
 def ceiling(states: Sequence[TaskState], peak: float | None) -> float | None:
-    """The rate in GFLOPS that no direct algorithm will exceed, with a margin for a peak that was
-    measured in a bad moment; None where the peak is not known."""
+    """The rate in GFLOPS that no direct algorithm will exceed, with a margin because the peak may have
+    been measured at a bad moment; None if the peak is unknown."""
     if peak is None:
         return None
-    seen = [
-        s.task.flop / arm.best / 1e9 for s in states for arm in s.arms if arm.implementation.exact
+    rates = [
+        s.task.flop / impl.best / 1e9
+        for s in states
+        for impl in s.implementations
+        if impl.implementation.exact
     ]
-    return 1.1 * max(peak, *seen, 0.0)
+    return 1.1 * max(peak, *rates, 0.0)
 
 
-def gain(state: TaskState, arm: Arm, top: float | None = None) -> float:
-    """Expected seconds of end-to-end latency that one more trial of the implementation saves.
+def gain(state: TaskState, impl: ImplementationState, top: float | None = None) -> float:
+    """Expected reduction of end-to-end latency, in seconds, by one more trial of the implementation.
 
-    One that has had few trials may still improve by much, but a direct algorithm never beyond
-    ``top``, a rate in GFLOPS.
+    With few trials so far it may still improve a lot, but a direct algorithm never beyond ``top``, a
+    rate in GFLOPS.
     """
-    done = arm.begun
+    done = impl.begun
     best = state.best
     recent = 0.0
-    if len(arm.best_after) > WINDOW and arm.best_after[-WINDOW - 1] < float("inf"):
-        recent = max(0.0, arm.best_after[-WINDOW - 1] - arm.best_after[-1]) / WINDOW
-    room = max(0.5 * (best - _floor(state, arm, top)), 0.01 * best)
-    # Hope fades as trials go by without any gain, and for one that lags behind.
-    stale = sum(1 for b in arm.best_after if b == arm.best_after[-1])
-    lag = best / arm.best if done >= EXPLORE else 1.0
-    hope = room * lag / (done + WINDOW) / (1 + stale / WINDOW)
-    return state.task.weight * (0.5 * recent * lag + hope)
+    if len(impl.best_after) > WINDOW and impl.best_after[-WINDOW - 1] < float("inf"):
+        recent = max(0.0, impl.best_after[-WINDOW - 1] - impl.best_after[-1]) / WINDOW
+    room = max(0.5 * (best - _floor(state, impl, top)), 0.01 * best)
+    # The expectation shrinks with each trial without a gain, and with the distance to the best.
+    stale = sum(1 for b in impl.best_after if b == impl.best_after[-1])
+    lag = best / impl.best if done >= EXPLORE else 1.0
+    expected = room * lag / (done + WINDOW) / (1 + stale / WINDOW)
+    return state.task.weight * (0.5 * recent * lag + expected)
 
 
-def choose_arm(state: TaskState, top: float | None = None) -> Arm:
-    """The implementation to try next: all that could win get their first trials, then those near.
+def choose_implementation(state: TaskState, top: float | None = None) -> ImplementationState:
+    """The implementation to try next: first any that could win and has had few trials, then any close
+    to the best.
 
-    A direct algorithm that would have to exceed the rate ``top`` to win cannot.
+    A direct algorithm that would have to exceed the rate ``top`` to win cannot win.
     """
-    arms = [a for a in state.arms if not a.exhausted] or state.arms
-    arms = [a for a in arms if _floor(state, a, top) < state.best] or arms
-    fresh = [a for a in arms if a.begun < EXPLORE and not _failing(a)]
-    near = [a for a in arms if a.best <= HOPELESS * state.best]
+    implementations = [a for a in state.implementations if not a.exhausted] or state.implementations
+    implementations = [
+        a for a in implementations if _floor(state, a, top) < state.best
+    ] or implementations
+    fresh = [a for a in implementations if a.begun < EXPLORE and not _failing(a)]
+    near = [a for a in implementations if a.best <= TOO_SLOW * state.best]
     unmeasured = [a for a in fresh if not a.begun]
     if state.best == float("inf") or unmeasured:
-        return min(unmeasured or fresh or arms, key=lambda a: a.begun)
-    worth = [a for a in arms if a in fresh or a in near] or arms
+        return min(unmeasured or fresh or implementations, key=lambda a: a.begun)
+    worth = [a for a in implementations if a in fresh or a in near] or implementations
     return max(worth, key=lambda a: gain(state, a, top))
 
 
-def _floor(state: TaskState, arm: Arm, top: float | None) -> float:
-    """Seconds that the implementation cannot beat, 0 where nothing is known."""
-    return state.task.flop / (top * 1e9) if top and arm.implementation.exact else 0.0
+def _floor(state: TaskState, impl: ImplementationState, top: float | None) -> float:
+    """Lower bound of the implementation's latency in seconds; 0 if unknown."""
+    return state.task.flop / (top * 1e9) if top and impl.implementation.exact else 0.0
 
 
-def _failing(arm: Arm) -> bool:
-    return len(arm.trials) >= GIVE_UP // 3 and arm.best == float("inf")
+def _failing(impl: ImplementationState) -> bool:
+    return len(impl.trials) >= GIVE_UP // 3 and impl.best == float("inf")
 
 
 def is_open(state: TaskState, per_task: int | None, patience: int | None) -> bool:
     """Whether the task may get more trials; the limits are those of :func:`pick`."""
-    if state.skipped is not None or all(a.exhausted for a in state.arms):
+    if state.skipped is not None or all(a.exhausted for a in state.implementations):
         return False
     if per_task is not None and state.begun >= per_task:
         return False

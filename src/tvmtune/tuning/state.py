@@ -1,4 +1,4 @@
-"""What a session knows about each task while it tunes."""
+"""What a session knows about its tasks while it tunes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tvmtune.tuning.budget import GAIN
-from tvmtune.tuning.pace import Key
+from tvmtune.tuning.round_times import Key
 from tvmtune.tuning.tuners.base import Tuner
 from tvmtune.types import Implementation, Task, Trial
 
 
 @dataclass
-class Arm:
-    """One implementation of a task, with everything measured of it."""
+class ImplementationState:
+    """One implementation of a task and its trials."""
 
     implementation: Implementation
     trials: list[Trial] = field(default_factory=list)
@@ -25,67 +25,79 @@ class Arm:
     complete: bool = False
     """Every point of its space, whose size is known, has been measured."""
     best_after: list[float] = field(default_factory=list)
-    """Best latency in seconds after each trial: what the scheduler extrapolates."""
-    leader: Trial | None = None
-    """The quickest of those not known to be wrong."""
+    """Best latency in seconds after each trial, which the scheduler extrapolates."""
+    incumbent: Trial | None = None
+    """The fastest trial not known to be wrong."""
 
     @property
     def begun(self) -> int:
-        """Trials, with those that are being measured."""
+        """Trials, including those being measured."""
         return len(self.trials) + self.pending
 
     @property
     def key(self) -> Key:
-        """A template is another space of the direct workload: it takes both to tell arms apart."""
+        """Identifies it: a template is a second space of the direct workload, with the same key."""
         return self.implementation.workload_key, self.implementation.name
 
     def add(self, trial: Trial) -> None:
         self.trials.append(trial)
-        self._follow(trial)
+        self._update(trial)
 
-    def revise(self) -> None:
-        """To be called when what is known of a trial has changed."""
+    def replace(self, old: Trial, new: Trial) -> None:
+        """More is known of a trial."""
+        _replace(self.trials, old, new)
         self.best_after.clear()
-        self.leader = None
+        self.incumbent = None
         for trial in self.trials:
-            self._follow(trial)
+            self._update(trial)
 
-    def _follow(self, trial: Trial) -> None:
+    def _update(self, trial: Trial) -> None:
         if trial.latency < self.best:
-            self.leader = trial
+            self.incumbent = trial
         self.best_after.append(self.best)
 
-    def hopeless(self, most: int) -> bool:
-        """Whether it had ``most`` trials and never a success."""
-        return len(self.trials) >= most and not any(t.ok for t in self.trials)
+    def all_failed(self, count: int) -> bool:
+        """Whether it had at least ``count`` trials and all failed."""
+        return len(self.trials) >= count and not any(t.ok for t in self.trials)
 
     @property
     def best(self) -> float:
-        """Latency of the leader in seconds."""
-        return self.leader.latency if self.leader is not None else float("inf")
+        """Latency of the incumbent in seconds."""
+        return self.incumbent.latency if self.incumbent is not None else float("inf")
 
 
 @dataclass
 class TaskState:
-    """A task and its arms."""
+    """A task and its implementations."""
 
     task: Task
-    arms: list[Arm]
+    implementations: list[ImplementationState]
     skipped: str | None = None
     """Why it gets no more trials, if so."""
     trials: list[Trial] = field(default_factory=list)
     """In the order in which they were measured."""
 
-    def add(self, arm: Arm, trial: Trial) -> None:
-        arm.add(trial)
+    @staticmethod
+    def of(task: Task) -> TaskState:
+        return TaskState(task, [ImplementationState(i) for i in task.implementations])
+
+    def add(self, impl: ImplementationState, trial: Trial) -> None:
+        impl.add(trial)
         self.trials.append(trial)
 
-    def arm_of(self, trial: Trial) -> Arm:
-        return next(a for a in self.arms if a.implementation.name == trial.implementation)
+    def replace(self, old: Trial, new: Trial) -> None:
+        """More is known of a trial."""
+        self.implementation_of(old).replace(old, new)
+        _replace(self.trials, old, new)
+
+    def implementation_of(self, trial: Trial) -> ImplementationState:
+        return next(
+            i for i in self.implementations if i.implementation.name == trial.implementation
+        )
 
     @property
     def own(self) -> list[Trial]:
-        """Those that were measured for this log, not taken over from another."""
+        """Trials measured for this log, not transferred from another."""
         return [t for t in self.trials if t.own]
 
     @property
@@ -94,26 +106,54 @@ class TaskState:
 
     @property
     def begun(self) -> int:
-        """With those that are being measured."""
-        return self.count + sum(arm.pending for arm in self.arms)
+        """Trials, including those being measured."""
+        return self.count + sum(impl.pending for impl in self.implementations)
 
     @property
-    def leader(self) -> Trial | None:
-        leaders = [arm.leader for arm in self.arms if arm.leader is not None]
-        return min(leaders, key=lambda t: t.latency) if leaders else None
+    def incumbent(self) -> Trial | None:
+        """The fastest trial not known to be wrong."""
+        every = [impl.incumbent for impl in self.implementations if impl.incumbent is not None]
+        return min(every, key=lambda t: t.latency) if every else None
 
     @property
     def best(self) -> float:
-        return min(arm.best for arm in self.arms)
+        """Latency of the incumbent in seconds."""
+        return min(impl.best for impl in self.implementations)
 
     @property
     def gflops(self) -> float:
-        """Rate of the leader in 1e9 operations of the direct algorithm per second."""
+        """Rate of the incumbent in 1e9 operations of the direct algorithm per second."""
         return self.task.flop / self.best / 1e9 if self.best < float("inf") else 0.0
 
     def rests(self, patience: int) -> bool:
-        """Whether its last ``patience`` trials brought it no gain."""
+        """Whether its last ``patience`` trials brought no gain."""
         return stalled([self], self.own, patience)
+
+
+@dataclass
+class SessionState:
+    """All tasks of a session."""
+
+    tasks: list[TaskState]
+    trials: list[Trial] = field(default_factory=list)
+    """Of this log, earlier runs included, in the order in which they were measured."""
+
+    def add(self, state: TaskState, impl: ImplementationState, trial: Trial) -> None:
+        state.add(impl, trial)
+        if trial.own:
+            self.trials.append(trial)
+
+    def replace(self, state: TaskState, old: Trial, new: Trial) -> None:
+        """More is known of a trial."""
+        state.replace(old, new)
+        if old.own:
+            _replace(self.trials, old, new)
+
+    def by_key(self) -> dict[Key, tuple[TaskState, ImplementationState]]:
+        return {impl.key: (state, impl) for state in self.tasks for impl in state.implementations}
+
+    def estimate(self) -> float:
+        return estimate(self.tasks)
 
 
 def estimate(states: Sequence[TaskState]) -> float:
@@ -135,3 +175,9 @@ def stalled(states: Sequence[TaskState], trials: Sequence[Trial], patience: int)
             earlier = (t.latency for t in state.trials if id(t) not in latest)
             before += state.task.weight * min(earlier, default=float("inf"))
     return before < float("inf") and estimate(states) > (1.0 - GAIN) * before
+
+
+def _replace(trials: list[Trial], old: Trial, new: Trial) -> None:
+    # By identity: a concatenated log may contain a candidate twice.
+    place = next(n for n in range(len(trials) - 1, -1, -1) if trials[n] is old)
+    trials[place] = new

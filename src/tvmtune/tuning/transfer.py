@@ -1,18 +1,19 @@
-"""What other logs teach a session: records of the same workloads, and examples for the cost model."""
+"""Transfer from other logs: records of the same workloads, and training samples for the cost model."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError
-from tvmtune.graph import spaces, traces
 from tvmtune.records import header
-from tvmtune.records.log import Log, module_of, read_log
+from tvmtune.records.log import Log, read_log
+from tvmtune.records.schema import workload_module
+from tvmtune.spaces import rule_space, traces
 from tvmtune.types import TRANSFER, Trial
 
 if TYPE_CHECKING:
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 
     from tvmtune.tuning.model import CostModel
 
-TAKEN = 16
-"""Records of one implementation that are taken over: the best, which seed the search."""
-LESSONS = 512
-"""Trials in all that the cost model is shown."""
+MAX_TRANSFERRED = 16
+"""Records transferred per implementation: the best ones, which seed the search."""
+SAMPLES = 512
+"""Trials that train the cost model, in total."""
 REPLAY = 0.01
-"""Seconds that one of them may take on average: what is left when they are spent is left out."""
+"""Average seconds to replay one of them; when the time is spent, the rest is skipped."""
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TransferSample:
     """Trials of one workload."""
 
     workload: str
@@ -39,87 +40,87 @@ class Lesson:
 
 
 def read(sources: Sequence[str | Path | Log], own: Path) -> list[Log]:
-    """The logs to learn from, those that are read already as they are.
+    """The logs to transfer from; :class:`Log` objects are returned unchanged.
 
-    Raises :class:`UsageError` if the session's own log is among them, :class:`TvmtuneError` for one
-    that cannot be read, or that was measured with another TVM, whose traces may mean something else.
+    Raises :class:`UsageError` if the session's own log is among them, :class:`TvmtuneError` for a log
+    that cannot be read or was measured with another TVM, where traces may mean something else.
     """
     logs = []
     for source in sources:
         path = source.path if isinstance(source, Log) else Path(source)
         if own.exists() and path.exists() and own.samefile(path):
             raise UsageError(
-                f"{path} is the log of this very run, which is continued by itself: leave it out."
+                f"{path} is the log of this very run, which continues it anyway: leave it out."
             )
         log = source if isinstance(source, Log) else read_log(path)
         header.check_tvm(
             log,
-            "where its schedules may mean something else. Leave it out, or tune that network anew.",
+            "where its schedules may mean something else. Leave it out, or tune that network again.",
         )
         logs.append(log)
     return logs
 
 
 def records(logs: Sequence[Log], device: str, kind: str) -> Iterator[Trial]:
-    """The best records of each implementation on this very device, marked as taken over."""
-    by_arm: dict[tuple[str, str], dict[str, Trial]] = {}
+    """The best records of each implementation on this device (by identity), marked as transferred."""
+    groups: dict[tuple[str, str], dict[str, Trial]] = {}
     for log in logs:
         for trial in log.trials:
             if trial.ok and trial.device == device and trial.kind == kind:
-                arm = by_arm.setdefault((trial.workload, trial.implementation), {})
-                arm.setdefault(trial.candidate, trial)
-    for arm in by_arm.values():
-        for trial in sorted(arm.values(), key=lambda t: t.latency)[:TAKEN]:
-            yield replace(trial, tuner=TRANSFER, verified=None, extra=dict(trial.extra))
+                group = groups.setdefault((trial.workload, trial.implementation), {})
+                group.setdefault(trial.candidate, trial)
+    for group in groups.values():
+        for trial in sorted(group.values(), key=lambda t: t.latency)[:MAX_TRANSFERRED]:
+            yield trial.evolve(tuner=TRANSFER, verified=None)
 
 
-def lessons(logs: Sequence[Log], kind: str, seed: int) -> list[Lesson]:
-    """Trials by workload, of any device; up to :data:`LESSONS` of them, drawn at random."""
-    found: dict[tuple[str, str], Lesson] = {}
+def samples(logs: Sequence[Log], kind: str, seed: int) -> list[TransferSample]:
+    """Trials by workload, from any device; up to :data:`SAMPLES` of them, drawn at random."""
+    found: dict[tuple[str, str], TransferSample] = {}
     for log in logs:
         for trial in log.trials:
-            module = module_of(log.tasks.get(trial.task), trial.implementation)
+            module = workload_module(log.tasks.get(trial.task), trial.implementation)
             if module and trial.ok and trial.kind == kind:
-                # Times of another device are told apart: only ranks within a group are learnt.
+                # Devices are kept apart: only ratios within a group are learned.
                 key = (trial.device, trial.workload)
-                group = found.setdefault(key, Lesson("/".join(key), module, []))
+                group = found.setdefault(key, TransferSample("/".join(key), module, []))
                 group.trials.append(trial)
     rng = random.Random(seed)
     groups = list(found.values())
-    if len(groups) > LESSONS // 2:  # a ratio takes two
-        groups = rng.sample(groups, LESSONS // 2)
-    each = max(2, LESSONS // max(1, len(groups)))
-    for lesson in groups:
-        if len(lesson.trials) > each:
-            lesson.trials[:] = rng.sample(lesson.trials, each)
+    if len(groups) > SAMPLES // 2:  # a ratio takes two
+        groups = rng.sample(groups, SAMPLES // 2)
+    each = max(2, SAMPLES // max(1, len(groups)))
+    for sample in groups:
+        if len(sample.trials) > each:
+            sample.trials[:] = rng.sample(sample.trials, each)
     return groups
 
 
-def teach(
-    model: CostModel, found: Sequence[Lesson], target: tvm.target.Target, threads: int
+def train(
+    model: CostModel, samples: Sequence[TransferSample], target: tvm.target.Target, threads: int
 ) -> int:
-    """Show the trials to the cost model; returns how many could be replayed.
+    """Train the cost model with the trials; returns how many could be replayed.
 
-    Each lesson has its share of the time, and what others left of theirs.
+    Each sample has its share of the time, plus what earlier ones left over.
     """
     count = 0
     end = time.monotonic()
-    for lesson in found:
-        end += REPLAY * len(lesson.trials)
-        mod = traces.load_module(lesson.module)
+    for sample in samples:
+        end += REPLAY * len(sample.trials)
+        mod = traces.load_module(sample.module)
         schedules: list[Any] = []
         latencies = []
-        for number, trial in enumerate(lesson.trials):
+        for number, trial in enumerate(sample.trials):
             if number and time.monotonic() > end:
                 break
             try:
                 schedules.append(traces.apply(mod, trial.trace))
-            except Exception:  # a trace that no longer applies teaches nothing
+            except Exception:  # skip a trace that no longer applies
                 continue
             latencies.append(trial.latency)
         if schedules:
-            generator = spaces.RuleSpace({"kind": str(target.kind.name)}).generator()
-            context = spaces.tune_context(mod, target, generator, seed=1, threads=threads)
-            model.learn(model.features(context, schedules), latencies, lesson.workload)
+            generator = rule_space.RuleSpace({"kind": str(target.kind.name)}).generator()
+            context = rule_space.tune_context(mod, target, generator, seed=1, threads=threads)
+            model.learn(model.features(context, schedules), latencies, sample.workload)
             count += len(schedules)
     return count

@@ -1,7 +1,7 @@
-// The devices of this process, what is measured on them, and TVM's interface to them.
+// The devices of this process, the timing of their kernels, and TVM's device API for them.
 //
-// Nothing here touches OpenCL before it is asked to: servers fork after the library was loaded, and
-// most drivers do not survive a fork.
+// OpenCL is initialized on first use: servers fork after loading the library, and most drivers do
+// not survive a fork.
 #pragma once
 
 #include <pthread.h>
@@ -25,8 +25,8 @@ namespace tvmtune_opencl {
 
 namespace ffi = tvm::ffi;
 
-// Set once the driver must not be called any more: it was set up by the parent of this process, or
-// the process is ending and the driver has taken itself down.
+// Set when the driver must no longer be called: the parent process initialized it, or this process
+// is exiting and the driver has cleaned up.
 inline std::atomic<bool> forked{false};
 inline std::atomic<bool> ending{false};
 
@@ -39,7 +39,7 @@ struct ClDevice {
   std::string platform_name;
   cl_context context = nullptr;
   cl_command_queue queue = nullptr;
-  cl_command_queue timed_queue = nullptr;  // of its own: profiling makes some drivers slower
+  cl_command_queue timed_queue = nullptr;  // separate: profiling slows some drivers down
   std::once_flag opened;
 
   std::string Label() const { return "opencl:" + std::to_string(index) + " (" + name + ")"; }
@@ -58,7 +58,7 @@ class Runtime {
     return *runtime;
   }
 
-  // Whether the driver may still be called to release something.
+  // Whether the driver may still be called to release objects.
   static bool Usable() { return !forked && !ending; }
 
   const Driver& driver() const { return driver_; }
@@ -114,7 +114,7 @@ class Runtime {
       std::string wrong = driver_.Open(path);
       if (wrong.empty()) wrong = Enumerate();
       if (!devices_.empty()) break;
-      // Of the usual places, only those that exist are worth a word.
+      // Of the default paths, report only those that exist.
       if (wrong.find("No such file") == std::string::npos || DriverPaths().size() == 1) {
         found += (found.empty() ? "" : "; ") + wrong;
       }
@@ -127,7 +127,7 @@ class Runtime {
       Select();
     }
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
-    // Registered after the driver was loaded, so that this runs before it takes itself down.
+    // Registered after the driver was loaded, so that it runs before the driver's own cleanup.
     std::atexit([] {
       if (forked) return;
       Runtime& self = Get();
@@ -142,10 +142,10 @@ class Runtime {
   std::string Enumerate() {
     cl_uint count = 0;
     cl_int status = driver_.clGetPlatformIDs(0, nullptr, &count);
-    if (status != CL_SUCCESS) return driver_.path + " says " + ErrorName(status);
+    if (status != CL_SUCCESS) return driver_.path + " reports " + ErrorName(status);
     std::vector<cl_platform_id> platforms(count);
     if (count != 0) status = driver_.clGetPlatformIDs(count, platforms.data(), nullptr);
-    if (status != CL_SUCCESS) return driver_.path + " says " + ErrorName(status);
+    if (status != CL_SUCCESS) return driver_.path + " reports " + ErrorName(status);
     status = -1;  // CL_DEVICE_NOT_FOUND
     for (cl_platform_id platform : platforms) {
       char name[256] = {0};
@@ -176,14 +176,14 @@ class Runtime {
     std::stable_sort(devices_.begin(), devices_.end(),
                      [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
     Enumerated();
-    return devices_.empty() ? driver_.path + " says " + ErrorName(status) : "";
+    return devices_.empty() ? driver_.path + " reports " + ErrorName(status) : "";
   }
 
   void Enumerated() {
     for (size_t i = 0; i < devices_.size(); ++i) devices_[i]->index = static_cast<int>(i);
   }
 
-  // TVMTUNE_OPENCL_DEVICE: the number of a device, or a part of its or its platform's name.
+  // TVMTUNE_OPENCL_DEVICE: a device's number, or part of its name or its platform's.
   void Select() {
     const char* variable = std::getenv("TVMTUNE_OPENCL_DEVICE");
     if (variable == nullptr || *variable == 0) return;
@@ -232,34 +232,34 @@ class Runtime {
   std::vector<std::unique_ptr<ClDevice>> devices_;
 };
 
-// What the kernels of one thread on one device took, while a timer of that thread is open.
-class Tape {
+// Device time of one thread's kernels on one device, recorded while that thread has a timer open.
+class KernelTimes {
  public:
-  static const std::shared_ptr<Tape>& Of(const ClDevice& device) {
-    thread_local std::map<int, std::shared_ptr<Tape>> tapes;
-    auto& tape = tapes[device.index];
-    if (tape == nullptr) tape = std::make_shared<Tape>();
-    return tape;
+  static const std::shared_ptr<KernelTimes>& Of(const ClDevice& device) {
+    thread_local std::map<int, std::shared_ptr<KernelTimes>> by_device;
+    auto& times = by_device[device.index];
+    if (times == nullptr) times = std::make_shared<KernelTimes>();
+    return times;
   }
 
-  ~Tape() { Drop(); }
+  ~KernelTimes() { ReleaseEvents(); }
 
   bool open() const { return timers_ > 0; }
   void Open() { ++timers_; }
   void Close() {
-    if (--timers_ == 0) Drop();
+    if (--timers_ == 0) ReleaseEvents();
   }
 
   void Add(cl_event event) {
     events_.push_back(event);
-    // A timed run may have a million launches.
-    if (events_.size() >= 1024) Settle();
+    // A timed run may have a million launches: do not keep all their events.
+    if (events_.size() >= 1024) Collect();
   }
 
   uint64_t launches() const { return launches_; }
 
-  // Nanoseconds on the device, of all launches up to now.
-  uint64_t Settle() {
+  // Waits for all launches so far; returns their total nanoseconds on the device.
+  uint64_t Collect() {
     Runtime& runtime = Runtime::Get();
     const Driver& cl = runtime.driver();
     if (events_.empty()) return nanos_;
@@ -276,12 +276,12 @@ class Tape {
       if (end > start) nanos_ += end - start;
     }
     launches_ += events_.size();
-    Drop();
+    ReleaseEvents();
     return nanos_;
   }
 
  private:
-  void Drop() {
+  void ReleaseEvents() {
     if (Runtime::Usable()) {
       for (cl_event event : events_) Runtime::Get().driver().clReleaseEvent(event);
     }
@@ -294,9 +294,9 @@ class Tape {
   std::vector<cl_event> events_;
 };
 
-// The queue for what this thread does on a device.
+// The queue that this thread uses on a device.
 inline cl_command_queue QueueOf(const ClDevice& device) {
-  return Tape::Of(device)->open() ? device.timed_queue : device.queue;
+  return KernelTimes::Of(device)->open() ? device.timed_queue : device.queue;
 }
 
 class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
@@ -309,7 +309,7 @@ class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
     return api;
   }
 
-  // The device for kernels without a buffer among their arguments.
+  // The device for kernels that take no buffer.
   static int& Current() {
     thread_local int current = 0;
     return current;
@@ -369,7 +369,7 @@ class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
       case rt::kTotalGlobalMemory:
         return number(runtime.Number<cl_ulong>(id, CL_DEVICE_GLOBAL_MEM_SIZE));
       default:
-        return;  // None: OpenCL does not tell
+        return;  // None: OpenCL does not report it
     }
   }
 
@@ -377,7 +377,7 @@ class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
     Runtime& runtime = Runtime::Get();
     ClDevice& device = runtime.Device(dev.device_id);
     cl_int status = CL_SUCCESS;
-    // OpenCL has no buffers of no size.
+    // OpenCL has no empty buffers.
     cl_mem memory = runtime.driver().clCreateBuffer(device.context, CL_MEM_READ_WRITE,
                                                     std::max<size_t>(nbytes, 1), nullptr, &status);
     if (status != CL_SUCCESS) {
@@ -386,7 +386,7 @@ class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
           << ErrorName(status) << " (it allows "
           << runtime.Number<cl_ulong>(device.id, CL_DEVICE_MAX_MEM_ALLOC_SIZE)
           << " in one buffer and has "
-          << runtime.Number<cl_ulong>(device.id, CL_DEVICE_GLOBAL_MEM_SIZE) << " in all)";
+          << runtime.Number<cl_ulong>(device.id, CL_DEVICE_GLOBAL_MEM_SIZE) << " in total)";
     }
     return new Buffer{memory, &device};
   }
@@ -410,7 +410,7 @@ class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
     Runtime& runtime = Runtime::Get();
     const Driver& cl = runtime.driver();
     auto buffer = [&](const void* data, DLDevice dev) {
-      runtime.Device(dev.device_id);  // says why where it cannot be used
+      runtime.Device(dev.device_id);  // throws if the device cannot be used
       return static_cast<const Buffer*>(data);
     };
     auto host = [](const void* data, size_t offset) {
@@ -449,7 +449,7 @@ class OpenCLDeviceAPI final : public tvm::runtime::DeviceAPI {
   }
 };
 
-// TVM's own declaration needs a header that its wheel lacks. The order of the methods is the layout.
+// TVM's own declaration needs a header that its wheel lacks. The method order must match.
 class TimerNode : public ffi::Object {
  public:
   virtual void Start() = 0;
@@ -461,36 +461,36 @@ class TimerNode : public ffi::Object {
   TVM_FFI_DECLARE_OBJECT_INFO("runtime.TimerNode", TimerNode, ffi::Object);
 };
 
-// The time that kernels took on the device; gaps between them are not in it. Where there was no
-// kernel, the time on the clock.
+// Time of the kernels on the device, without the gaps between them; wall-clock time if no kernel
+// ran.
 class KernelTimer final : public TimerNode {
  public:
   explicit KernelTimer(DLDevice dev) : device_(Runtime::Get().Device(dev.device_id)) {}
 
   ~KernelTimer() {
-    if (tape_ != nullptr) tape_->Close();
+    if (times_ != nullptr) times_->Close();
   }
 
   void Start() final {
     Runtime::Get().Finish(device_);
-    tape_ = Tape::Of(device_);
-    tape_->Open();
-    start_ = tape_->Settle();
-    launches_ = tape_->launches();
+    times_ = KernelTimes::Of(device_);
+    times_->Open();
+    start_ = times_->Collect();
+    launches_ = times_->launches();
     clock_ = std::chrono::steady_clock::now();
   }
 
-  // What follows goes to the other queue, so that everything in this one has to be finished.
+  // Later commands go to the other queue, so everything in this one has to finish first.
   void Stop() final {
     Runtime::Get().Finish(device_);
     auto wall = std::chrono::steady_clock::now() - clock_;
-    int64_t nanos = static_cast<int64_t>(tape_->Settle() - start_);
-    if (tape_->launches() == launches_) {
+    int64_t nanos = static_cast<int64_t>(times_->Collect() - start_);
+    if (times_->launches() == launches_) {
       nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count();
     }
     elapsed_ = nanos;
-    tape_->Close();
-    tape_ = nullptr;
+    times_->Close();
+    times_ = nullptr;
   }
 
   int64_t SyncAndGetElapsedNanos() final { return elapsed_; }
@@ -499,7 +499,7 @@ class KernelTimer final : public TimerNode {
 
  private:
   ClDevice& device_;
-  std::shared_ptr<Tape> tape_;  // while the timer runs
+  std::shared_ptr<KernelTimes> times_;  // while the timer runs
   uint64_t start_ = 0;
   uint64_t launches_ = 0;
   int64_t elapsed_ = 0;

@@ -1,5 +1,5 @@
-// The part of OpenCL 1.1 that is used, declared here because boards come without its headers, and
-// the driver that provides it, looked up at run time because there may be none.
+// The OpenCL 1.1 functions in use, declared here because boards lack the headers, and the driver
+// that provides them, loaded at run time because there may be none.
 #pragma once
 
 #include <dlfcn.h>
@@ -103,21 +103,21 @@ struct Driver {
   TVMTUNE_OPENCL_FUNCTIONS(X)
 #undef X
 
-  // Opens the library; what is wrong with it, or an empty string.
+  // Opens the library; returns an error message, or an empty string on success.
   std::string Open(const std::string& library) {
     path = library;
     void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) return dlerror();
 #define X(result, name, parameters)                                           \
   name = reinterpret_cast<result(*) parameters>(dlsym(handle, #name));        \
-  if (name == nullptr) return library + ": there is no " #name " in it";
+  if (name == nullptr) return library + ": it does not define " #name;
     TVMTUNE_OPENCL_FUNCTIONS(X)
 #undef X
     return "";
   }
 };
 
-// Where a driver may be: the ICD loader first, then Mali's libraries, which are drivers themselves.
+// Candidate driver libraries: the ICD loader first, then Mali's, which are drivers themselves.
 inline std::vector<std::string> DriverPaths() {
   const char* chosen = std::getenv("TVMTUNE_OPENCL_LIBRARY");
   if (chosen != nullptr && *chosen != 0) return {chosen};

@@ -1,6 +1,6 @@
-// An OpenCL runtime for TVM's Python wheel, which generates OpenCL C and has nothing to run it.
+// An OpenCL runtime for TVM's Python wheel, which generates OpenCL C but cannot run it.
 //
-// It registers under the names that TVM's own runtime would have, unless that one is there.
+// It registers under the names of TVM's own OpenCL runtime, unless TVM has that one.
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/dtype.h>
@@ -15,7 +15,7 @@
 
 namespace tvmtune_opencl {
 
-// TVM's own declaration needs a header that its wheel lacks; the fields are its layout.
+// TVM's own declaration needs a header that its wheel lacks; the fields must match its layout.
 class FunctionInfoObj : public ffi::Object {
  public:
   ffi::String name;
@@ -31,7 +31,7 @@ class FunctionInfo : public ffi::ObjectRef {
   TVM_FFI_DEFINE_OBJECT_REF_METHODS_NULLABLE(FunctionInfo, ffi::ObjectRef, FunctionInfoObj);
 };
 
-// Numbers and strings of a module's bytes, little endian.
+// Reads numbers and strings from a serialized module, little endian.
 class Reader {
  public:
   explicit Reader(const ffi::Bytes& bytes) : at_(bytes.data()), end_(at_ + bytes.size()) {}
@@ -48,7 +48,7 @@ class Reader {
     return std::string(Take(size), size);
   }
 
-  // Before memory is reserved for `count` entries of at least one byte.
+  // A count of entries of at least one byte each, checked before memory is reserved for them.
   uint64_t Count() {
     const uint64_t count = Number<uint64_t>();
     if (count > static_cast<uint64_t>(end_ - at_)) Damaged();
@@ -95,7 +95,7 @@ struct Signature {
   std::vector<int32_t> extra;
 };
 
-// What of a build log is worth a line: the errors, or else its end.
+// Summarizes a build log in one line: its first errors, or else its last line.
 inline std::string Errors(const std::string& log) {
   std::istringstream lines(log);
   std::string line, errors, last;
@@ -167,23 +167,23 @@ class Kernel {
     const size_t* local = sizes + 3;
     size_t global[3];
     for (int i = 0; i < 3; ++i) global[i] = sizes[i] * local[i];
-    if (global[0] * global[1] * global[2] == 0) return;  // a tensor with nothing in it
+    if (global[0] * global[1] * global[2] == 0) return;  // an empty tensor
 
     Runtime& runtime = Runtime::Get();
     const Driver& cl = runtime.driver();
     ClDevice& device = runtime.Device(DeviceOf(args));
-    // Arguments are a state of the kernel: no other thread may come between them and the launch.
+    // Arguments are state of the cl_kernel: no other thread may change them before the launch.
     std::lock_guard<std::mutex> lock(mutex_);
     cl_kernel kernel = Get(device).kernel;
     for (size_t i = 0; i < count; ++i) SetArgument(kernel, i, args[static_cast<int>(i)], device);
 
-    Tape& tape = *Tape::Of(device);
+    KernelTimes& times = *KernelTimes::Of(device);
     cl_event event = nullptr;
     cl_int status = cl.clEnqueueNDRangeKernel(QueueOf(device), kernel,
                                               static_cast<cl_uint>(dimensions_), nullptr, global,
-                                              local, 0, nullptr, tape.open() ? &event : nullptr);
+                                              local, 0, nullptr, times.open() ? &event : nullptr);
     if (status != CL_SUCCESS) Refused(status, local, kernel, device);
-    if (event != nullptr) tape.Add(event);
+    if (event != nullptr) times.Add(event);
   }
 
  private:
@@ -225,7 +225,7 @@ class Kernel {
       const double number = value.cast<double>();
       set(sizeof(number), &number);
     } else {
-      const int64_t number = value.cast<int64_t>();  // its first bytes are the narrower number
+      const int64_t number = value.cast<int64_t>();  // little endian: a prefix is narrower
       set(type.bits / 8, &number);
     }
   }
@@ -273,7 +273,7 @@ class Kernel {
     T value{};
     Runtime::Get().driver().clGetKernelWorkGroupInfo(kernel, device.id, key, sizeof(T), &value,
                                                      nullptr);
-    return value;  // zero where the driver does not tell
+    return value;  // zero if the driver does not report it
   }
 
   [[noreturn]] void Refused(cl_int status, const size_t* local, cl_kernel kernel,
@@ -284,9 +284,10 @@ class Kernel {
     if (status == CL_INVALID_WORK_GROUP_SIZE) {
       Runtime& runtime = Runtime::Get();
       text << " (" << local[0] << " x " << local[1] << " x " << local[2]
-           << " work-items in a group; the kernel may have "
-           << Info<size_t>(kernel, device, CL_KERNEL_WORK_GROUP_SIZE) << ", the device "
-           << runtime.Number<size_t>(device.id, CL_DEVICE_MAX_WORK_GROUP_SIZE) << ")";
+           << " work-items in a group; the limit is "
+           << Info<size_t>(kernel, device, CL_KERNEL_WORK_GROUP_SIZE) << " for the kernel, "
+           << runtime.Number<size_t>(device.id, CL_DEVICE_MAX_WORK_GROUP_SIZE)
+           << " for the device)";
     }
     TVM_FFI_THROW(RuntimeError) << text.str();
     TVM_FFI_UNREACHABLE();
@@ -305,15 +306,15 @@ class OpenCLModule final : public ffi::ModuleObj {
   OpenCLModule(std::string format, std::vector<Signature> signatures, std::string code)
       : format_(std::move(format)), code_(std::move(code)) {
     if (format_ != "cl") {
-      TVM_FFI_THROW(ValueError) << "OpenCL kernels in the form '" << format_
+      TVM_FFI_THROW(ValueError) << "OpenCL kernels in the format '" << format_
                                 << "' cannot be run, only source can";
     }
     auto sources = Split(code_);
     for (Signature& signature : signatures) {
       auto source = sources.find(signature.key);
       if (source == sources.end()) {
-        TVM_FFI_THROW(ValueError) << "there is no source of OpenCL kernel '" << signature.key
-                                  << "'";
+        TVM_FFI_THROW(ValueError) << "the source of OpenCL kernel '" << signature.key
+                                  << "' is missing";
       }
       kernels_.push_back(std::make_shared<Kernel>(std::move(signature), source->second));
       by_name_[kernels_.back()->signature().key] = kernels_.back();
@@ -382,7 +383,7 @@ class OpenCLModule final : public ffi::ModuleObj {
     return Make(std::move(format), std::move(signatures), std::move(code));
   }
 
-  // From the code generator. The fourth argument is the source once more, for inspection.
+  // Called by the code generator. The fourth argument repeats the source, for inspection.
   static ffi::Module Create(ffi::Bytes code, ffi::String format,
                             ffi::Map<ffi::String, FunctionInfo> functions,
                             ffi::Map<ffi::String, ffi::String>) {
@@ -406,7 +407,7 @@ class OpenCLModule final : public ffi::ModuleObj {
                                                       std::move(code)));
   }
 
-  // Each kernel's own source: one that does not build does no harm to the others.
+  // Splits the source by kernel, so that one that does not build leaves the others usable.
   static std::unordered_map<std::string, std::string> Split(const std::string& code) {
     std::unordered_map<std::string, std::string> sources;
     std::istringstream lines(code);
@@ -429,7 +430,7 @@ class OpenCLModule final : public ffi::ModuleObj {
   std::unordered_map<std::string, std::shared_ptr<Kernel>> by_name_;
 };
 
-// The devices as JSON: what TVM's attributes do not tell. Called by boards' clients, too.
+// The devices as JSON, with what TVM's attributes lack. Clients of boards call it, too.
 inline ffi::String Describe() {
   Runtime& runtime = Runtime::Get();
   std::ostringstream out;
@@ -473,7 +474,7 @@ inline ffi::String Describe() {
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  // A second registration of a name ends the process.
+  // Registering a name twice would end the process.
   if (ffi::Function::GetGlobal("device_api.opencl").has_value()) return;
   TVMFFIVersion version;
   TVMFFIGetVersion(&version);

@@ -1,8 +1,8 @@
-"""Folds batch normalisation into the convolution before it, or into one product and one sum.
+"""Folds batch normalization into the convolution before it, or into one product and one sum.
 
-TVM has a pass for the first, but it computes the new weights in unscheduled kernels: 5 s for
-ResNet-18, where NumPy takes a tenth. The second is for networks that normalise before they convolve
-(DenseNet): the four operations that TVM makes of it are two.
+TVM has a pass for the first, but computes the new weights in unscheduled kernels: 5 s for ResNet-18,
+where NumPy takes a tenth. The second is for networks that normalize before they convolve (DenseNet),
+and halves the four operations that TVM makes of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tvmtune import arrays
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.fold import static_shapes
 
@@ -26,12 +27,12 @@ _DEFAULT_EPSILON = 1e-5
 def fold_batch_norms(
     model: onnx.ModelProto, weights: dict[str, np.ndarray] | None = None
 ) -> onnx.ModelProto:
-    """Return ``model`` with ``Conv -> BatchNormalization`` as one ``Conv`` wherever all parameters are
-    weights and nothing else uses the convolution's result, and every other ``BatchNormalization`` of
-    weights as ``Mul`` and ``Add``. The model itself is not changed.
+    """Return ``model`` with its batch normalizations folded; the model itself is not changed.
 
-    Weights that the model only declares are taken from ``weights``; the new ones are added to it, and
-    those that nothing uses any more are removed.
+    ``Conv -> BatchNormalization`` becomes one ``Conv`` if all parameters are weights and nothing else
+    uses the convolution's result. Other ``BatchNormalization`` by weights becomes ``Mul`` and ``Add``.
+    Weights that the model only declares are read from ``weights``, to which new ones are added and from
+    which unused ones are removed.
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -39,7 +40,7 @@ def fold_batch_norms(
     uses.update(output.name for output in graph.output)
     makers = {name: node for node in graph.node for name in node.output}
     ranks = _ranks(model)
-    pairs, alone = {}, {}
+    pairs, unpaired = {}, {}
     for node in graph.node:
         if (
             node.op_type != "BatchNormalization"
@@ -59,8 +60,8 @@ def fold_batch_norms(
         ):
             pairs[conv.output[0]] = node
         elif node.input[0] in ranks:
-            alone[node.output[0]] = node
-    if not pairs and not alone:
+            unpaired[node.output[0]] = node
+    if not pairs and not unpaired:
         return model
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -69,7 +70,7 @@ def fold_batch_norms(
     for node in graph.node:
         if id(node) in dropped:
             continue
-        if node.op_type == "BatchNormalization" and node.output[0] in alone:
+        if node.op_type == "BatchNormalization" and node.output[0] in unpaired:
             nodes += _affine(node, ranks[node.input[0]], tensors, result, weights)
             continue
         norm = pairs.get(node.output[0]) if node.op_type == "Conv" else None
@@ -83,7 +84,7 @@ def fold_batch_norms(
     if weights is not None:
         for name in set(weights) - used:
             del weights[name]
-    # Older files list weights as inputs, too: one that is gone must not become a real input.
+    # Older files also list weights as inputs: one that was removed must not become a real input.
     listed = [i for i in graph.input if i.name not in tensors or i.name in used]
     del result.graph.input[:]
     result.graph.input.extend(listed)
@@ -97,7 +98,7 @@ def _merge(
     result: onnx.ModelProto,
     weights: dict[str, np.ndarray] | None,
 ) -> onnx.NodeProto:
-    """The convolution that computes both; its weights become initialisers of ``result``."""
+    """The convolution that computes both; its weights become initializers of ``result``."""
     scale, mean, beta = _parameters(norm, tensors, weights)
     kernel = onnx_weights.value(tensors[conv.input[1]], weights)
     has_bias = len(conv.input) > 2 and conv.input[2]
@@ -122,7 +123,7 @@ def _affine(
     result: onnx.ModelProto,
     weights: dict[str, np.ndarray] | None,
 ) -> list[onnx.NodeProto]:
-    """The product and the sum that a normalisation of its own is."""
+    """The product and the sum of a normalization that follows no convolution."""
     scale, mean, beta = _parameters(norm, tensors, weights)
     dtype = onnx_weights.value(tensors[norm.input[1]], weights).dtype
     output = norm.output[0]
@@ -140,7 +141,7 @@ def _affine(
 def _parameters(
     norm: onnx.NodeProto, tensors: dict[str, onnx.TensorProto], weights: Weights | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scale, mean and shift of a normalisation: ``(x - mean) * scale + shift``."""
+    """Scale, mean and shift of a normalization: ``(x - mean) * scale + shift``."""
     gamma, beta, mean, variance = (_array(tensors[name], weights) for name in norm.input[1:5])
     scale = gamma / np.sqrt(variance + _attribute(norm, "epsilon", _DEFAULT_EPSILON))
     return scale, mean, beta
@@ -149,17 +150,17 @@ def _parameters(
 def _add(
     result: onnx.ModelProto, weights: dict[str, np.ndarray] | None, name: str, array: np.ndarray
 ) -> None:
-    """A new weight of the model."""
+    """Add a weight to the model."""
     if weights is None:
         result.graph.initializer.append(numpy_helper.from_array(array, name))
     else:
-        weights[name] = onnx_weights.aligned(array)
+        weights[name] = arrays.aligned(array)
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         onnx_weights.declare(result, name, array.shape, kind)
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    """Ranks of the values for which shape inference finds one."""
+    """Ranks of values, as far as shape inference finds them."""
     if all(node.op_type != "BatchNormalization" for node in model.graph.node):
         return {}
     return {name: len(shape) for name, shape in static_shapes(model).items()}

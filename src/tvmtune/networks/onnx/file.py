@@ -1,4 +1,4 @@
-"""Reading an ONNX file, and saying plainly what is wrong with one that cannot be read."""
+"""Reads ONNX files and explains what is wrong with unreadable ones."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ FORMAT = Format(
 
 
 def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Load the model at ``path``, weights kept in other files included.
+    """Load the model at ``path``, with weights from external data files.
 
-    Large weights are only declared in the model, and come as arrays by name. Raises
+    Large weights are only declared in the model, and returned as arrays by name. Raises
     :class:`UsageError` if there is no such file, :class:`TvmtuneError` if it holds no model.
     """
     start = FORMAT.start(path)
     try:
         model, weights = onnx_wire.read(path)
     except Exception as error:  # protobuf's own class, which differs between its implementations
-        raise FORMAT.mistaken(path, start) from error
-    # The graph stands before the operator set in a file, so a model without one was cut short,
-    # and text can by chance parse as a message without either.
+        raise FORMAT.wrong_format(path, start) from error
+    # The operator set follows the graph in a file: without one, the file was cut short. Text may by
+    # chance parse as a message without either.
     if not model.graph.node or not model.graph.output or not model.opset_import:
-        raise FORMAT.mistaken(path, start)
+        raise FORMAT.wrong_format(path, start)
     try:
-        _load_other_files(model, path.parent)
+        _load_external_data(model, path.parent)
     except Exception as error:  # missing, too short, outside the directory, ...
         raise TvmtuneError(
             f"{path} keeps weights in another file, which cannot be read: {one_line(error)}; "
@@ -51,12 +51,12 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return model, weights
 
 
-def _load_other_files(model: onnx.ModelProto, folder: Path) -> None:
-    """Put the values that are in files beside the model into it."""
-    own = [t for t in model.graph.initializer if onnx_weights.is_declared(t)]
-    own = [t for t in own if t.external_data[0].value == onnx_weights.HERE]
-    for tensor in own:
+def _load_external_data(model: onnx.ModelProto, folder: Path) -> None:
+    """Put the values from external data files into the model."""
+    loaded = [t for t in model.graph.initializer if onnx_weights.is_declared(t)]
+    loaded = [t for t in loaded if t.external_data[0].value == onnx_weights.IN_MEMORY]
+    for tensor in loaded:
         tensor.data_location = TensorProto.DEFAULT
     load_external_data_for_model(model, str(folder))
-    for tensor in own:
+    for tensor in loaded:
         tensor.data_location = TensorProto.EXTERNAL

@@ -1,8 +1,7 @@
-"""Computes what static shapes make constant.
+"""Constant folding for ONNX models with static shapes.
 
-Exporters leave arithmetic on shapes in their files (Shape, Gather, Mul, Concat, Reshape), so that
-the batch may vary. Here shapes are static, so that all of it is known; and the importer takes only
-a part of it.
+Exporters leave arithmetic on shapes in their files (Shape, Gather, Mul, Concat, Reshape) so that the
+batch may vary. With static shapes all of it is constant, and the importer supports only a part of it.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LARGEST = LARGEST
-"""Elements up to which a tensor takes part: this is for shapes, axes and masks, not for weights."""
+"""Tensors of up to this many elements are folded: shapes, axes and masks, not weights."""
 
-_NEVER = {
+_NOT_PURE = {
     "Bernoulli",
     "Dropout",
     "Multinomial",
@@ -36,14 +35,14 @@ _NEVER = {
 
 
 def fold(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with constant small results as weights in the place of their nodes.
+    """Return ``model`` with weights in place of nodes whose small results are constant.
 
-    The inputs must have static shapes. The model itself is not changed; it is returned if there is
+    The inputs must have static shapes. The model itself is not changed, and returned if there is
     nothing to fold.
     """
     result = model
     while True:
-        # What has been folded lets inference see further, and that may make more nodes constant.
+        # Folding lets shape inference get further, which may make more nodes constant.
         constants = _constants(result)
         if not constants:
             return result
@@ -58,9 +57,9 @@ def fold(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def decide_branches(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with the branch that is taken in the place of each If of known condition.
+    """Return ``model`` with the branch taken in place of each If with a constant condition.
 
-    Exporters leave such nodes where the program asked for a shape. The model itself is not changed.
+    Exporters emit such nodes where the program tested a shape. The model itself is not changed.
     """
     while True:
         conditions = {
@@ -91,13 +90,13 @@ def _decided(node: onnx.NodeProto, conditions: Mapping[str, bool]) -> bool:
 
 
 def skeleton(model: onnx.ModelProto, *, largest: int = _LARGEST) -> onnx.ModelProto:
-    """The model with its weights of more elements as inputs: what checks and inference need.
+    """The model with weights of more than ``largest`` elements as inputs, for checks and inference.
 
-    They serialise what they are given, which for a whole model takes long, and fails above 2 GiB.
+    Both serialize the model, which is slow with weights and fails above 2 GiB.
     """
-    light = onnx.ModelProto(ir_version=model.ir_version)
-    light.opset_import.extend(model.opset_import)
-    source, target = model.graph, light.graph
+    light_model = onnx.ModelProto(ir_version=model.ir_version)
+    light_model.opset_import.extend(model.opset_import)
+    source, target = model.graph, light_model.graph
     target.name = source.name or "main"
     target.node.extend(source.node)
     target.input.extend(source.input)
@@ -110,11 +109,11 @@ def skeleton(model: onnx.ModelProto, *, largest: int = _LARGEST) -> onnx.ModelPr
         elif tensor.name not in listed:
             info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             target.input.append(info)
-    return light
+    return light_model
 
 
 def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Results of nodes that can be told without the inputs, by name."""
+    """Results of nodes that do not depend on the inputs, by name."""
     if not any(node.op_type in ("Constant", "Shape", "Size") for node in model.graph.node):
         return {}
     shapes = static_shapes(model)
@@ -126,11 +125,11 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     outputs = {info.name for info in model.graph.output}
     folded: dict[str, np.ndarray] = {}
     for node in model.graph.node:
-        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in _NEVER:
+        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in _NOT_PURE:
             continue
         name = node.output[0]
         if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
-            # Its value is not needed, and only its shape need be made for the evaluator.
+            # The evaluator needs only the shape: broadcasting makes one without the memory.
             shape = shapes[node.input[0]]
             value = _evaluate(node, {node.input[0]: np.broadcast_to(np.float32(0), shape)}, model)
         elif all(not source or source in known for source in node.input):
@@ -148,11 +147,11 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Static shapes of all values for which inference finds one."""
-    light = skeleton(model)
-    with contextlib.suppress(Exception):  # a model that runs although inference refuses it
-        light = shape_inference.infer_shapes(light, data_prop=True)
-    graph = light.graph
+    """Static shapes of values, as far as shape inference finds them."""
+    light_model = skeleton(model)
+    with contextlib.suppress(Exception):  # some models run although inference refuses them
+        light_model = shape_inference.infer_shapes(light_model, data_prop=True)
+    graph = light_model.graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     for info in (*graph.input, *graph.value_info, *graph.output):
         tensor_type = info.type.tensor_type
@@ -165,7 +164,7 @@ def static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 def _evaluate(
     node: onnx.NodeProto, known: Mapping[str, np.ndarray], model: onnx.ModelProto
 ) -> np.ndarray | None:
-    """The only result of ``node``, or None if the evaluator does not support it."""
+    """The single result of ``node``, or None if the evaluator does not support it."""
     from onnx.reference import ReferenceEvaluator
 
     feed = {name: known[name] for name in node.input if name}
@@ -178,7 +177,7 @@ def _evaluate(
         graph = helper.make_graph([node], "fold", infos, [result])
         single = helper.make_model(graph, opset_imports=model.opset_import)
         value = next(iter(ReferenceEvaluator(single).run(None, feed)))
-    except Exception:  # whatever it is, the node stays, and a real error shows when it is imported
+    except Exception:  # the node stays, and the importer reports a real error
         return None
     return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
 

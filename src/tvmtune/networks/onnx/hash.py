@@ -1,13 +1,12 @@
-"""Two hashes of an ONNX model: what it computes with, and what it computes."""
+"""The structure hash and the weights hash of an ONNX model."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from onnx import AttributeProto, TensorProto, helper
 
+from tvmtune.networks.hashing import NetworkHasher
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.types import digest
 
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
 
     from tvmtune.networks.onnx.weights import Weights
 
-_SMALL = 64
-"""Up to so many integers are taken for axes, shapes or indices, which shape the program."""
-
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
+"""Types whose small tensors are described by value."""
 
 _PARAMETERS = {
     ("Clip", 1),
@@ -39,21 +36,22 @@ def hashes(model: onnx.ModelProto, weights: Weights | None = None) -> tuple[str,
 
     The structure is the nodes in the file's order, their attributes, the edges between them, shapes
     and dtypes of inputs and weights, and the values of small constants that act as axes, shapes or
-    bounds. Names do not count. The weights hash covers all the other values, in the order of use.
-    ``weights`` holds the values that the model only declares.
+    bounds; names do not count. The weights hash covers all other values, in the order of use.
+    ``weights`` holds the values of weights that the model only declares.
     """
-    walker = _Walker(weights)
+    hasher = NetworkHasher()
+    walker = _GraphWalker(hasher, weights)
     opsets = sorted((o.domain or "ai.onnx", o.version) for o in model.opset_import)
     structure = {"opsets": opsets, "graph": walker.graph(model.graph, {}, {})}
-    return digest(structure), walker.weights.hexdigest()[:16]
+    return digest(structure), hasher.weights_hash()
 
 
-class _Walker:
-    """Describes graphs with numbers in the place of names, and hashes the weights that it meets."""
+class _GraphWalker:
+    """Describes graphs with edge numbers in place of names, and hashes weights on the way."""
 
-    def __init__(self, values: Weights | None = None) -> None:
-        self.weights = hashlib.sha256()
-        self._values = values
+    def __init__(self, hasher: NetworkHasher, weights: Weights | None) -> None:
+        self._hasher = hasher
+        self._weights = weights
         self._count = 0
 
     def graph(
@@ -62,7 +60,7 @@ class _Walker:
         outer_edges: dict[str, Any],
         outer_tensors: dict[str, onnx.TensorProto],
     ) -> dict[str, Any]:
-        """Describe ``graph``; the ``outer`` things are those that a subgraph sees around it."""
+        """Describe ``graph``; as a subgraph it sees ``outer`` edges and tensors."""
         edges = dict(outer_edges)
         tensors = outer_tensors | {tensor.name: tensor for tensor in graph.initializer}
         inputs = []
@@ -128,23 +126,15 @@ class _Walker:
         return [attribute.name, value]
 
     def _tensor(self, tensor: onnx.TensorProto, *, parameter: bool = False) -> list[Any]:
-        array = onnx_weights.value(tensor, self._values)
-        described: list[Any] = [tensor.data_type, list(tensor.dims)]
-        if array.size <= _SMALL and (parameter or tensor.data_type in _INTEGERS):
-            return [*described, array.tolist()]
-        self.weights.update(repr(described).encode())
-        self.weights.update(_content(array))
-        return described
+        return self._hasher.tensor(
+            onnx_weights.value(tensor, self._weights),
+            [tensor.data_type, list(tensor.dims)],
+            by_value=parameter or tensor.data_type in _INTEGERS,
+        )
 
 
 def _name(attribute: onnx.AttributeProto) -> str:
     return attribute.name
-
-
-def _content(array: np.ndarray) -> bytes | memoryview:
-    if array.dtype == object:  # strings
-        return repr(array.tolist()).encode()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TVM's importer of ONNX graphs, with its hooks used for what it lacks."""
+"""TVM's importer of ONNX graphs with our converters and with weights outside of the graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmtune.networks.onnx import weights as onnx_weights
-from tvmtune.networks.onnx.converters import CONVERTERS, Request
+from tvmtune.networks.onnx.converters import CONVERTERS, Node
 
 if TYPE_CHECKING:
     import onnx
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Importer(ONNXGraphImporter):
-    """Imports a graph whose large weights are kept outside of it."""
+    """Imports a graph whose large weights are kept elsewhere."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(None, "float32", keep_params_in_input=False)
@@ -28,17 +28,17 @@ class Importer(ONNXGraphImporter):
     def _parse_array(self, tensor_proto: onnx.TensorProto) -> Any:
         array = onnx_weights.value(tensor_proto, self._weights)
         if onnx_weights.is_declared(tensor_proto) and array.dtype.kind in "iuf":
-            return tvm.runtime.from_dlpack(array)  # the very memory, not a copy
+            return tvm.runtime.from_dlpack(array)  # shares memory, no copy
         return tvm.runtime.tensor(np.array(array))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        """Has been done, with the nodes' names and our converters in mind."""
+        """Skipped: :mod:`tvmtune.networks.onnx.relax` checks them and names the nodes."""
 
     def _convert_operator(
         self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
     ) -> Any:
         def standard(*arguments: Any, operator: str = op_name) -> Any:
-            """What TVM's own converter makes of other inputs."""
+            """TVM's own converter, for these or other inputs."""
             values = onnx_input(arguments)
             return super(Importer, self)._convert_operator(operator, values, attrs, opset)
 
@@ -46,7 +46,7 @@ class Importer(ONNXGraphImporter):
         if ours is None:
             result = standard(*inputs)
         else:
-            result = ours(Request(self.bb, list(inputs), attrs, opset, standard))
+            result = ours(Node(self.bb, list(inputs), attrs, opset, standard))
             if isinstance(result, relax.Expr):
                 result = self.bb.normalize(result)
         _check_static(result)
@@ -54,7 +54,7 @@ class Importer(ONNXGraphImporter):
 
 
 def _check_static(result: Any) -> None:
-    """Raise ValueError if the shape of a result is not known before the network runs."""
+    """Raise ValueError if the shape of a result is not static."""
     fields = result.ty.fields if isinstance(result.ty, relax.TupleType) else [result.ty]
     for kind in fields:
         if isinstance(kind, relax.TensorType) and (

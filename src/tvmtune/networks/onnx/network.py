@@ -1,4 +1,4 @@
-"""A network that is an ONNX model with static shapes: those of the zoo and those from files."""
+"""Networks in ONNX form with static shapes, from the zoo and from files."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def read(
 ) -> OnnxNetwork:
     """The network in an ONNX file, as :func:`tvmtune.networks.load` wants it."""
 
-    def again() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    def reload() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         return onnx_file.read(path)
 
-    model, weights = again()
+    model, weights = reload()
     return OnnxNetwork(
         model,
         weights=weights,
@@ -54,19 +54,19 @@ def read(
         batch=batch,
         shapes=shapes,
         label=label,
-        again=again,
+        reload=reload,
     )
 
 
 _KEPT = 1 << 28
-"""Bytes of weights up to which a network keeps them although it could read them again."""
+"""A network keeps up to this many bytes of weights in memory even if it can read them again."""
 
 
 class OnnxNetwork:
     """Implements :class:`tvmtune.types.Network`; see there for the attributes.
 
-    It keeps its weights in memory once, or not at all where they are large and can be had again: they
-    are then read anew for each ``to_relax``, ``to_onnx`` and ``reference``.
+    It keeps its weights in memory once. Large weights that can be reloaded are not kept at all, but
+    read for each ``to_relax``, ``to_onnx`` and ``reference``.
     """
 
     name: str
@@ -76,7 +76,7 @@ class OnnxNetwork:
     structure_hash: str
     weights_hash: str
     releases_weights: bool
-    """Whether it lets go of them after use; others should then do so as well."""
+    """Whether it drops its weights after use; callers should then do so as well."""
 
     def __init__(
         self,
@@ -88,22 +88,22 @@ class OnnxNetwork:
         shapes: Mapping[str, Sequence[int]] | None = None,
         label: str | None = None,
         weights: Weights | None = None,
-        again: Callable[[], tuple[onnx.ModelProto, Weights]] | None = None,
+        reload: Callable[[], tuple[onnx.ModelProto, Weights]] | None = None,
     ) -> None:
-        """Bind open dimensions of ``model``, which is taken over and changed, and check it.
+        """Bind open dimensions of ``model``, which is modified in place, and check it.
 
-        ``label`` names the network in messages; ``weights`` holds the values that the model only
-        declares; ``again`` gives both once more. Raises :class:`UsageError` if dimensions stay open or
+        ``label`` names the network in messages; ``weights`` holds the weights that the model only
+        declares; ``reload`` loads both anew. Raises :class:`UsageError` if dimensions stay open or
         ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the model is unsound.
         """
         self.name = name
         self.source = source or {}
         self._label = label or name
-        self._again = again
+        self._reload = reload
         self.releases_weights = False
         self._weights: dict[str, np.ndarray] | None
         self._model, self._weights = _open(model, weights, self._label)
-        del model, weights  # and with it its copy of the weights
+        del model, weights  # with their copies of the weights
         check_operators(self._model, self._label)
         _check_tensors(self._model.graph, self._label)
         _check(self._model, self._label)
@@ -120,36 +120,36 @@ class OnnxNetwork:
             return to_relax(self._model, self.inputs, self.outputs, self._label, weights)
 
     def to_onnx(self) -> bytes | None:
-        """The serialised model; None above the 2 GiB that the format allows."""
+        """The serialized model; None above the 2 GiB that the format allows."""
         with self._loaded() as weights:
             whole = onnx_weights.attach(self._model, weights)
         try:
             return whole.SerializeToString()
-        except Exception:  # protobuf's own class, which differs between its implementations
+        except Exception:  # the class differs between protobuf's implementations
             return None
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """Outputs by ONNX Runtime, or by onnx's own slow evaluator where that is not installed.
+        """Outputs by ONNX Runtime, or by onnx's slow reference evaluator if that is not installed.
 
-        Raises :class:`UsageError` if names, shapes or dtypes of ``inputs`` are not the network's.
+        Raises :class:`UsageError` if ``inputs`` have other names, shapes or dtypes than the network's.
         """
         check_inputs(inputs, self.inputs)
         return self._run(inputs)
 
     @contextlib.contextmanager
     def _loaded(self) -> Iterator[Weights]:
-        """The weights, which are let go again afterwards if there is a way to get them back."""
+        """The weights; dropped afterwards if they are large and can be reloaded."""
         weights = self._weights
         if weights is None:
-            assert self._again is not None
-            gc.collect()  # ONNX Runtime's sessions, which hold the weights of the last time
-            model, weights = _open(*self._again(), self._label)
+            assert self._reload is not None
+            gc.collect()  # ONNX Runtime's sessions hold the weights of the last run
+            model, weights = _open(*self._reload(), self._label)
             if hashes(model, weights)[1] != self.weights_hash:
                 raise TvmtuneError(
                     f"{self._label} has changed since this run began; start the run again"
                 )
         size = sum(int(array.nbytes) for array in weights.values())
-        self.releases_weights = self._again is not None and size > _KEPT
+        self.releases_weights = self._reload is not None and size > _KEPT
         self._weights = None if self.releases_weights else weights
         yield weights
 
@@ -165,17 +165,19 @@ class OnnxNetwork:
                     dim.dim_value = symbols[dim.dim_param]
 
     def _infer_output_shapes(self, *, chosen: bool) -> None:
-        """Make the outputs static; ``chosen`` if the user had a say in the inputs' shapes."""
+        """Make the outputs' shapes static; ``chosen`` if the user set shapes of inputs."""
         graph = self._model.graph
-        # What the exporter noted may be of another batch size: everything follows from the inputs.
+        # The exporter's notes may be for another batch size: everything follows from the inputs.
         del graph.value_info[:]
-        light = skeleton(self._model)
-        for info in light.graph.output:
+        light_model = skeleton(self._model)
+        for info in light_model.graph.output:
             info.type.tensor_type.ClearField("shape")
         try:
-            inferred = shape_inference.infer_shapes(light, strict_mode=True, data_prop=True)
+            inferred = shape_inference.infer_shapes(light_model, strict_mode=True, data_prop=True)
         except Exception as error:
-            with contextlib.suppress(TvmtuneError):  # what runs is sound, whatever inference says
+            with contextlib.suppress(
+                TvmtuneError
+            ):  # a model that runs is sound, whatever inference says
                 self._measure_output_shapes()
                 return
             if not chosen:
@@ -185,15 +187,15 @@ class OnnxNetwork:
                 f"{self._label} cannot take the inputs {shapes}: {one_line(error)}; "
                 "choose another --shape or --batch"
             ) from error
-        for info, found in zip(graph.output, inferred.graph.output, strict=True):
-            extents = _declared(found)
+        for info, output in zip(graph.output, inferred.graph.output, strict=True):
+            extents = _declared(output)
             if extents is not None and all(isinstance(extent, int) for extent in extents):
-                info.type.CopyFrom(found.type)
+                info.type.CopyFrom(output.type)
         if any(not _is_static(info) for info in graph.output):
             self._measure_output_shapes()
 
     def _measure_output_shapes(self) -> None:
-        """Run the network for the shapes that inference cannot tell."""
+        """Run the network to find the shapes that inference does not."""
         try:
             runs = [self._run(random_inputs(self.inputs, seed)) for seed in (0, 1)]
         except TvmtuneError:
@@ -228,7 +230,7 @@ class OnnxNetwork:
 def _open(
     model: onnx.ModelProto, weights: Weights | None, label: str
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The model without functions of its own and without large weights, and these weights."""
+    """The model with its functions inlined and its large weights detached, and these weights."""
     if model.functions:
         model = _inline_functions(model, label)
     try:
@@ -243,15 +245,15 @@ def _onnxruntime(
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what fails is raised, too
-    # It uses our weights in place. To pack them for speed would copy all of them, for one run.
+    options.log_severity_level = 4  # failures are raised anyway
+    # It uses our weights in place. Prepacking would copy all of them for a single run.
     options.add_session_config_entry("session.disable_prepacking", "1")
     shared = {name: array for name, array in weights.items() if array.dtype.kind in "biuf"}
-    if len(shared) < len(weights):  # types that NumPy has from elsewhere, such as bfloat16
+    if len(shared) < len(weights):  # types from ml_dtypes, such as bfloat16
         rest = {name: array for name, array in weights.items() if name not in shared}
         model = onnx_weights.attach(model, rest)
     if len(shared) == len(weights) and sum(a.nbytes for a in shared.values()) > _KEPT:
-        # Inputs are used where they are; of an initializer each session makes a copy.
+        # Sessions copy initializers, but use inputs in place.
         model, feed, shared = skeleton(model), feed | shared, {}
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in shared.values()]
     if values:
@@ -271,7 +273,7 @@ def _evaluator(
 
 
 def _inline_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
-    """Newer exporters call functions that the model itself defines; the importer knows none."""
+    """Newer exporters call functions that the model defines, which the importer does not support."""
     from onnx import inliner
 
     try:
@@ -284,13 +286,13 @@ def _inline_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
 
 
 def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Inputs that are no weights: old files list their weights as inputs, too."""
+    """Inputs that are not weights: old files also list their weights as inputs."""
     weights = {tensor.name for tensor in graph.initializer}
     return [info for info in graph.input if info.name not in weights]
 
 
 def _declared(info: onnx.ValueInfoProto) -> list[Dim] | None:
-    """Dimensions as the file has them; 0 and less stand for unknown in some files."""
+    """Dimensions as the file declares them; in some files 0 and less stand for unknown."""
     if not info.type.tensor_type.HasField("shape"):
         return None
     dims = info.type.tensor_type.shape.dim
@@ -304,22 +306,22 @@ def _is_static(info: onnx.ValueInfoProto) -> bool:
 
 def _set_shape(info: onnx.ValueInfoProto, extents: Sequence[int]) -> None:
     shape = info.type.tensor_type.shape
-    shape.SetInParent()  # a scalar has a shape with no dimensions
+    shape.SetInParent()  # a scalar has a shape without dimensions
     del shape.dim[:]
     for extent in extents:
         shape.dim.add().dim_value = extent
 
 
 def _check(model: onnx.ModelProto, label: str) -> None:
-    """Raise :class:`TvmtuneError` unless the model keeps to the format."""
-    light = skeleton(model)
-    for info in light.graph.output:
-        # The checker wants types of outputs, but nobody else does: they are inferred later.
+    """Raise :class:`TvmtuneError` unless the model is valid ONNX."""
+    light_model = skeleton(model)
+    for info in light_model.graph.output:
+        # Only the checker needs types of outputs: they are inferred later.
         info.type.tensor_type.shape.SetInParent()
         if not info.type.tensor_type.elem_type:
             info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     try:
-        onnx.checker.check_model(light)
+        onnx.checker.check_model(light_model)
     except onnx.checker.ValidationError as error:
         raise _invalid(label, error) from error
 

@@ -1,8 +1,7 @@
-"""ONNX to Relax through TVM's importer, with the node named that it cannot take.
+"""ONNX to Relax through TVM's importer, with errors that name the node.
 
-The importer looks converters up by operator alone, whatever the domain, and reports operators
-without their nodes. Both are mended here. Where its converter of an operator is wrong, ours takes its
-place (:mod:`tvmtune.networks.onnx.converters`).
+The importer looks up converters by operator regardless of the domain, and reports operators without
+their nodes; both are fixed here. :mod:`tvmtune.networks.onnx.converters` replaces its wrong converters.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import onnx
 from onnx import AttributeProto, defs
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.imported import check_signature, local_in, quiet
+from tvmtune.networks.importer_helpers import check_signature, local_in, quiet
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 from tvmtune.networks.onnx.fold import decide_branches, fold
@@ -41,10 +40,10 @@ _MICROSOFT = {
     "QuantizeLinear",
     "SkipLayerNormalization",
 }
-"""ONNX Runtime's own operators that the importer has converters for."""
+"""Operators of ONNX Runtime's domain for which the importer has converters."""
 
 _RECURRENT = "export its cells step by step as MatMul, Add, Sigmoid and Tanh, for a fixed length"
-_QUANTISED = "give the network in float32, or with QuantizeLinear and DequantizeLinear pairs"
+_QUANTIZED = "give the network in float32, or with QuantizeLinear and DequantizeLinear pairs"
 
 _REMEDIES = {
     "GRU": _RECURRENT,
@@ -53,14 +52,14 @@ _REMEDIES = {
     "Loop": "export the network with the loop unrolled",
     "Scan": "export the network with the loop unrolled",
     "If": "its condition depends on the data: export the network with the branch decided",
-    "ConvInteger": _QUANTISED,
-    "QLinearConv": _QUANTISED,
-    "QLinearMatMul": _QUANTISED,
+    "ConvInteger": _QUANTIZED,
+    "QLinearConv": _QUANTIZED,
+    "QLinearMatMul": _QUANTIZED,
 }
-"""What helps with operators that have no converter."""
+"""Remedies for operators without a converter."""
 
-_OTHER_MEANING = {"Attention"}
-"""Operators of the standard whose converter means an operator of the same name in ONNX Runtime."""
+_OTHER_SEMANTICS = {"Attention"}
+"""Standard operators whose converter implements ONNX Runtime's operator of the same name."""
 
 
 def to_relax(
@@ -74,9 +73,9 @@ def to_relax(
 
     ``weights`` holds those that the model only declares; the result uses them in place.
 
-    Operators that the standard defines in terms of others are expanded where the importer lacks
-    them, what static shapes make constant is folded, and so is batch normalisation. Raises
-    :class:`TvmtuneError` with the node where an operator is still missing or its conversion fails.
+    Operators that the importer lacks are expanded if the standard defines them in terms of others;
+    constants and batch normalizations are folded. Raises :class:`TvmtuneError` that names the node if
+    an operator is still missing or its conversion fails.
     """
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
@@ -100,7 +99,7 @@ def to_relax(
             "export it as a dense tensor"
         )
     try:
-        # It prints what it fails on, and warns of renamed inputs, which are known by position here.
+        # It prints what it fails on, and warns of renamed inputs, which we identify by position.
         with quiet():
             version = next((versions[d] for d in _STANDARD if d in versions), 1)
             module = Importer(arrays).from_onnx(model.graph, version)
@@ -148,7 +147,7 @@ def check_domains(model: onnx.ModelProto, label: str) -> None:
 
 def _supported(node: onnx.NodeProto, convertible: set[str]) -> bool:
     if node.domain in _STANDARD:
-        return node.op_type in convertible and node.op_type not in _OTHER_MEANING
+        return node.op_type in convertible and node.op_type not in _OTHER_SEMANTICS
     if node.domain == "com.microsoft":
         return node.op_type in convertible and node.op_type in _MICROSOFT
     return False
@@ -158,19 +157,19 @@ def _remedy(node: onnx.NodeProto) -> str:
     if node.domain in _STANDARD and node.op_type in _REMEDIES:
         return _REMEDIES[node.op_type]
     if node.domain == "com.microsoft":
-        return "give the network as it was before ONNX Runtime's optimiser fused its operators"
+        return "give the network as it was before ONNX Runtime's optimizer fused its operators"
     return "replace it by other operators of the ONNX standard and export the network again"
 
 
 def _expand(model: onnx.ModelProto, convertible: set[str]) -> onnx.ModelProto:
-    """Replace standard operators that the importer lacks by their definitions, where there are."""
+    """Replace standard operators that the importer lacks by their definitions, if any."""
     from onnx import inliner
 
     expanded: set[str] = set()
-    # A definition may use operators that need expansion themselves, but never the same again.
+    # A definition may use operators that need expansion in turn, but never itself.
     while missing := _definable(model, convertible) - expanded:
         expanded |= missing
-        with contextlib.suppress(Exception):  # what stays unexpanded is named as unsupported
+        with contextlib.suppress(Exception):  # the caller reports what stays unexpanded
             functions = [("", operator) for operator in sorted(missing)]
             model = inliner.inline_selected_functions(
                 model, functions, inline_schema_functions=True
@@ -179,21 +178,21 @@ def _expand(model: onnx.ModelProto, convertible: set[str]) -> onnx.ModelProto:
 
 
 def _definable(model: onnx.ModelProto, convertible: set[str]) -> set[str]:
-    """Standard operators of ``model`` without a converter, but with a definition."""
+    """Standard operators of ``model`` that have no converter but a definition."""
     versions = {o.domain: o.version for o in model.opset_import}
     version = next((versions[d] for d in _STANDARD if d in versions), 1)
-    found = set()
+    definable = set()
     for node in _nodes(model.graph):
         if node.domain in _STANDARD and not _supported(node, convertible):
             with contextlib.suppress(defs.SchemaError):
                 schema: Any = defs.get_schema(node.op_type, version, "")
                 if schema.has_function or schema.has_context_dependent_function:
-                    found.add(node.op_type)
-    return found
+                    definable.add(node.op_type)
+    return definable
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, those of branches and loop bodies included."""
+    """All nodes, including those of branches and loop bodies."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -1,7 +1,7 @@
-"""Makes a TFLite model static: bound shapes everywhere, and what they make constant computed.
+"""Makes a TFLite model static: binds shapes and folds the constants that follow.
 
-Converters leave chains of SHAPE, STRIDED_SLICE and PACK in front of a RESHAPE wherever the batch is
-open, and weights of float16 behind DEQUANTIZE. LiteRT computes all of these here, once.
+Converters emit chains of SHAPE, STRIDED_SLICE and PACK before a RESHAPE where the batch is open, and
+float16 weights through DEQUANTIZE. LiteRT computes all of these here, once.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from tvmtune.types import TensorSpec
 
 _STATEFUL = ("RANDOM", "MULTINOMIAL", "VARIABLE", "VAR_HANDLE", "HASHTABLE")
-"""Parts of the names of operators whose results are others in each run."""
+"""Parts of the names of operators whose results differ from run to run."""
 
 
 def bind(model: Any, content: bytes, specs: Sequence[TensorSpec], label: str) -> bytes:
-    """The serialised ``model``, changed in place, for inputs of the shapes of ``specs``.
+    """The serialized ``model``, modified in place, for inputs with the shapes of ``specs``.
 
-    ``content`` is what the model was parsed from, and is returned where nothing changes. Raises
-    :class:`TvmtuneError` if LiteRT cannot run it so, or if a shape depends on the data.
+    ``content`` is what the model was parsed from, and is returned if nothing changes. Raises
+    :class:`TvmtuneError` if LiteRT cannot run it with these shapes, or if a shape depends on the data.
     """
     machine = tflite_file.interpreter(content, keep=True)
     shapes = []
     for seed in (0, 1):
         tflite_file.run(machine, specs, random_inputs(specs, seed), label)
-        found = {d["index"]: tuple(map(int, d["shape"])) for d in machine.get_tensor_details()}
-        shapes.append(found)
+        details = machine.get_tensor_details()
+        shapes.append({d["index"]: tuple(map(int, d["shape"])) for d in details})
     graph = model.subgraphs[0]
     for index, node in enumerate(graph.operators or ()):
         if any(shapes[0].get(place) != shapes[1].get(place) for place in node.outputs):
@@ -49,7 +49,7 @@ def bind(model: Any, content: bytes, specs: Sequence[TensorSpec], label: str) ->
 
 
 def _set_shapes(graph: Any, shapes: dict[int, tuple[int, ...]]) -> bool:
-    """Note what is static now; whether that is new."""
+    """Write static shapes into the graph; returns whether any changed."""
     changed = False
     for place, tensor in enumerate(graph.tensors):
         signature = tensor.shapeSignature
@@ -63,7 +63,7 @@ def _set_shapes(graph: Any, shapes: dict[int, tuple[int, ...]]) -> bool:
 
 
 def _fold(model: Any, machine: Any) -> bool:
-    """Drop operators whose results follow from constants and shapes; whether there were any."""
+    """Fold operators whose results follow from constants and shapes; returns whether there were any."""
     graph = model.subgraphs[0]
     known = {
         place
@@ -73,11 +73,11 @@ def _fold(model: Any, machine: Any) -> bool:
     kept = []
     for node in graph.operators or ():
         name = tflite_file.operator_name(model.operatorCodes[node.opcodeIndex])
-        given = [place for place in node.inputs if place >= 0]
+        arguments = [place for place in node.inputs if place >= 0]
         if (
-            not given
+            not arguments
             or any(word in name for word in _STATEFUL)
-            or not (name in ("SHAPE", "RANK") or known.issuperset(given))
+            or not (name in ("SHAPE", "RANK") or known.issuperset(arguments))
         ):
             kept.append(node)
             continue
@@ -109,7 +109,7 @@ def _pack(model: Any) -> bytes:
 
 
 def _drop_unused(model: Any) -> None:
-    """Empty the buffers that only folded operators read: weights of float16 are half of a file."""
+    """Empty the buffers that only folded operators read: float16 weights are half of a file."""
     from ai_edge_litert.schema_py_generated import BufferT
 
     graph = model.subgraphs[0]

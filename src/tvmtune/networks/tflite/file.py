@@ -1,7 +1,7 @@
-"""Reading a TFLite file, and saying plainly what is wrong with one that cannot be taken.
+"""Reads TFLite files and explains what is wrong with unsupported ones.
 
-LiteRT's interpreter tells whether a file is sound. The schema that comes with it reads and writes
-what is in the file; the operators have the names that TVM's importer knows, which are the schema's.
+LiteRT's interpreter validates a file; the schema in its package reads and writes the content. Operators
+have the schema's names, which TVM's importer uses, too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 FORMAT = Format(
     name="TFLite",
     suffix=".tflite",
-    export="make one with tf.lite.TFLiteConverter, without quantisation",
+    export="make one with tf.lite.TFLiteConverter, without quantization",
 )
 
 _PACKAGES = {"tflite": "tflite", "ai_edge_litert": "ai-edge-litert"}
-"""What the importer and the reference need: modules, and the packages that they are in."""
+"""Modules that the importer and the reference need, and their packages."""
 
 _CONTROL_FLOW = {"CALL", "CALL_ONCE", "IF", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "WHILE"}
 """Operators that run another graph of the file."""
@@ -49,7 +49,7 @@ def read(path: Path) -> bytes:
         interpreter(content)
     except ValueError as error:
         if "Flatbuffer" in str(error):
-            raise FORMAT.mistaken(path, content) from error
+            raise FORMAT.wrong_format(path, content) from error
         raise TvmtuneError(
             f"LiteRT cannot load {path}: {one_line(error)}; update it with pip install -U "
             "ai-edge-litert, or convert the network again with TFLite's built-in operators"
@@ -58,7 +58,7 @@ def read(path: Path) -> bytes:
 
 
 def interpreter(content: bytes, *, threads: int = 1, keep: bool = False) -> Any:
-    """LiteRT's interpreter of a model; with ``keep`` it can tell all values of a run.
+    """LiteRT's interpreter of a model; with ``keep`` it keeps all values of a run.
 
     It runs LiteRT's own kernels: the XNNPACK delegate, its default, writes to the terminal.
     """
@@ -75,7 +75,7 @@ def interpreter(content: bytes, *, threads: int = 1, keep: bool = False) -> Any:
 def run(
     machine: Any, specs: Sequence[TensorSpec], inputs: Mapping[str, np.ndarray], label: str
 ) -> list[np.ndarray]:
-    """Outputs of an interpreter for ``inputs``, whose shapes it takes on.
+    """Outputs of an interpreter for ``inputs``; resizes it to their shapes.
 
     Raises :class:`TvmtuneError` if the interpreter cannot run the model.
     """
@@ -98,8 +98,8 @@ def run(
 def parse(content: bytes, label: str) -> Any:
     """The model in ``content`` as an object of the schema (``ModelT``).
 
-    Raises :class:`TvmtuneError` if it is quantised, if an operator is custom or runs another graph,
-    or if weights stand outside of it.
+    Raises :class:`TvmtuneError` if it is quantized, if an operator is custom or runs another graph,
+    or if weights are stored after the model.
     """
     from ai_edge_litert import schema_py_generated as schema
 
@@ -128,42 +128,42 @@ def parse(content: bytes, label: str) -> Any:
         scale = tensor.quantization.scale if tensor.quantization is not None else None
         if scale is not None and len(scale):
             raise TvmtuneError(
-                f"{label} is quantised (tensor '{text(tensor.name)}' is {dtype(tensor)} with a "
-                "scale), which is not supported; convert the network without quantisation (no "
+                f"{label} is quantized (tensor '{text(tensor.name)}' is {dtype(tensor)} with a "
+                "scale), which is not supported; convert the network without quantization (no "
                 "converter.optimizations)"
             )
     if any(buffer.offset > 1 for buffer in model.buffers):
         raise TvmtuneError(
-            f"{label} keeps weights behind the model itself, as files above 2 GB do, which is not "
+            f"{label} keeps weights after the model itself, as files above 2 GB do, which is not "
             "supported; give the network as an ONNX file"
         )
     return model
 
 
 def operator_name(code: Any) -> str:
-    """``CONV_2D`` for an ``OperatorCodeT``; its own name for a custom operator."""
+    """The name of an ``OperatorCodeT``, e.g. ``CONV_2D``, or of its custom operator."""
     from ai_edge_litert.schema_py_generated import BuiltinOperator
 
     if code.customCode:
         return text(code.customCode)
-    # Codes above 127 do not fit into the older of the two fields, which holds 127 then.
+    # Codes above 127 do not fit the older of the two fields, which then holds 127.
     value = max(code.builtinCode, code.deprecatedBuiltinCode)
     names = {v: k for k, v in vars(BuiltinOperator).items() if isinstance(v, int)}
     return names.get(value, f"number {value}")
 
 
 def describe(name: str, index: int) -> str:
-    """``operator 3 (CONV_2D)``, counted from 0 as viewers of such files do."""
+    """``operator 3 (CONV_2D)``, counted from 0 as file viewers do."""
     return f"operator {index} ({name})"
 
 
 def text(name: bytes | str | None) -> str:
-    """A string of the schema."""
+    """A string of the schema as ``str``."""
     return name.decode(errors="replace") if isinstance(name, bytes) else name or ""
 
 
 def dtype(tensor: Any) -> str:
-    """The name of a ``TensorT``'s type, which is NumPy's where NumPy has it."""
+    """The name of a ``TensorT``'s type: NumPy's, if NumPy has the type."""
     from ai_edge_litert.schema_py_generated import TensorType
 
     names = {v: k for k, v in vars(TensorType).items() if isinstance(v, int)}
@@ -171,7 +171,7 @@ def dtype(tensor: Any) -> str:
 
 
 def value(model: Any, tensor: Any) -> np.ndarray | None:
-    """The constant in a ``TensorT``, or None if it is none; bytes where NumPy lacks the type."""
+    """The constant in a ``TensorT``, raw bytes if NumPy lacks the type; None if it is not constant."""
     data = model.buffers[tensor.buffer].data
     if data is None or not len(data) or tensor.isVariable:
         return None
@@ -183,5 +183,5 @@ def value(model: Any, tensor: Any) -> np.ndarray | None:
 
 
 def extents(tensor: Any) -> tuple[int, ...]:
-    """The shape of a ``TensorT``; a scalar may have none."""
+    """The shape of a ``TensorT``, which may be missing for a scalar."""
     return tuple(int(extent) for extent in (tensor.shape if tensor.shape is not None else ()))

@@ -1,4 +1,4 @@
-"""A network that is a TFLite model in floating point."""
+"""Networks from floating-point TFLite models."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune import system
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.imported import Hasher
+from tvmtune.machine import cpu_count
+from tvmtune.networks.hashing import NetworkHasher
 from tvmtune.networks.inputs import check_inputs
 from tvmtune.networks.shapes import resolve
 from tvmtune.networks.tflite import file as tflite_file
@@ -43,8 +43,8 @@ def read(
 class TfliteNetwork:
     """Implements :class:`tvmtune.types.Network`; see there for the attributes.
 
-    Inputs and outputs are those of the first graph, under the names of its tensors, in the layout
-    that the file has, which is NHWC for images. It keeps the model with its weights in memory, once.
+    Inputs and outputs are those of the first graph, under the names of its tensors, in the file's
+    layout, which is NHWC for images. It keeps the model with its weights in memory once.
     """
 
     name: str
@@ -67,8 +67,8 @@ class TfliteNetwork:
         """Bind open dimensions of the sound model in ``content`` and check it.
 
         ``label`` names the network in messages. Raises :class:`UsageError` if dimensions stay open
-        or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if it is quantised, or uses
-        what is not supported.
+        or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if it is quantized or uses
+        unsupported features.
         """
         self.name = name
         self.source = source or {}
@@ -93,16 +93,16 @@ class TfliteNetwork:
         return to_relax(self._content, self.inputs, self.outputs, self._label)
 
     def to_onnx(self) -> bytes | None:
-        """None: there is no ONNX form of it."""
+        """None: TFLite models have no ONNX form."""
         return None
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Outputs by LiteRT's interpreter.
 
-        Raises :class:`UsageError` if names, shapes or dtypes of ``inputs`` are not the network's.
+        Raises :class:`UsageError` if ``inputs`` have other names, shapes or dtypes than the network's.
         """
         check_inputs(inputs, self.inputs)
-        machine = tflite_file.interpreter(self._content, threads=system.usable_cpus())
+        machine = tflite_file.interpreter(self._content, threads=cpu_count.usable_cpus())
         return tflite_file.run(machine, self.inputs, inputs, self._label)
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
@@ -117,21 +117,21 @@ class TfliteNetwork:
 
 
 def _declared(detail: Mapping[str, Any]) -> list[Dim]:
-    """Extents as the file has them; below 0 they are open, and 1 is just put in their place."""
+    """Extents as the file declares them. Negative ones are open; ``shape`` has a 1 in their place."""
     signature = detail["shape_signature"]
     dims = signature if len(signature) else detail["shape"]
     return [int(dim) if dim >= 0 else None for dim in dims]
 
 
 def _dtype(detail: Mapping[str, Any], name: str, label: str) -> str:
-    found = np.dtype(detail["dtype"])
-    if found.kind not in "biuf":
+    dtype = np.dtype(detail["dtype"])
+    if dtype.kind not in "biuf":
         raise TvmtuneError(f"'{name}' of {label} holds no real numbers, which is not supported")
-    return found.name
+    return dtype.name
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind one that was there before."""
+    """The names, with a number appended to repeated ones."""
     return [n if n not in names[:i] else f"{n}_{i}" for i, n in enumerate(names)]
 
 
@@ -141,7 +141,7 @@ def _hashes(model: Any) -> tuple[str, str]:
     The structure is the operators in order, their options, the edges between them, shapes and dtypes
     of inputs and weights, and the values of small constants of integers. Names do not count.
     """
-    graph, hasher = model.subgraphs[0], Hasher()
+    graph, hasher = model.subgraphs[0], NetworkHasher()
     edges: dict[int, int] = {}
     for place in graph.inputs:
         edges[int(place)] = len(edges)
@@ -158,7 +158,7 @@ def _hashes(model: Any) -> tuple[str, str]:
     return hasher.hashes()
 
 
-def _argument(model: Any, place: int, edges: dict[int, int], hasher: Hasher) -> Any:
+def _argument(model: Any, place: int, edges: dict[int, int], hasher: NetworkHasher) -> Any:
     """The number of an edge; a constant is described where it is first used."""
     if place < 0 or place in edges:
         return edges.get(place)
@@ -170,7 +170,7 @@ def _argument(model: Any, place: int, edges: dict[int, int], hasher: Hasher) -> 
 
 
 def _plain(options: Any) -> Any:
-    """Options of the schema as JSON has them."""
+    """Options of the schema as JSON."""
     if isinstance(options, np.ndarray):
         return options.tolist()
     if isinstance(options, (list, tuple)):

@@ -1,13 +1,13 @@
-"""TFLite to Relax through TVM's importer, with the operator named that it cannot take."""
+"""TFLite to Relax through TVM's importer, with errors that name the operator."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.imported import check_signature, local_in, quiet
+from tvmtune.networks.fix_imported_module import fix
+from tvmtune.networks.importer_helpers import check_signature, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
-from tvmtune.networks.relax_mend import mend
 from tvmtune.networks.tflite import file as tflite_file
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def to_relax(
 ) -> tvm.IRModule:
     """Import a static model: weights as constants, and one function ``main`` with ``inputs`` in order.
 
-    Raises :class:`TvmtuneError` with the operator where the importer lacks it, or where its
-    conversion fails.
+    Raises :class:`TvmtuneError` that names the operator if the importer lacks it or its conversion
+    fails.
     """
     import tflite
     from tvm.relax.frontend.tflite import from_tflite
@@ -53,9 +53,9 @@ def to_relax(
         raise TvmtuneError(
             f"{where} cannot be imported: {kind_and_line(error)}; {_REMEDY}"
         ) from error
-    # It lists the weights once more, as an attribute, which would keep them in memory.
+    # An attribute lists the weights again, which would keep them in memory.
     module["main"] = module["main"].without_attr("params")
-    module = mend(module)
+    module = fix(module)
     check_signature(module, inputs, outputs, label)
     return module
 

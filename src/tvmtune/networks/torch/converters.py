@@ -1,6 +1,6 @@
-"""Converters of PyTorch's operators to Relax that take the place of the importer's, or that it lacks.
+"""Converters of PyTorch operators to Relax that the importer lacks or gets wrong.
 
-Each is a function of the node and the importer, which has the Relax value of each node in ``env``.
+Each is a function of the node and the importer, whose ``env`` holds the Relax value of each node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VALUES_ONLY = (
     torch.ops.aten.max_pool2d_with_indices.default,
     torch.ops.aten.max_pool3d_with_indices.default,
 )
-"""Operators for whose second result the importer puts zeros."""
+"""Operators whose second result the importer fills with zeros."""
 
 
 def _product(node: Any, importer: Any) -> Any:
@@ -42,7 +42,7 @@ def _matmul(importer: Any, left: Any, right: Any) -> Any:
 def _getitem(node: Any, importer: Any) -> Any:
     maker, index = node.args
     single = isinstance(importer.env[maker].ty, relax.TensorType)
-    if index and (single or maker.target in _VALUES_ONLY):  # else it takes the first, or zeros
+    if index and (single or maker.target in _VALUES_ONLY):  # it would return the first, or zeros
         raise NotImplementedError("of its results only the first is supported")
     return importer._getitem(node)
 
@@ -51,8 +51,10 @@ def _group_norm(node: Any, importer: Any) -> Any:
     x, dtype = importer.env[node.args[0]], str(importer.env[node.args[0]].ty.dtype)
     channels, groups, epsilon = node.args[4], node.args[6], node.args[7]
     scale, shift = (
-        relax.const(np.full(channels, default), dtype) if given is None else importer.env[given]
-        for given, default in zip(node.args[1:3], (1.0, 0.0), strict=True)
+        relax.const(np.full(channels, default), dtype)
+        if argument is None
+        else importer.env[argument]
+        for argument, default in zip(node.args[1:3], (1.0, 0.0), strict=True)
     )
     call = relax.op.nn.group_norm(
         x, scale, shift, groups, channel_axis=1, axes=list(range(2, x.ty.ndim)), epsilon=epsilon
@@ -61,7 +63,7 @@ def _group_norm(node: Any, importer: Any) -> Any:
 
 
 def _elu(node: Any, importer: Any) -> Any:
-    """``scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))``, of which SELU is a case."""
+    """``scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))``, as in SELU."""
     values: dict[str, Any] = {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
     values |= dict(zip(values, node.args[1:], strict=False)) | node.kwargs
     x, emit = importer.env[node.args[0]], importer.block_builder.emit
@@ -95,6 +97,6 @@ CONVERTERS = {
     "native_group_norm.default": _group_norm,
     "prod.dim_int": _reduction("prod"),
 }
-"""Converters that the importer lacks, and some in place of its own: of matrix products, whose results
-are float32 whatever the operands are; of ELU, which ignores two of its parameters; of group
-normalisation, which needs a scale; and of second results, which are made up."""
+"""Converters that the importer lacks, and replacements for its own: its matrix products return
+float32 for any operands, its ELU ignores two parameters, its group normalization requires a scale, and
+its second results are made up."""

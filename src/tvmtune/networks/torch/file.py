@@ -1,7 +1,7 @@
-"""Reading a file of ``torch.export.save``, and saying plainly what is wrong with another.
+"""Reads files of ``torch.export.save`` and explains what is wrong with others.
 
-The format keeps weights as plain bytes; what it pickles beside them is read by PyTorch under its own
-rules (``torch.export.load``), so a file deserves the trust that a program deserves.
+Weights are plain bytes in the format, but PyTorch unpickles other members (``torch.export.load``),
+which can execute code: load only files you trust.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.networks.imported import quiet
+from tvmtune.networks.importer_helpers import quiet
 from tvmtune.networks.model_file import Format, one_line
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ FORMAT = Format(
 )
 
 _PROGRAMS = ("archive_format", "serialized_exported_program.json")
-"""Members that an exported program has: since PyTorch 2.8, and before."""
+"""Members of an exported program: since PyTorch 2.8, and before."""
 
 _OTHER_ARCHIVES = (
     ("constants.pkl", "a TorchScript program"),
@@ -41,8 +41,8 @@ _OTHER_ARCHIVES = (
 def read(path: Path) -> ExportedProgram:
     """Load the program at ``path``.
 
-    Raises :class:`UsageError` if there is no such file or no PyTorch, :class:`TvmtuneError` if the
-    file is none of ``torch.export.save``.
+    Raises :class:`UsageError` if the file or PyTorch is missing, :class:`TvmtuneError` if the file was
+    not written by ``torch.export.save``.
     """
     _check_archive(path, FORMAT.read(path))
     if importlib.util.find_spec("torch") is None:
@@ -52,7 +52,7 @@ def read(path: Path) -> ExportedProgram:
     with _logged("torch.export") as causes, quiet():
         try:
             return torch.export.load(path)
-        except Exception as error:  # whatever it meets: no class of its own
+        except Exception as error:  # PyTorch has no class of its own for this
             cause = causes[0] if causes else error
             raise TvmtuneError(
                 f"{path} cannot be loaded by PyTorch {torch.__version__}: {one_line(cause)}; "
@@ -66,12 +66,12 @@ def _check_archive(path: Path, content: bytes) -> None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if min((entry.header_offset for entry in archive.infolist()), default=0) > 0:
                 raise zipfile.BadZipFile("the index found is that of an archive inside of it")
-            # Everything stands in a folder that is called like the file once was.
+            # All members are in a folder with the file's original name.
             members = {name.partition("/")[2] or name for name in archive.namelist()}
     except zipfile.BadZipFile as error:
-        if content.startswith(b"PK\x03\x04"):  # then it was cut short: its index is at the end
+        if content.startswith(b"PK\x03\x04"):  # truncated: the index is at the end
             raise TvmtuneError(f"{path} is damaged; export or download it again") from error
-        raise FORMAT.mistaken(path, content) from error
+        raise FORMAT.wrong_format(path, content) from error
     if any(member.startswith("data/aotinductor/") for member in members):
         raise TvmtuneError(
             f"{path} is a library that AOTInductor compiled; give the program that it was compiled "
@@ -80,20 +80,20 @@ def _check_archive(path: Path, content: bytes) -> None:
     if members.isdisjoint(_PROGRAMS):
         kinds = (kind for member, kind in _OTHER_ARCHIVES if member in members)
         kind = next(kinds, "another zip archive")
-        raise TvmtuneError(f"{path} is no {FORMAT.name} file but {kind}; {FORMAT.export}")
+        raise TvmtuneError(f"{path} is not {FORMAT.a_file} but {kind}; {FORMAT.export}")
 
 
 @contextlib.contextmanager
 def _logged(name: str) -> Iterator[list[BaseException]]:
-    """The exceptions that a logger is told of, which then do not reach the terminal."""
+    """Collect the exceptions that a logger receives instead of printing them."""
     causes: list[BaseException] = []
 
-    class Keep(logging.Handler):
+    class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.exc_info and record.exc_info[1]:
                 causes.append(record.exc_info[1])
 
-    logger, keep = logging.getLogger(name), Keep()
+    logger, keep = logging.getLogger(name), Collect()
     before = logger.propagate, logger.handlers
     logger.propagate, logger.handlers = False, [keep]
     try:

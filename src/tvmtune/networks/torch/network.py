@@ -1,4 +1,4 @@
-"""A network that is an exported PyTorch program (``.pt2``)."""
+"""Networks from exported PyTorch programs (``.pt2``)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tvmtune import system
-from tvmtune.networks.imported import Hasher, quiet
-from tvmtune.networks.inputs import check_inputs, numpy_dtype
+from tvmtune.arrays import numpy_dtype
+from tvmtune.machine import cpu_count
+from tvmtune.networks.hashing import NetworkHasher
+from tvmtune.networks.importer_helpers import quiet
+from tvmtune.networks.inputs import check_inputs
 from tvmtune.networks.torch import file as torch_file
 from tvmtune.types import TensorSpec
 
@@ -96,7 +98,7 @@ class TorchNetwork:
         return FlatModule(self._program)
 
     def to_onnx(self) -> bytes | None:
-        """The serialised ONNX model; None if PyTorch cannot export it or onnxscript is missing."""
+        """The serialized ONNX model; None if PyTorch cannot export it or onnxscript is missing."""
         import torch
 
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -115,18 +117,18 @@ class TorchNetwork:
             if [value.name for value in model.graph.input] != [spec.name for spec in self.inputs]:
                 return None
             return model.SerializeToString()
-        except Exception:  # each part of the exporter has its own classes
+        except Exception:  # every part of the exporter has its own classes
             return None
 
     def reference(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Outputs by PyTorch's eager mode, on all cores of the CPU.
 
-        Raises :class:`UsageError` if names, shapes or dtypes of ``inputs`` are not the network's.
+        Raises :class:`UsageError` if ``inputs`` have other names, shapes or dtypes than the network's.
         """
         import torch
 
         check_inputs(inputs, self.inputs)
-        with torch.no_grad(), _threads(system.usable_cpus()):
+        with torch.no_grad(), _threads(cpu_count.usable_cpus()):
             results = self.to_torch()(*(to_tensor(inputs[spec.name]) for spec in self.inputs))
         return [to_array(tensor, spec) for tensor, spec in zip(results, self.outputs, strict=True)]
 
@@ -135,7 +137,7 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
     """A copy of an array as a tensor on the CPU."""
     import torch
 
-    if array.dtype.name == "bfloat16":  # which NumPy has from ml_dtypes, and PyTorch by itself
+    if array.dtype.name == "bfloat16":  # PyTorch does not know ml_dtypes' type
         return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
 
@@ -167,9 +169,9 @@ def _hashes(program: ExportedProgram) -> tuple[str, str]:
 
     The structure is the nodes in order, their arguments and the edges between them, dtypes and
     shapes of inputs and weights, and the values of small constants of integers. Names do not count,
-    nor do weights that nothing uses.
+    nor do unused weights.
     """
-    hasher = Hasher()
+    hasher = NetworkHasher()
     tensors = {
         spec.arg.name: tensor
         for spec in program.graph_signature.input_specs
@@ -182,11 +184,11 @@ def _hashes(program: ExportedProgram) -> tuple[str, str]:
 def _tensor(program: ExportedProgram, target: str | None) -> torch.Tensor | None:
     if target is None:
         return None
-    found = program.state_dict.get(target)
-    return found if found is not None else program.tensor_constants.get(target)
+    tensor = program.state_dict.get(target)
+    return tensor if tensor is not None else program.tensor_constants.get(target)
 
 
-def _walk(module: GraphModule, tensors: Mapping[str, torch.Tensor], hasher: Hasher) -> None:
+def _walk(module: GraphModule, tensors: Mapping[str, torch.Tensor], hasher: NetworkHasher) -> None:
     numbers: dict[Node, int] = {}
     for node in module.graph.nodes:
         tensor = tensors.get(node.name) if node.op == "placeholder" else None
@@ -215,7 +217,7 @@ def _attribute(module: Any, path: str) -> Any:
     return module
 
 
-def _constant(tensor: torch.Tensor, hasher: Hasher) -> list[Any]:
+def _constant(tensor: torch.Tensor, hasher: NetworkHasher) -> list[Any]:
     import torch
 
     tensor = tensor.detach().cpu()
@@ -233,7 +235,7 @@ def _shape(value: Any) -> list[int]:
 
 
 def _plain(value: Any, numbers: Mapping[Node, int]) -> Any:
-    """An argument as JSON has it, nodes as numbers of edges."""
+    """An argument as JSON, with nodes as edge numbers."""
     if isinstance(value, (list, tuple)):
         return [_plain(item, numbers) for item in value]
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""An exported PyTorch program with static shapes, tensors in and tensors out.
+"""Turns an exported PyTorch program into one with static shapes that takes and returns only tensors.
 
-Arguments may be nested, constant (a flag, None) or of open shape in the file. Where any is, the
-program is exported once more, as it is called with just the tensors of the bound shapes.
+Arguments in the file may be nested, constant (a flag, None) or of open shape. If any is, the program is
+exported again, as called with only the tensors of the bound shapes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
-from torch.utils import _pytree as pytree  # PyTorch has no public name for it
+from torch.utils import _pytree as pytree  # there is no public name for it
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.networks.imported import quiet
+from tvmtune.networks.importer_helpers import quiet
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.shapes import resolve
 from tvmtune.types import TensorSpec
@@ -46,7 +46,7 @@ def bind(
 
     Inputs have the names that PyTorch gave them (``x`` for an argument, ``x_key`` or ``x_0`` for what
     is nested in it), outputs the keys of a returned dictionary, else ``output`` or ``output_0``.
-    What is returned besides tensors is left out. Raises :class:`UsageError` if dimensions stay open
+    Results other than tensors are left out. Raises :class:`UsageError` if dimensions stay open
     or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the program depends on more than
     its inputs or its shapes on their values.
     """
@@ -79,7 +79,7 @@ def bind(
 
 
 class FlatModule(torch.nn.Module):
-    """A program as a function of its tensor inputs, in order, that returns a tuple of tensors."""
+    """A program as a function from its tensor inputs, in order, to a tuple of tensors."""
 
     def __init__(self, program: ExportedProgram) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class FlatModule(torch.nn.Module):
 
 def describe(node: Any) -> str:
     """``node 'linalg_det' (aten.linalg_det.default, layer 'head.0')``."""
-    if node.target is operator.getitem:  # one of the results of what is of interest
+    if node.target is operator.getitem:  # one of the results of the operator
         node = node.args[0]
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0].removeprefix("program.") if stack else ""
@@ -127,7 +127,7 @@ def _export_again(
     try:
         with quiet():
             return torch.export.export(FlatModule(program), examples, strict=False)
-    except Exception as error:  # a guard of the program, or whatever its operators say
+    except Exception as error:  # a guard of the program, or any error of an operator
         raise UsageError(
             f"{label} cannot take the inputs {', '.join(map(str, specs))}: {one_line(error)}; "
             "choose another --shape or --batch"
@@ -145,18 +145,18 @@ def _user_outputs(program: ExportedProgram) -> list[Any]:
 
 
 def _tensor_inputs(program: ExportedProgram, label: str) -> dict[str, torch.Tensor]:
-    """The fake tensors that stand for the inputs, by name."""
+    """The fake tensors of the inputs, by name."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    found = {}
+    tensors = {}
     for spec in _user_inputs(program):
         if isinstance(spec.arg, TensorArgument):
-            found[spec.arg.name] = nodes[spec.arg.name].meta["val"]
+            tensors[spec.arg.name] = nodes[spec.arg.name].meta["val"]
         elif not hasattr(spec.arg, "value"):
             raise TvmtuneError(
                 f"input '{spec.arg.name}' of {label} is a number that is known only when the "
                 "network is run; export it with that number fixed"
             )
-    return found
+    return tensors
 
 
 def _output_values(program: ExportedProgram) -> list[torch.Tensor]:
@@ -181,13 +181,13 @@ def _output_names(program: ExportedProgram) -> list[str]:
 
 
 def _is_plain(program: ExportedProgram) -> bool:
-    """Whether it takes and returns nothing but tensors."""
+    """Whether it takes and returns only tensors."""
     specs = [*_user_inputs(program), *_user_outputs(program)]
     return all(isinstance(spec.arg, TensorArgument) for spec in specs)
 
 
 def _declared(value: torch.Tensor) -> list[Dim]:
-    """Extents, and symbols for those that are open; None where one follows from others."""
+    """Extents, with symbols for open ones and None for those that depend on others."""
     return [_dim(extent) for extent in value.shape]
 
 
@@ -210,7 +210,7 @@ def _check_ranges(
     declared: Mapping[str, Sequence[Dim]],
     label: str,
 ) -> None:
-    """Raise :class:`UsageError` for an extent beyond those that the program was exported for."""
+    """Raise :class:`UsageError` for an extent outside the range that the program was exported for."""
     for symbol, allowed in program.range_constraints.items():
         extent = symbols.get(str(symbol))
         if extent is None or allowed.lower <= extent <= allowed.upper:
@@ -245,15 +245,15 @@ def _check_device(program: ExportedProgram, label: str) -> None:
 
 
 def _check_mode(program: ExportedProgram, label: str) -> None:
-    """Raise :class:`TvmtuneError` for batch normalisation or dropout as in training."""
+    """Raise :class:`TvmtuneError` for batch normalization or dropout in training mode."""
     for node in program.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
         for position, argument in enumerate(node.target._schema.arguments):
             if argument.name not in ("train", "training"):
                 continue
-            given = node.kwargs.get(argument.name, argument.default_value)
-            if (node.args[position] if position < len(node.args) else given) is True:
+            keyword = node.kwargs.get(argument.name, argument.default_value)
+            if (node.args[position] if position < len(node.args) else keyword) is True:
                 raise TvmtuneError(
                     f"{describe(node)} of {label} computes as in training; "
                     "call model.eval() and export the network again"

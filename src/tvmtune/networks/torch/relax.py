@@ -1,8 +1,8 @@
-"""PyTorch to Relax through TVM's importer, with the node named that it cannot take.
+"""PyTorch to Relax through TVM's importer, with errors that name the node.
 
-The importer takes core ATen operators and looks converters up by bare name, whatever the library;
-it ignores state, and what it cannot compute of an operator it fills with zeros. All of that is
-checked here before it is asked.
+The importer takes core ATen operators, looks up converters by bare name regardless of the library,
+ignores state, and fills results that it cannot compute with zeros. All of this is checked before it
+is called.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.imported import check_signature, local_in, quiet
+from tvmtune.networks.fix_imported_module import fix
+from tvmtune.networks.importer_helpers import check_signature, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
-from tvmtune.networks.relax_mend import mend
 from tvmtune.networks.torch.converters import CONVERTERS
 from tvmtune.networks.torch.program import describe
 
@@ -42,9 +42,9 @@ def to_relax(
 ) -> tvm.IRModule:
     """Import ``program``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
-    It is decomposed into core ATen operators first, and batch normalisation is folded into the
-    convolution before it. Raises :class:`TvmtuneError` with the node where an operator is missing,
-    is random or has effects, or where its conversion fails.
+    It is decomposed into core ATen operators first, and batch normalization is folded into the
+    convolution before it. Raises :class:`TvmtuneError` that names the node if an operator is missing,
+    random or has side effects, or if its conversion fails.
     """
     from tvm.relax.frontend.torch import from_exported_program
 
@@ -68,16 +68,16 @@ def to_relax(
         raise TvmtuneError(
             f"{where} cannot be imported: {kind_and_line(error)}; {_REMEDY}"
         ) from error
-    module = mend(module)
+    module = fix(module)
     check_signature(module, inputs, outputs, label)
     return module
 
 
 def fold_batch_norms(program: ExportedProgram) -> None:
-    """Fold batch normalisation into the convolution before it, in ``program`` itself.
+    """Fold batch normalization into the convolution before it, in place.
 
-    That is done where nothing else uses the convolution's result or its weights. TVM would keep the
-    four operations on each activation, and computes their constants in unscheduled kernels (5 s for
+    This requires that nothing else uses the convolution's result or its weights. TVM would keep four
+    operations on each activation and compute their constants in unscheduled kernels (5 s for
     ResNet-18).
     """
     graph, state = program.graph, program.state_dict
@@ -107,7 +107,7 @@ def fold_batch_norms(program: ExportedProgram) -> None:
         kernel, offset, center, spread, scale, shift = values
         fused = fuse_conv_bn_weights(kernel, offset, center, spread, epsilon, scale, shift)
         dtype = state[names[weight.name]].dtype
-        # The mean is there with every norm, has the shape of a bias, and is of no more use as such.
+        # Every norm has a mean, of the shape of a bias and no longer used: it holds the new bias.
         for parameter, tensor in zip((weight, mean), fused, strict=True):
             state[names[parameter.name]] = tensor.detach().to(dtype)
         conv.update_arg(2, mean)
@@ -148,7 +148,7 @@ def _check_operators(program: ExportedProgram, label: str) -> None:
             continue
         where, target = f"{describe(node)} of {label}", node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-            raise TvmtuneError(f"{where} is no operator of PyTorch's core (ATen); {_REMEDY}")
+            raise TvmtuneError(f"{where} is not one of PyTorch's core operators (ATen); {_REMEDY}")
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise TvmtuneError(
                 f"{where} draws random numbers; call model.eval() and export the network again, or "

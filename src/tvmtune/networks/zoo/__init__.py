@@ -1,8 +1,8 @@
-"""The zoo's register: which names there are and which family builds them.
+"""The registry of the zoo: names of networks, and the family that builds each.
 
-A family is one module with a function ``build(shape, **arguments)``, where ``shape`` is that of the
-only input, batch first; it returns a model and its large weights beside it. It is imported when one of
-its networks is loaded.
+A family is a module with a function ``build(shape, **arguments)``, where ``shape`` is that of the only
+input, batch first; it returns a model and its large weights. It is imported when one of its networks is
+loaded. A new network takes a line in :data:`ZOO`, and a module if its family is new.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Entry:
     family: str
     """The module in this package that builds it."""
     sample: tuple[int, ...] = (3, 224, 224)
-    """Shape of one input by default: channels and then the extents."""
+    """Default shape of one sample: channels, then extents."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """What the family's ``build`` needs besides the shape."""
+    """Further arguments of the family's ``build``."""
     aliases: tuple[str, ...] = ()
-    """Other names; those that differ only in case, ``-``, ``_`` and ``.`` need no mention."""
+    """Other names, besides those that differ only in case, ``-``, ``_`` and ``.``."""
 
 
 _VIDEO = (3, 16, 112, 112)
@@ -68,7 +68,7 @@ ZOO: dict[str, Entry] = {
 
 
 def canonical(name: str) -> str | None:
-    """The zoo's own spelling of ``name`` or of an alias; None if the zoo has no such network."""
+    """The canonical spelling of a name or alias; None if the zoo has no such network."""
     wanted = _plain(name)
     for known, entry in ZOO.items():
         if wanted in map(_plain, (known, *entry.aliases)):
@@ -79,7 +79,7 @@ def canonical(name: str) -> str | None:
 def load(
     name: str, *, batch: int = 1, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> Network:
-    """Build the network with this canonical name; ``shapes`` may ask for another image size."""
+    """Build the network with this canonical name; ``shapes`` may set another image size."""
     from tvmtune.networks.onnx.network import OnnxNetwork
     from tvmtune.networks.shapes import resolve
 
@@ -90,15 +90,15 @@ def load(
     static, _ = resolve(declared, batch=batch, shapes=wanted, label=name)
     build = import_module(f"tvmtune.networks.zoo.{entry.family}").build
 
-    def made() -> Detached:
+    def rebuild() -> Detached:
         built: Detached = build(static[INPUT], **entry.arguments)
         return built
 
     source: JSON = {"zoo": name, "batch": batch}
     if shapes:
         source["shapes"] = {key: list(dims) for key, dims in shapes.items()}
-    model, weights = made()
-    return OnnxNetwork(model, weights=weights, name=name, source=source, again=made)
+    model, weights = rebuild()
+    return OnnxNetwork(model, weights=weights, name=name, source=source, reload=rebuild)
 
 
 def _plain(name: str) -> str:

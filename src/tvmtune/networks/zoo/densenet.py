@@ -33,7 +33,7 @@ def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> Detached:
 
 
 def _dense_layer(g: GraphBuilder, x: Value, name: str) -> Value:
-    """``x`` and the channels that a 1x1 and a 3x3 convolution make of all of it."""
+    """``x`` concatenated with the result of a 1x1 and a 3x3 convolution of it."""
     y = g.relu(g.batch_norm(x, f"{name}.norm"))
     y = g.relu(g.conv_bn(y, f"{name}.conv1", 4 * _GROWTH, 1))
     y = g.conv_plain(y, f"{name}.conv2", _GROWTH, 3, pad=1)

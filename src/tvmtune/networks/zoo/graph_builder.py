@@ -1,8 +1,8 @@
-"""Builds the ONNX models of the zoo layer by layer, with weights that keep activations sound.
+"""Builds the ONNX models of the zoo layer by layer, with weights that keep activations in range.
 
-Untrained weights at a careless scale make activations grow, vanish or lose the input, and then a
-check of outputs proves nothing. So each value carries the moments that its channels have on
-standard normal inputs, and batch norms get the running statistics that training would have found.
+With badly scaled random weights activations explode, vanish or lose the input, and then a check of
+outputs proves nothing. So each value carries the moments of its channels for standard normal inputs,
+and batch norms get the running statistics that training would have before.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from tvmtune.networks.zoo.onnx_writer import Detached
 
-_DRAWN = 1 << 22
-"""Values of a weight that are drawn at a time where there are many."""
+_CHUNK = 1 << 22
+"""Values of a large weight that are drawn at a time."""
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,33 @@ class Value:
     """An activation of shape (N, C, extents ...)."""
 
     name: str
-    """Of the tensor in the graph."""
+    """The tensor's name in the graph."""
     shape: tuple[int, ...]
     moments: Moments
     latent: Moments | None = None
-    """Of the normal values that a rectified one comes from."""
+    """Moments of the normal values before a ReLU."""
 
 
 class GraphBuilder:
-    """Appends layers to one graph; each method returns the value that it computes.
+    """Appends layers to a graph; each method returns the value that it computes.
 
-    Draws depend on the seed, the weight's name and its shape alone, never on the order of layers.
+    Random weights depend only on the seed, their name and their shape, not on the order of layers.
     """
 
-    def __init__(self, name: str, *, seed: int = 0, centred: bool = True) -> None:
-        """``centred`` filters let nothing through of the mean of their input.
+    def __init__(self, name: str, *, seed: int = 0, centered: bool = True) -> None:
+        """``centered`` filters cancel the mean of their input.
 
-        What the moments miss, such as the padding's zeros and the correlation of neighbours, shifts
-        or scales all channels alike. Without centring, deep networks amplify it layer by layer.
+        The moments ignore the padding's zeros and the correlation of neighbors, which shift or scale
+        all channels alike. Without centering, deep networks amplify this layer by layer.
         """
         self._name = name
         self._seed = seed
-        self._centred = centred
+        self._centered = centered
         self._writer = OnnxWriter(name)
         self._clips = False
 
     def input(self, name: str, shape: Sequence[int]) -> Value:
-        """A float32 input, taken to be standard normal."""
+        """A float32 input, assumed to be standard normal."""
         self._writer.input(name, shape)
         return Value(name, tuple(shape), Moments.standard(shape[1]))
 
@@ -86,12 +86,12 @@ class GraphBuilder:
         mean: float = 0.0,
         variance: float = 1.0,
     ) -> Value:
-        """Convolution with a bias; the result's channels have about the given moments."""
-        weight, found = self._filters(x, name, channels, kernel, groups)
-        scale = np.sqrt(variance / found.variance)
+        """Convolution with a bias; its channels have approximately the given moments."""
+        weight, moments = self._filters(x, name, channels, kernel, groups)
+        scale = np.sqrt(variance / moments.variance)
         weight *= scale.reshape(-1, *[1] * (weight.ndim - 1))
         shift = mean + 0.1 * math.sqrt(variance) * self._random(f"{name}.bias", (channels,))
-        bias = shift - scale * found.mean
+        bias = shift - scale * moments.mean
         shape = self._convolve(x, name, weight, bias, stride, pad, groups)
         return Value(name, shape, Moments.of(shift, np.full(channels, variance)))
 
@@ -107,8 +107,8 @@ class GraphBuilder:
         groups: int = 1,
     ) -> Value:
         """Convolution without a bias."""
-        weight, found = self._filters(x, name, channels, kernel, groups)
-        return Value(name, self._convolve(x, name, weight, None, stride, pad, groups), found)
+        weight, moments = self._filters(x, name, channels, kernel, groups)
+        return Value(name, self._convolve(x, name, weight, None, stride, pad, groups), moments)
 
     def batch_norm(
         self,
@@ -119,25 +119,25 @@ class GraphBuilder:
         variance: np.ndarray | float = 1.0,
         epsilon: float = 1e-5,
     ) -> Value:
-        """Batch norm whose result's channels have about the given moments.
+        """Batch norm whose channels have approximately the given moments.
 
-        About: no two channels of a trained network are scaled alike, and running statistics are not
-        exactly those of the next input.
+        Approximately: in a trained network channels are scaled differently, and running statistics
+        deviate from those of the next input.
         """
-        found = x.moments
+        before = x.moments
         spread = self._random(name, (4, x.shape[1]))
-        deviation = np.sqrt(found.variance)
+        deviation = np.sqrt(before.variance)
         gamma = np.sqrt(variance) * (1.0 + 0.1 * spread[0])
         beta = mean + 0.1 * spread[1]
-        running_mean = found.mean + 0.1 * deviation * spread[2]
-        running_var = found.variance * (1.0 + 0.1 * spread[3])
+        running_mean = before.mean + 0.1 * deviation * spread[2]
+        running_var = before.variance * (1.0 + 0.1 * spread[3])
         names = [f"{name}.{key}" for key in ("weight", "bias", "running_mean", "running_var")]
         for key, array in zip(names, (gamma, beta, running_mean, running_var), strict=True):
             self._writer.weight(key, array)
         self._writer.node("BatchNormalization", name, [x.name, *names], epsilon=epsilon)
         scale = gamma / np.sqrt(running_var)
         moments = Moments.of(
-            beta + scale * (found.mean - running_mean), np.square(scale) * found.variance
+            beta + scale * (before.mean - running_mean), np.square(scale) * before.variance
         )
         return Value(name, x.shape, moments)
 
@@ -175,7 +175,7 @@ class GraphBuilder:
         return Value(name, x.shape, clipped(x.moments, 6.0))
 
     def add(self, a: Value, b: Value, name: str) -> Value:
-        """Sum of two values of one shape, taken to be independent."""
+        """Sum of two values of one shape, assumed to be independent."""
         self._writer.node("Add", name, [a.name, b.name])
         moments = Moments.of(
             a.moments.mean + b.moments.mean, a.moments.variance + b.moments.variance
@@ -183,7 +183,7 @@ class GraphBuilder:
         return Value(name, a.shape, moments)
 
     def concat(self, values: Sequence[Value], name: str) -> Value:
-        """The channels of all ``values``, which are alike in the other dimensions."""
+        """The channels of all ``values``, whose other dimensions are equal."""
         self._writer.node("Concat", name, [value.name for value in values], axis=1)
         channels = sum(value.shape[1] for value in values)
         latents = [value.latent for value in values if value.latent is not None]
@@ -215,19 +215,21 @@ class GraphBuilder:
         if any(
             stride < extent for stride, extent in zip(window.stride, window.kernel, strict=True)
         ):
-            # Where windows overlap, neighbours become alike, and the next such pooling meets those.
-            samples = independent(product(window.kernel))
+            # Overlapping windows correlate neighbors, which the next such pooling averages.
+            samples = effective_samples(product(window.kernel))
         return Value(name, shape, averaged(x.moments, samples, window.coverage(x.shape[2:])))
 
     def global_average_pool(self, x: Value, name: str, *, output: str = "") -> Value:
         """Average over all extents, flattened to (N, C)."""
         pooled = self._writer.node("GlobalAveragePool", name, [x.name])
         flat = self._writer.node("Flatten", f"{name}.flatten", [pooled], output=output, axis=1)
-        moments = Moments.of(x.moments.mean, x.moments.variance / independent(product(x.shape[2:])))
+        moments = Moments.of(
+            x.moments.mean, x.moments.variance / effective_samples(product(x.shape[2:]))
+        )
         return Value(flat, x.shape[:2], moments)
 
     def flatten(self, x: Value, name: str) -> Value:
-        """All of an image in one row: (N, C * extents ...)."""
+        """Flatten to (N, C * extents ...)."""
         self._writer.node("Flatten", name, [x.name], axis=1)
         area = product(x.shape[2:])
         moments = Moments(np.repeat(x.moments.mean, area), np.repeat(x.moments.variance, area))
@@ -240,8 +242,8 @@ class GraphBuilder:
         weight = self._writer.empty_weight(f"{name}.weight", (units, width))
         bias = 0.1 * self._random(f"{name}.bias", (units,))
         draws = self._draws(f"{name}.weight")
-        rows = max(1, _DRAWN // width)
-        for start in range(0, units, rows):  # all of it in float64 would be twice the weight
+        rows = max(1, _CHUNK // width)
+        for start in range(0, units, rows):  # float64 of the whole weight is twice its size
             part = _uniform(draws, (min(rows, units - start), width))
             part *= scale
             weight[start : start + rows] = part
@@ -252,7 +254,7 @@ class GraphBuilder:
         return Value(output or name, (x.shape[0], units), Moments.standard(units))
 
     def finish(self, *outputs: Value) -> Detached:
-        """What computes ``outputs``; it belongs to the caller, and nothing can follow."""
+        """The model of ``outputs``, which the caller owns. No layer can be added afterwards."""
         for value in outputs:
             self._writer.output(value.name, value.shape)
         return self._writer.finish()
@@ -264,14 +266,14 @@ class GraphBuilder:
     def _filters(
         self, x: Value, name: str, channels: int, kernel: Extent, groups: int
     ) -> tuple[np.ndarray, Moments]:
-        """Filters with He initialisation, and the moments of what they make of ``x``."""
+        """Filters with He initialization, and the moments of the result."""
         shape = (channels, x.shape[1] // groups, *each(kernel, len(x.shape) - 2))
         draw = self._random(f"{name}.weight", shape)
         weight = draw * math.sqrt(6.0 / product(shape[1:]))  # uniform in [-1, 1]: variance 1/3
         # Channels of x that each output channel sees: (groups, channels / groups, C / groups).
         taps = weight.reshape(groups, channels // groups, shape[1], -1)
         mean, variance = (m.reshape(groups, shape[1]) for m in (x.moments.mean, x.moments.variance))
-        if self._centred and groups == 1 and mean.any():
+        if self._centered and groups == 1 and mean.any():
             along = np.einsum("goik,gi->gok", taps, mean) / np.square(mean).sum()
             taps -= np.einsum("gok,gi->goik", along, mean)
         return weight, Moments.of(
@@ -319,7 +321,7 @@ def _uniform(draws: np.random.RandomState, shape: Sequence[int]) -> np.ndarray:
     return values
 
 
-def independent(positions: int) -> float:
-    """How many of so many neighbouring positions count as independent when they are averaged."""
-    # They overlap in what they see: about a third.
+def effective_samples(positions: int) -> float:
+    """Effective number of independent samples among neighboring positions that are averaged."""
+    # Their receptive fields overlap: about a third.
     return 1.0 + (positions - 1) / 3.0

@@ -88,7 +88,7 @@ def _mixed_7(g: GraphBuilder, x: Value, name: str) -> Value:
 
 
 def _twice_3x3(g: GraphBuilder, x: Value, name: str, *, stride: int = 1) -> Value:
-    """Two 3x3 convolutions behind a 1x1; with a stride, the last has it and no padding."""
+    """Two 3x3 convolutions after a 1x1; a stride applies to the last, which then has no padding."""
     x = _conv(g, x, f"{name}.three1", 64, 1)
     x = _conv(g, x, f"{name}.three2", 96, 3, pad=1)
     return _conv(g, x, f"{name}.three3", 96, 3, stride=stride, pad=1 if stride == 1 else 0)
@@ -100,7 +100,7 @@ def _row_and_column(g: GraphBuilder, x: Value, name: str) -> Value:
 
 
 def _pooled(g: GraphBuilder, x: Value, name: str, channels: int) -> Value:
-    """Averages of 3x3 neighbours through a 1x1 convolution."""
+    """A 3x3 average pooling and a 1x1 convolution."""
     x = g.average_pool(x, f"{name}.pool", 3, pad=1)
     return _conv(g, x, f"{name}.pooled", channels, 1)
 

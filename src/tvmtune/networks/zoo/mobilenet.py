@@ -27,7 +27,7 @@ _LAYERS = (
 
 def build(shape: Sequence[int], *, classes: int = 1000) -> Detached:
     """MobileNet for images of ``shape`` (N, C, H, W); output ``logits``."""
-    g = GraphBuilder("mobilenet", centred=False)
+    g = GraphBuilder("mobilenet", centered=False)
     x = g.relu(g.conv_bn(g.input("data", shape), "stem", 32, 3, stride=2, pad=1))
     for index, (channels, stride) in enumerate(_LAYERS, 1):
         name = f"layer{index}"

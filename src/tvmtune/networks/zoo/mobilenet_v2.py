@@ -46,9 +46,9 @@ def _inverted(
     *,
     variance: float,
 ) -> Value:
-    """Widen, convolve each channel by itself, and narrow again, the last without an activation.
+    """Expand, convolve depthwise, and project without an activation.
 
-    With its part of the ``variance`` each block of a stage adds up to the same sum.
+    ``variance`` is the block's share of the stage's.
     """
     width = expansion * x.shape[1]
     y = _conv(g, x, f"{name}.expand", width, 1) if expansion != 1 else x
@@ -66,7 +66,7 @@ def _conv(
     stride: int = 1,
     groups: int = 1,
 ) -> Value:
-    """Convolution, batch norm and ReLU6; scaled so that a few of a thousand values reach the 6."""
+    """Convolution, batch norm and ReLU6; scaled so that a few values in a thousand reach 6."""
     y = g.conv_bn(
         x,
         name,

@@ -17,7 +17,7 @@ class Moments:
 
     @staticmethod
     def of(mean: np.ndarray, variance: np.ndarray) -> Moments:
-        """Rounded: mathematical libraries differ in the last bit, and weights must not."""
+        """Rounded, because math libraries differ in the last bit and weights must not."""
         return Moments(np.round(mean, 6), np.round(variance, 6))
 
     @staticmethod
@@ -56,17 +56,17 @@ def clipped(x: Moments, top: float) -> Moments:
     low, high = rectified(x), rectified(Moments(x.mean - top, x.variance))
     # It is max(0, x) - max(0, x - top), and so is its square but for 2 top max(0, x - top).
     first = low.mean - high.mean
-    second = _second(low) - _second(high) - 2.0 * top * high.mean
+    second = _mean_square(low) - _mean_square(high) - 2.0 * top * high.mean
     return Moments.of(first, second - first**2)
 
 
 def averaged(x: Moments, samples: float, coverage: np.ndarray) -> Moments:
-    """Moments of means over ``samples`` independent values, a part of which may be zeros.
+    """Moments of means over ``samples`` independent values, some of which may be padding.
 
-    ``coverage`` holds, for each position that is averaged at, the part that are no zeros.
+    ``coverage`` holds, for each position, the share of its window that is not padding.
     """
     part = float(coverage.mean())
-    spread = x.mean**2 * float(coverage.var())  # the mean is not the same everywhere
+    spread = x.mean**2 * float(coverage.var())  # the mean differs between positions
     return Moments.of(x.mean * part, x.variance * part / samples + spread)
 
 
@@ -78,11 +78,11 @@ def concatenated(*parts: Moments) -> Moments:
     )
 
 
-def _second(x: Moments) -> np.ndarray:
+def _mean_square(x: Moments) -> np.ndarray:
     """Mean of the square."""
     return x.mean**2 + x.variance
 
 
 def _cumulative(x: np.ndarray) -> np.ndarray:
-    """The standard normal distribution function; NumPy has none."""
+    """The standard normal distribution function, which NumPy lacks."""
     return np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x])

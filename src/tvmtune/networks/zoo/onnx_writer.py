@@ -1,4 +1,4 @@
-"""Writes an ONNX model node by node, with its weights beside it."""
+"""Writes an ONNX model node by node, with its large weights kept outside of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tvmtune import arrays
 from tvmtune.networks.onnx import weights as onnx_weights
 
 if TYPE_CHECKING:
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 OPSET = 17
 IR_VERSION = 8
-"""Of 2022: old enough for every peer, new enough for LayerNormalization."""
+"""Opset and IR of 2022: old enough for every peer, new enough for LayerNormalization."""
 
 Detached = tuple[onnx.ModelProto, dict[str, np.ndarray]]
-"""A model, and by name those of its weights that it only declares because they are large."""
+"""A model, and by name the large weights that it only declares."""
 
 
 class OnnxWriter:
-    """Fills one float32 model and holds its weights once: in the model they would be copies."""
+    """Builds one float32 model and holds its weights once: protobuf would copy them."""
 
     def __init__(self, name: str) -> None:
         opset = helper.make_opsetid("", OPSET)
@@ -45,20 +46,20 @@ class OnnxWriter:
         self.empty_weight(name, array.shape)[...] = array
 
     def empty_weight(self, name: str, shape: Sequence[int]) -> np.ndarray:
-        """Add a float32 weight, and return it to be filled."""
-        self._weights[name] = onnx_weights.empty(shape, np.float32)
+        """Add a float32 weight and return its array, for the caller to fill."""
+        self._weights[name] = arrays.empty(shape, np.float32)
         return self._weights[name]
 
     def node(
         self, op: str, name: str, inputs: Sequence[str], *, output: str = "", **attributes: Any
     ) -> str:
-        """Add a node whose only output is called ``output``, or like the node itself."""
+        """Add a node whose only output is named ``output``, by default like the node."""
         output = output or name
         self._graph.node.append(helper.make_node(op, inputs, [output], name=name, **attributes))
         return output
 
     def finish(self) -> Detached:
-        """What was written; it belongs to the caller, and nothing can follow."""
+        """The model, which the caller owns. Nothing can be added afterwards."""
         large = {}
         for name, array in self._weights.items():
             if math.prod(array.shape) > onnx_weights.LARGEST:

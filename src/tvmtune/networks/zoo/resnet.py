@@ -29,7 +29,7 @@ BLOCKS = {
 def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> Detached:
     """ResNet of the given depth for images of ``shape`` (N, C, H, W); output ``logits``."""
     normal = depth == 18
-    g = GraphBuilder(f"resnet-{depth}", centred=not normal)
+    g = GraphBuilder(f"resnet-{depth}", centered=not normal)
     x = g.relu(g.conv_bn(g.input("data", shape), "stem", 64, 7, stride=2, pad=3))
     x = g.max_pool(x, "pool", 3, stride=2, pad=1)
     x = stages(g, x, depth, normal=normal)
@@ -51,7 +51,7 @@ def stages(g: GraphBuilder, x: Value, depth: int, *, normal: bool = False) -> Va
 def _basic(
     g: GraphBuilder, x: Value, name: str, width: int, stride: int, share: float | None
 ) -> Value:
-    """Two 3x3 convolutions beside a shortcut, which is projected where the shape changes."""
+    """Two 3x3 convolutions beside a shortcut, with a projection where the shape changes."""
     y = g.relu(g.conv_bn(x, f"{name}.conv1", width, 3, stride=stride, pad=1))
     x, mean, variance = _shortcut(g, x, name, width, stride, share)
     y = g.conv_bn(y, f"{name}.conv2", width, 3, pad=1, mean=mean, variance=variance)
@@ -72,12 +72,12 @@ def _bottleneck(
 def _shortcut(
     g: GraphBuilder, x: Value, name: str, channels: int, stride: int, share: float | None
 ) -> tuple[Value, np.ndarray | float, np.ndarray | float]:
-    """The shortcut, and the mean and variance that the branch beside it should bring.
+    """The shortcut, and the target mean and variance of the branch beside it.
 
-    Most of a projected shortcut is positive, so that ReLUs let pass what the branches add to it:
-    each its ``share`` of the variance. Without one, the branch brings what the shortcut lacks of a
-    standard normal sum, but at least a quarter, or it would not matter. A sum with a rectified value
-    is not really normal, which dozens of such blocks would amplify; ResNet-18 has few.
+    A projected shortcut is mostly positive, so that ReLUs pass what the branches add to it: each adds
+    its ``share`` of the variance. With None, the branch completes the shortcut to a standard normal
+    sum, with a variance of at least a quarter so that it matters. A sum with a rectified value is not
+    exactly normal, which dozens of such blocks would amplify; ResNet-18 has few.
     """
     mean, variance = (0.0, 0.5) if share is None else (1.0, 0.25)
     if stride != 1 or x.shape[1] != channels:

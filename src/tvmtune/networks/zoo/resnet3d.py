@@ -3,8 +3,8 @@
 The stem is one 3x7x7 convolution, of stride 1 over frames and 2 over pixels, without a pooling after
 it. Then come the basic blocks of the ResNet of the same depth, with 3x3x3 convolutions and, between
 stages, a stride of 2 over frames and pixels alike; then the average over everything and the
-classifier for the 400 classes of Kinetics. Depth 34, which torchvision does not have, differs in the
-number of blocks alone.
+classifier for the 400 classes of Kinetics. Depth 34, which torchvision lacks, differs only in the
+number of blocks.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _FIRES = {
     "1.0": ((16, 16, 32), (32, 48, 48, 64), (64,)),
     "1.1": ((16, 16), (32, 32), (48, 48, 64, 64)),
 }
-"""Channels that fire modules squeeze to, with a pooling before each group of modules."""
+"""Squeeze channels of the fire modules, in groups that follow a pooling each."""
 
 
 def build(shape: Sequence[int], *, version: str, classes: int = 1000) -> Detached:
@@ -34,7 +34,7 @@ def build(shape: Sequence[int], *, version: str, classes: int = 1000) -> Detache
         for width in fires:
             x = _fire(g, x, f"fire{index}", width)
             index += 1
-    # Averages of positive values are all alike, unless these values are few and large.
+    # Averages of positive values are nearly equal unless the values are few and large.
     x = g.relu(g.conv(x, "classifier", classes, 1, mean=-16.0, variance=256.0))
     return g.finish(g.global_average_pool(x, "average", output="logits"))
 

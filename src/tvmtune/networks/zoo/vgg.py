@@ -21,14 +21,14 @@ _CONVOLUTIONS = {
 """3x3 convolutions per stage."""
 _CHANNELS = (64, 128, 256, 512, 512)
 _GRID = 7
-"""Positions per axis that the first fully connected layer sees."""
+"""Positions per axis that the first fully connected layer takes."""
 
 
 def build(shape: Sequence[int], *, depth: int, classes: int = 1000) -> Detached:
     """VGG of the given depth for images of ``shape`` (N, C, H, W); output ``logits``.
 
-    The fully connected layers see 7x7 positions. Larger images are averaged down to these, as by
-    torchvision's adaptive pooling, which needs a multiple of 7 positions after the convolutions.
+    The fully connected layers take 7x7 positions. Larger images are averaged down to these like in
+    torchvision's adaptive pooling, which requires a multiple of 7 positions after the convolutions.
     """
     _check_extents(shape[2:], f"vgg-{depth}")
     g = GraphBuilder(f"vgg-{depth}")

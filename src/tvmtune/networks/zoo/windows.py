@@ -1,4 +1,4 @@
-"""Sliding windows of convolutions and poolings: their attributes in ONNX and what they leave."""
+"""Sliding windows of convolutions and poolings: ONNX attributes and output extents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Extent = int | tuple[int, ...]
-"""One number per axis, or one for all of them."""
+"""One number per axis, or one for all axes."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Window:
     stride: tuple[int, ...]
     pad: tuple[int, ...]
     ceil: bool = False
-    """Whether a last window may reach over the end."""
+    """Whether the last window may extend beyond the end."""
 
     @staticmethod
     def of(rank: int, kernel: Extent, stride: Extent, pad: Extent, *, ceil: bool = False) -> Window:
@@ -34,18 +34,18 @@ class Window:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """As ONNX has them in Conv, MaxPool and AveragePool."""
-        found: dict[str, Any] = {
+        """The attributes of ONNX's Conv, MaxPool and AveragePool."""
+        attributes: dict[str, Any] = {
             "kernel_shape": list(self.kernel),
             "strides": list(self.stride),
             "pads": list(self.pad) * 2,
         }
         if self.ceil:
-            found["ceil_mode"] = 1
-        return found
+            attributes["ceil_mode"] = 1
+        return attributes
 
     def slide(self, extents: Sequence[int], layer: str) -> tuple[int, ...]:
-        """Numbers of positions over ``extents``; :class:`UsageError` if the window is larger."""
+        """Positions along each of ``extents``; :class:`UsageError` if the window is larger."""
         axes = list(zip(extents, self.kernel, self.stride, self.pad, strict=True))
         if any(extent + 2 * pad < kernel for extent, kernel, _, pad in axes):
             size = "x".join(map(str, extents))
@@ -58,7 +58,7 @@ class Window:
         )
 
     def coverage(self, extents: Sequence[int]) -> np.ndarray:
-        """The part of the window that lies within ``extents``, at each of its positions."""
+        """The share of the window that lies within ``extents``, at each position."""
         parts = []
         for axis, positions in enumerate(self.slide(extents, "")):
             start = np.arange(positions) * self.stride[axis] - self.pad[axis]

@@ -1,4 +1,4 @@
-"""Tuners propose candidates for one implementation and are told how they did."""
+"""Tuners: they propose candidates for one implementation and learn from the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALIASES = {
 
 
 def canonical(name: str) -> str:
-    """The tuner's own name for a name or an alias; :class:`UsageError` for others."""
+    """The canonical name for a name or an alias; raises :class:`UsageError` for unknown names."""
     key = ALIASES.get(name.lower(), name.lower())
     if key not in TUNERS:
         raise UsageError(f"tuner '{name}' is not known.{nearest(key, [*TUNERS, *ALIASES])}")
@@ -42,18 +42,17 @@ def canonical(name: str) -> str:
 
 def options(name: str) -> dict[str, int | float]:
     """The options of a tuner, with their defaults."""
-    found: dict[str, int | float] = _module(name).OPTIONS
-    return found
+    listed: dict[str, int | float] = _module(name).OPTIONS
+    return listed
 
 
 def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]:
-    """``--tuner-option`` in the types of the tuner's own defaults.
+    """``--tuner-option`` values, converted to the types of the tuner's defaults.
 
-    Raises :class:`UsageError` for an option that the tuner does not have, or a value that is no
-    positive number, or for probabilities above 1.
+    Raises :class:`UsageError` for an unknown option, an integer below 1, or a fraction outside 0 to 1.
     """
     known = options(name)
-    found: dict[str, int | float] = {}
+    checked: dict[str, int | float] = {}
     for key, value in given.items():
         if key not in known:
             hint = nearest(key, [*known]) if known else ""
@@ -62,26 +61,27 @@ def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]
                 f"--tuner-option {key}: tuner '{name}' has no such option.{hint} "
                 f"Its options and defaults: {listed}."
             )
-        whole = isinstance(known[key], int)
-        number = isinstance(value, int) or (isinstance(value, float) and not whole)
-        if not number or not (value >= 1 if whole else 0 <= value <= 1):
-            wanted = "a whole number of at least 1" if whole else "a number between 0 and 1"
-            raise UsageError(f"--tuner-option {key}={value}: {wanted} is wanted.")
-        found[key] = value if whole else float(value)
-    return found
+        integer = isinstance(known[key], int)
+        number = isinstance(value, int) or (isinstance(value, float) and not integer)
+        if not number or not (value >= 1 if integer else 0 <= value <= 1):
+            expected = "an integer of at least 1" if integer else "a number between 0 and 1"
+            raise UsageError(f"--tuner-option {key}={value}: expected {expected}.")
+        checked[key] = value if integer else float(value)
+    return checked
 
 
 def check_space(name: str, tasks: Sequence[Task], limited: bool) -> None:
-    """Raise :class:`UsageError` if the tuner would never end: ``grid`` on spaces of unknown size
-    without a limit on trials or time."""
-    if canonical(name) != "grid" or limited:
+    """Raise :class:`UsageError` if the tuner would never finish: one that enumerates spaces, on spaces
+    of unknown size, without a limit on trials or time."""
+    if limited or not getattr(_module(name), "ENUMERATES", False):
         return
     unknown = [t.name for t in tasks if any(i.space.size is None for i in t.implementations)]
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise UsageError(
-            f"tuner 'grid' goes through a whole space, and that of {', '.join(unknown[:3])}{more} has "
-            "no known size: limit the trials or the time, or choose another tuner."
+            f"tuner '{canonical(name)}' goes through a whole space, and that of "
+            f"{', '.join(unknown[:3])}{more} has no known size: limit the trials or the "
+            "time, or choose another tuner."
         )
 
 

@@ -1,24 +1,24 @@
 """``droplet``: coordinate descent from the best points.
 
-After Droplet Search (Canesche et al., ACM TOPC 2024): a kernel's cost is taken to be smooth enough
-along each knob that a step to a better neighbour leads on, as a drop runs downhill.
+After Droplet Search (Canesche et al., ACM TOPC 2024): a kernel's cost is assumed to be smooth
+along each knob, so that steps to better neighbors lead to a minimum, as a droplet runs downhill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tvmtune.tuning.points import Point
+from tvmtune.tuning.space_points import Point
 from tvmtune.tuning.tuners.base import Tuner, TunerArgs
-from tvmtune.tuning.tuners.points import PointTuner
+from tvmtune.tuning.tuners.point_tuner import PointTuner
 
 OPTIONS: dict[str, int | float] = {"start": 16}
-"""``--tuner-option``: random points that are measured before the first descent."""
+"""``--tuner-option``: random points measured before the first descent."""
 
 
 class DropletTuner(PointTuner):
-    """Measures the neighbours of the best point and moves when one is better; where none is, the next
-    best point that has unmeasured neighbours is the next start."""
+    """Measures the neighbors of the best point and moves when one is better; otherwise continues from
+    the next best point with unmeasured neighbors."""
 
     def __init__(self, args: TunerArgs) -> None:
         super().__init__(args)
@@ -27,8 +27,8 @@ class DropletTuner(PointTuner):
     def suggest(self, count: int) -> Iterator[Point]:
         for _ in range(self._start - len(self.measured)):
             yield self.points.draw(self.rng)
-        for centre in self.best(len(self.measured)):
-            steps = [p for p in self.points.neighbours(centre) if p not in self.seen]
+        for center in self.best(len(self.measured)):
+            steps = [p for p in self.points.neighbors(center) if p not in self.seen]
             self.rng.shuffle(steps)
             yield from steps
         while True:

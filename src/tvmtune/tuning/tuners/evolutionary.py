@@ -1,8 +1,8 @@
 """``xgb`` and ``xgb-knob``: evolution of points under a cost model on their decisions.
 
-Points are evolved by the thousand, because the model needs no program for its score. Those that it
-likes best are replayed; ``xgb`` ranks the programs once more by their features, with a model that all
-tasks of the session share, and proposes the best; ``xgb-knob`` proposes them as they are.
+The model scores decisions without a program, so thousands of points are evolved. The best are replayed.
+``xgb-knob`` proposes these; ``xgb`` first ranks their programs by features, with a model that all tasks
+of the session share.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import islice
 
 import numpy as np
 
-from tvmtune.tuning.points import Point
+from tvmtune.tuning.space_points import Point
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
-from tvmtune.tuning.tuners.points import PointTuner
+from tvmtune.tuning.tuners.point_tuner import PointTuner
 
 OPTIONS: dict[str, int | float] = {
     "population": 512,
@@ -26,20 +26,20 @@ OPTIONS: dict[str, int | float] = {
     "steps": 0.5,
     "replays": 3,
 }
-"""``--tuner-option``: points in a generation; generations per round; the best of one that bring forth
-the next; probability that a child is changed beyond its parents; part of a round that is drawn at
-random instead of by the model; part of it that are neighbours of the best points; programs that are
-looked at for each that is measured (``xgb``)."""
+"""``--tuner-option``: points per generation; generations per round; parents of the next generation;
+probability that a child is mutated; fraction of a round that is drawn at random instead of by the
+model; fraction that are neighbors of the best points; programs that the feature model ranks for each
+that is measured (``xgb``)."""
 # ``steps`` on the spaces of benchmarks/, xgb-knob with 48 seeds, trials to 95% of the best: without 146
 # and 48, a quarter 95 and 42, half 90 and 40, three quarters 81 and 45.
 ALIKE = 8
-"""So many programs without any difference are taken for a sign that there is none."""
+"""If this many programs have equal features, all programs of the space are taken to be alike."""
 WARMUP = 16
-"""Measurements of a workload before its own model is trusted, where no other workload helps."""
+"""Measurements of a workload before its model is used, unless other workloads help."""
 
 
 class KnobTuner(PointTuner):
-    """The model sees decisions only."""
+    """Evolves points under a model of their decisions."""
 
     def __init__(self, args: TunerArgs) -> None:
         super().__init__(args)
@@ -47,58 +47,60 @@ class KnobTuner(PointTuner):
         self.workload = args.implementation.workload_key
         self.model = args.model.of_points(self.points.signature, self.workload)
         known = [(point, self.measured[point]) for point in self._names.values()]
-        self._teach(known, self.workload, list(self._names))
-        self._study()
+        self._train(known, self.workload, list(self._names))
+        self._train_with_transfer_samples()
         self._first: list[Point] | None = None
-        """Points that are good elsewhere: tried before anything else. None until the first round."""
+        """Warm start: points that are good elsewhere, to be tried first. None until the first round."""
 
     def suggest(self, count: int) -> Iterator[Point]:
-        yield from self._sure(count)
+        yield from self._unconditional(count)
         yield from self._promising()
 
-    def _sure(self, count: int) -> Iterator[Point]:
-        """Of a round of ``count``, the points that the model is not asked about."""
+    def _unconditional(self, count: int) -> Iterator[Point]:
+        """The points of a round of ``count`` that are chosen without the model."""
         if self._first is None:
-            adapted = [self.points.adapt(trace) for trace in self.args.relatives()]
+            adapted = [self.points.adapt(trace) for trace in self.args.warm_start()]
             self._first = [p for p in adapted if p is not None]
         while self._first:
             yield self._first.pop(0)
         if not self._cold:
-            yield from islice(self._steps(), round(count * float(self.options["steps"])))
+            yield from islice(
+                self._neighbors_of_best(), round(count * float(self.options["steps"]))
+            )
             for _ in range(count):
                 if self.rng.random() < float(self.options["epsilon"]):
                     yield self.points.draw(self.rng)
 
-    def _steps(self) -> Iterator[Point]:
-        """Unmeasured neighbours of the best points: what a descent would try next."""
-        for centre in self.best(8):
-            near = [p for p in dict.fromkeys(self.points.neighbours(centre)) if p not in self.seen]
+    def _neighbors_of_best(self) -> Iterator[Point]:
+        """Unmeasured neighbors of the best points, as coordinate descent would try them."""
+        for center in self.best(8):
+            near = [p for p in dict.fromkeys(self.points.neighbors(center)) if p not in self.seen]
             if near:
                 scores = self.model.score([row[None] for row in self.points.vectors(near)])
                 yield from (near[place] for place in np.argsort(-scores, kind="stable"))
 
     def _promising(self) -> Iterator[Point]:
-        """The rest, the best by the model first."""
+        """The other points, best by the model first."""
         if self._cold:
             yield from self._around_best()
         yield from self._evolved()
 
     @property
     def _cold(self) -> bool:
-        """Whether the model knows too little to be asked."""
+        """Whether the model knows too little to be used."""
         return len(self.measured) < WARMUP and not self._informed()
 
     def tell(self, proposals: Sequence[Proposal], latencies: Sequence[float]) -> None:
         points = [self.point(p) for p in proposals]
         super().tell(proposals, latencies)
         names = [p.candidate for p in proposals]
-        self._teach(list(zip(points, latencies, strict=True)), self.workload, names)
+        self._train(list(zip(points, latencies, strict=True)), self.workload, names)
 
     def revise(self, candidate: str, latency: float) -> None:
         super().revise(candidate, latency)
         self.model.revise(self.workload, candidate, latency)
 
-    def _teach(
+    def _train(
         self,
         results: Sequence[tuple[Point, float]],
         workload: str,
@@ -109,20 +111,20 @@ class KnobTuner(PointTuner):
             latencies = [seconds for _, seconds in results]
             self.model.learn([row[None] for row in rows], latencies, workload, candidates)
 
-    def _study(self) -> None:
-        """Learn from other logs what the first tuner of this signature has not learnt already."""
-        for lesson in self.args.lessons:
-            if lesson.workload not in self.model.lessons.group:
-                read = [(self.points.translate(t.trace), t.latency) for t in lesson.trials]
+    def _train_with_transfer_samples(self) -> None:
+        """Learn from other logs, unless another tuner with this signature has done so."""
+        for sample in self.args.transfer_samples:
+            if sample.workload not in self.model.training_set.group:
+                read = [(self.points.translate(t.trace), t.latency) for t in sample.trials]
                 results = [(p, seconds) for p, seconds in read if p is not None]
-                self._teach(results, lesson.workload)
+                self._train(results, sample.workload)
 
     def _informed(self) -> bool:
-        """Whether other workloads with the same knobs have been measured enough to help."""
-        return len(self.model.lessons) - len(self.measured) >= 4 * WARMUP
+        """Whether enough measurements of other workloads with the same knobs are known."""
+        return len(self.model.training_set) - len(self.measured) >= 4 * WARMUP
 
     def _around_best(self) -> Iterator[Point]:
-        """Without end: draws, and every other time a change of the best point so far."""
+        """Endless: random points, alternating with mutations of the best one."""
         while True:
             yield self.points.draw(self.rng)
             best = self.best(1)
@@ -130,7 +132,7 @@ class KnobTuner(PointTuner):
                 yield self.points.mutate(best[0], self.rng)
 
     def _evolved(self) -> list[Point]:
-        """New points, the best by the model first."""
+        """New points, best by the model first."""
         size, keep = int(self.options["population"]), int(self.options["parents"])
         parents = self.best(keep)
         pool: dict[Point, float] = {}
@@ -160,15 +162,15 @@ class KnobTuner(PointTuner):
 
 
 class EvolutionaryTuner(KnobTuner):
-    """A second look, at the programs of the points that the first model likes."""
+    """Ranks the programs of the points that the first model prefers by a second model, of features."""
 
     def __init__(self, args: TunerArgs) -> None:
         self._features: dict[str, np.ndarray] = {}
         self._alike = False
-        """Whether this space's programs all look the same, as where a schedule only notes its knobs:
-        then a look at them tells nothing."""
+        """Whether all programs of this space have equal features, as where a schedule only records its
+        knobs. Then the second model cannot rank them."""
         self._cost = 0.0
-        """Seconds that one replay with its features takes, a running mean."""
+        """Seconds to replay a point and extract its features, a running mean."""
         super().__init__(args)
 
     def ask(self, count: int, seconds: float | None = None) -> list[Proposal]:
@@ -178,24 +180,24 @@ class EvolutionaryTuner(KnobTuner):
         most = count * max(1, int(self.options["replays"]))
         if seconds is not None and self._cost:
             most = max(count, min(most, int(seconds / self._cost)))
-        sure = self.take(self.replay(self._sure(count), count))
-        wanted = count - len(sure)
-        looked = sure + self.look(
-            islice(self._promising(), 4 * most), most - len(sure) if wanted else 0, wanted
+        first = self.take(self.replay(self._unconditional(count), count))
+        wanted = count - len(first)
+        replayed = first + self.replay_or_fill(
+            islice(self._promising(), 4 * most), most - len(first) if wanted else 0, wanted
         )
-        if not looked:
+        if not replayed:
             return []
-        rows = self.args.model.features(self.points.context, [p.schedule for p in looked])
+        rows = self.args.model.features(self.points.context, [p.schedule for p in replayed])
         self._alike = len(rows) >= ALIKE and all(np.array_equal(rows[0], row) for row in rows)
-        # Those that are sure come first whatever the models say.
-        order = [*range(len(sure)), *self._order(looked, rows, len(sure))]
+        # The unconditional ones come first, whatever the models say.
+        order = [*range(len(first)), *self._order(replayed, rows, len(first))]
         for place in order[count:]:
-            self.forget(looked[place])
-        chosen = [looked[place] for place in order[:count]]
+            self.forget(replayed[place])
+        chosen = [replayed[place] for place in order[:count]]
         for place in order[:count]:
-            self._features[looked[place].candidate] = rows[place]
+            self._features[replayed[place].candidate] = rows[place]
         self.take(chosen)
-        spent = (time.perf_counter() - began) / len(looked)
+        spent = (time.perf_counter() - began) / len(replayed)
         self._cost = spent if not self._cost else 0.7 * self._cost + 0.3 * spent
         return chosen
 
@@ -214,17 +216,17 @@ class EvolutionaryTuner(KnobTuner):
             self.args.model.revise(self.workload, candidate, latency)
 
     def _order(
-        self, looked: Sequence[Proposal], rows: Sequence[np.ndarray], first: int
+        self, replayed: Sequence[Proposal], rows: Sequence[np.ndarray], first: int
     ) -> list[int]:
-        """Places from ``first`` on, the most promising candidates before the others: by the mean rank
-        under both models."""
-        places = list(range(first, len(looked)))
+        """Places from ``first`` on, most promising candidates first, by the mean rank under both
+        models."""
+        places = list(range(first, len(replayed)))
         if not places or not self.args.model.ready:
             return places
-        points = self.points.vectors([self.point(looked[place]) for place in places])
-        mine = self.model.score([row[None] for row in points])
-        shared = self.args.model.score([rows[place] for place in places])
-        ranks = np.argsort(np.argsort(-mine)) + np.argsort(np.argsort(-shared))
+        points = self.points.vectors([self.point(replayed[place]) for place in places])
+        by_decisions = self.model.score([row[None] for row in points])
+        by_features = self.args.model.score([rows[place] for place in places])
+        ranks = np.argsort(np.argsort(-by_decisions)) + np.argsort(np.argsort(-by_features))
         return [places[place] for place in np.argsort(ranks, kind="stable")]
 
 

@@ -1,22 +1,22 @@
-"""``ga``: a genetic algorithm that trusts measurements alone."""
+"""``ga``: a genetic algorithm on measurements, without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tvmtune.tuning.points import Point
+from tvmtune.tuning.space_points import Point
 from tvmtune.tuning.tuners.base import Tuner, TunerArgs
-from tvmtune.tuning.tuners.points import PointTuner
+from tvmtune.tuning.tuners.point_tuner import PointTuner
 
 OPTIONS: dict[str, int | float] = {"population": 24, "tournament": 3, "mutate": 0.5}
-"""``--tuner-option``: the best measured candidates, which may be parents; how many are drawn for each
-parent, of which the quickest is chosen; probability that a child is changed once more."""
+"""``--tuner-option``: number of best measured candidates that may be parents; how many are drawn for
+each parent, the fastest of which is chosen; probability that a child is mutated."""
 
 
 class GeneticTuner(PointTuner):
-    """Children of two parents, each the quickest of a few drawn from the best.
+    """Children of two parents, each the fastest of a few drawn from the best (tournament selection).
 
-    The population is renewed with every result, whatever the size of a round.
+    The population is updated with every result, whatever the size of a round.
     """
 
     def __init__(self, args: TunerArgs) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
-from tvmtune.tuning.tuners.points import PointTuner
+from tvmtune.tuning.tuners.point_tuner import PointTuner
 
 OPTIONS: dict[str, int | float] = {}
+ENUMERATES = True
+"""Goes through the whole space, however large."""
 
 
 class GridTuner(PointTuner):
-    """Goes through the space from its first point to its last, the last knob fastest."""
+    """Enumerates the space, the last knob fastest."""
 
     def __init__(self, args: TunerArgs) -> None:
         super().__init__(args)

@@ -1,6 +1,6 @@
-"""``xgb-knob``: the cost model sees the decisions alone.
+"""``xgb-knob``: the cost model sees decisions only.
 
-For spaces whose programs look alike to the feature extractor, such as those of VTA.
+For spaces whose programs have equal features, such as those of VTA.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Code generation: from convolutions and sums to programs. Pure functions without TVM."""

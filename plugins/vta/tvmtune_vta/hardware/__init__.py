@@ -1,0 +1,1 @@
+"""The hardware: configuration, instruction set, programs, and the rules that programs must keep."""

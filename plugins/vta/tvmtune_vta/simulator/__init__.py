@@ -1,0 +1,1 @@
+"""Functional simulators: a readable reference, and one fast enough for whole networks."""

@@ -1,0 +1,1 @@
+"""The model of how long a program takes."""

@@ -1,0 +1,1 @@
+"""Tuning: tasks, their search space, and the functions that workers run."""

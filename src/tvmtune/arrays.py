@@ -1,0 +1,44 @@
+"""NumPy arrays for TVM: dtypes by name, aligned buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+"""Alignment in bytes that TVM's kernels expect of their buffers."""
+_TRANSPOSE_BLOCK = 64
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy type called ``name``; bfloat16 and the float8 types come from ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A contiguous copy at an address that is a multiple of :data:`ALIGNMENT`."""
+    copy = empty(array.shape, array.dtype)
+    if array.ndim == 2 and array.flags.f_contiguous:
+        for start in range(0, array.shape[1], _TRANSPOSE_BLOCK):  # transpose within the caches
+            columns = slice(start, start + _TRANSPOSE_BLOCK)
+            copy[:, columns] = array[:, columns]
+    else:
+        copy[...] = array
+    return copy
+
+
+def empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """An uninitialized contiguous array at such an address."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)

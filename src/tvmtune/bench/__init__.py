@@ -1,0 +1,1 @@
+"""Time a library, check its output, compare it with other runtimes."""

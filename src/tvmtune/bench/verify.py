@@ -1,0 +1,195 @@
+"""Check the outputs of a library against a reference that the library carries.
+
+The check is made once, when the library is compiled, from a reference that is not TVM: the seed of the
+inputs and, for each output, its shape, its largest magnitude and its values at up to 4096 places. So a
+library can be checked on any machine, without the network or its reference.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tvmtune import accuracy
+from tvmtune.accuracy import relative_error
+from tvmtune.arrays import numpy_dtype
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.types import is_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tvmtune.types import JSON, Network, TensorSpec
+
+SAMPLES = 4096
+
+
+class Runnable(Protocol):
+    """Maps named inputs to outputs, such as a library."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class OutputCheck:
+    """The comparison of one output with its reference."""
+
+    name: str
+    error: float
+    """max|y - ref| / max|ref|; infinite where shape, dtype or finiteness differ."""
+    reason: str = ""
+    """Why it is wrong, if the error does not say."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The comparison of all outputs with the reference."""
+
+    passed: bool
+    error: float
+    """The worst of the outputs' errors."""
+    tolerance: float
+    """The loosest of the outputs' tolerances."""
+    outputs: tuple[OutputCheck, ...]
+    reasons: tuple[str, ...] = field(default=())
+    """What is wrong; empty if it passed."""
+
+    def __str__(self) -> str:
+        figure = f"max|y - ref| / max|ref| = {self.error:.1e}, at most {self.tolerance:.0e} allowed"
+        if self.passed:
+            return f"right ({figure})"
+        return f"wrong: {'; '.join(self.reasons)} ({figure})"
+
+    def to_json(self) -> JSON:
+        """``error`` is null if it is infinite, which JSON cannot express."""
+        return {
+            "passed": self.passed,
+            "error": self.error if np.isfinite(self.error) else None,
+            "tolerance": self.tolerance,
+            "reasons": list(self.reasons),
+        }
+
+
+def make_check(network: Network, seed: int = 0) -> JSON:
+    """Run the network's reference and make the check that a library carries.
+
+    The result is JSON: ``seed``; ``varies``, whether the reference's outputs differ for the inputs of
+    ``seed + 1``; and for each of ``outputs`` the ``name``, ``shape``, ``dtype``, ``max_abs``,
+    ``finite``, ``tolerance`` and ``values``, the base64 text of the little-endian values at
+    :func:`sample_places`. An operator may add ``ranges``, see
+    :func:`tvmtune.networks.inputs.random_inputs`.
+    """
+    ranges = dict(getattr(network, "ranges", {}))
+    first = network.reference(random_inputs(network.inputs, seed, ranges))
+    second = network.reference(random_inputs(network.inputs, seed + 1, ranges))
+    outputs = []
+    for spec, array in zip(network.outputs, first, strict=True):
+        finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
+        magnitudes = np.abs(array[finite].astype(np.float64))
+        values = array.reshape(-1)[sample_places(array.size, seed)]
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        outputs.append(
+            {
+                "name": spec.name,
+                "shape": list(array.shape),
+                "dtype": array.dtype.name,
+                "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
+                "finite": bool(finite.all()),
+                "values": base64.b64encode(little.tobytes()).decode(),
+                "tolerance": allowed_error(network, array.dtype.name),
+            }
+        )
+    check: JSON = {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
+    return check | ({"ranges": ranges} if ranges else {})
+
+
+def allowed_error(network: Network, dtype: str) -> float:
+    """The tolerance for an output of this dtype against the network's reference."""
+    computes = getattr(network, "computes", dtype) if dtype.startswith("float") else dtype
+    return accuracy.tolerance(computes, network=not is_operator(network))
+
+
+def sample_places(size: int, seed: int) -> np.ndarray:
+    """Ascending flat indices into an output of ``size`` values: all, or up to 4096 of them."""
+    if size <= SAMPLES:
+        return np.arange(size)
+    rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
+    return np.unique(rng.randint(0, size, SAMPLES, dtype=np.int64))
+
+
+def compare(
+    outputs: Sequence[np.ndarray],
+    check: JSON,
+    *,
+    others: Sequence[np.ndarray] | None = None,
+    tolerance: float | None = None,
+) -> CheckResult:
+    """Compare the outputs for the inputs of ``check["seed"]`` with the reference in ``check``.
+
+    ``tolerance``: by default each output has its own. ``others`` are the outputs for the inputs of
+    ``seed + 1``: if they are the same but the reference's differ, the library ignores its inputs and
+    fails. Raises TvmtuneError unless :func:`make_check` made ``check``.
+    """
+    try:
+        wanted = check["outputs"]
+        allowed = [
+            entry.get("tolerance", accuracy.TOLERANCE) if tolerance is None else tolerance
+            for entry in wanted
+        ]
+        loosest = max(allowed, default=accuracy.TOLERANCE)
+        if len(outputs) != len(wanted):
+            reason = f"there are {len(outputs)} outputs instead of {len(wanted)}"
+            return CheckResult(False, float("inf"), loosest, (), (reason,))
+        results = tuple(
+            _compare_one(array, entry, check["seed"])
+            for array, entry in zip(outputs, wanted, strict=True)
+        )
+        varies = check["varies"]
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise TvmtuneError(f"the library's check is damaged ({exc!r}). Compile it again") from exc
+    reasons = []
+    for result, most in zip(results, allowed, strict=True):
+        if not result.error <= most:
+            reason = result.reason or f"is off by {result.error:.1e}"
+            reasons.append(f"output '{result.name}' {reason}")
+    if others is not None and varies and not _differ(outputs, others):
+        reasons.append("different inputs give the same outputs")
+    worst = max((result.error for result in results), default=0.0)
+    return CheckResult(not reasons, worst, loosest, results, tuple(reasons))
+
+
+def run_check(library: Runnable, check: JSON, *, tolerance: float | None = None) -> CheckResult:
+    """Run the library on the inputs of the check and on other inputs, and compare."""
+    seed = check["seed"]
+    ranges = check.get("ranges")
+    outputs = library.run(random_inputs(library.inputs, seed, ranges))
+    others = library.run(random_inputs(library.inputs, seed + 1, ranges))
+    return compare(outputs, check, others=others, tolerance=tolerance)
+
+
+def _compare_one(array: np.ndarray, entry: dict[str, Any], seed: int) -> OutputCheck:
+    name, shape, dtype = entry["name"], tuple(entry["shape"]), numpy_dtype(entry["dtype"])
+    if array.shape != shape or array.dtype != dtype:
+        reason = f"is {array.dtype.name} {list(array.shape)} instead of {dtype.name} {list(shape)}"
+        return OutputCheck(name, float("inf"), reason)
+    # The samples may miss a NaN, which spoils everything computed from it.
+    if entry["finite"] and array.dtype.kind not in "biu" and not np.isfinite(array).all():
+        return OutputCheck(name, float("inf"), "holds NaN or infinity")
+    raw = np.frombuffer(base64.b64decode(entry["values"]), dtype.newbyteorder("<"))
+    values = array.reshape(-1)[sample_places(array.size, seed)]
+    error = relative_error(values, raw, entry["max_abs"])
+    return OutputCheck(name, error, "" if np.isfinite(error) else "holds NaN or infinity")
+
+
+def _differ(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
+    return any(
+        not np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
+        for one, two in zip(first, second, strict=True)
+    )

@@ -1,0 +1,133 @@
+"""From the values of shared options to what they name: a plan, boards, inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tvmtune.cli.parsing import parse_pairs, parse_shapes
+from tvmtune.errors import ArgumentError, TvmtuneError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvmtune.remote.client.lease import BoardLease
+    from tvmtune.runtime.library import Library
+    from tvmtune.tasks.plan import Plan
+
+
+@contextmanager
+def prefix_errors(option: str) -> Iterator[None]:
+    """Put the option's name before errors of layers that know no options."""
+    try:
+        yield
+    except TvmtuneError as error:
+        raise type(error)(f"{option}: {error}") from error
+
+
+def network_name(network: str | None, positional: str | None) -> str:
+    """The network, given as ``--network`` or as the argument, but not both."""
+    if network and positional:
+        raise UsageError(f"two networks are given: '{positional}' and --network {network}.")
+    name = network or positional
+    if not name:
+        raise UsageError("no network given: pass NAME|FILE or --network.")
+    return name
+
+
+def make_plan(
+    network: str | None,
+    positional: str | None,
+    arg: Sequence[str],
+    target: str,
+    target_attr: Sequence[str],
+    hardware_param: Sequence[str],
+    batch: int,
+    dtype: str,
+    layout: str | None,
+    shape: Sequence[str],
+    remote: str | None = None,
+    tracker: str | None = None,
+    calibration: Path | None = None,
+    tensor_cores: bool = False,
+    *,
+    measured: bool = False,
+) -> Plan:
+    """Load and plan the network that :func:`tvmtune.cli.options.network_options` describe;
+    ``measured``: its kernels will be run."""
+    from tvmtune import host
+    from tvmtune.machine import package_versions
+
+    package_versions.check_pins()
+    host.backend(target)  # fail on a wrong name before anything slow
+    boards = boards_of(remote, tracker)
+    from tvmtune import api
+    from tvmtune.networks.inputs import read_arrays
+
+    try:
+        loaded = api.load(
+            network_name(network, positional),
+            batch=batch,
+            shapes=parse_shapes(shape),
+            arguments=parse_pairs("--arg", arg),
+            dtype=dtype,
+        )
+    except ArgumentError as error:
+        raise UsageError(f"--arg {error}") from error
+    attrs = parse_pairs("--target-attr", target_attr)
+    return api.plan(
+        loaded,
+        target,
+        attrs=attrs | {"tensor-cores": 1} if tensor_cores else attrs,
+        params=parse_pairs("--hardware-param", hardware_param),
+        layout=layout,
+        remote=boards,
+        calibration=None if calibration is None else read_arrays(calibration, loaded.inputs),
+        measured=measured,
+    )
+
+
+def boards_of(remote: str | None, tracker: str | None) -> str | None:
+    """``KEY`` or ``KEY@HOST:PORT`` from ``--remote`` and ``--tracker``; raises :class:`UsageError`."""
+    from tvmtune.remote import protocol
+
+    if remote is None:
+        if tracker:
+            raise UsageError("--tracker without --remote: which boards? See tvmtune devices.")
+        return None
+    key, _, address = remote.partition("@")
+    if address and tracker:
+        raise UsageError(f"--remote {remote} and --tracker {tracker} both name a tracker.")
+    boards = f"{key}@{address or tracker}" if address or tracker else key
+    with prefix_errors("--tracker" if tracker else "--remote"):
+        protocol.split_remote(boards)
+    return boards
+
+
+@contextmanager
+def lease_board(
+    remote: str | None, tracker: str | None, wait: float
+) -> Iterator[BoardLease | None]:
+    """A board of ``--remote`` for the duration of the context; None without the option."""
+    if (boards := boards_of(remote, tracker)) is None:
+        yield None
+        return
+    from tvmtune.remote.client.lease import BoardLease
+
+    with BoardLease(
+        boards, wait=wait, report=lambda message: click.echo(message, err=True)
+    ) as board:
+        yield board
+
+
+def library_inputs(library: Library, path: Path | None, seed: int) -> dict[str, np.ndarray]:
+    """The inputs in the file, or random ones."""
+    from tvmtune.networks.inputs import read_inputs
+
+    if path is None:
+        return library.random_inputs(seed)
+    return read_inputs(path, library.inputs)

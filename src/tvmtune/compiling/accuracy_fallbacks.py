@@ -1,0 +1,57 @@
+"""Fall back to more accurate kernels while a network's output is off by more than is allowed.
+
+Each kernel passes its own check. But an algorithm such as Winograd's rounds more than the direct one,
+and over the layers of a deep network the errors add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from tvmtune.compiling.compile import choose_records
+from tvmtune.records.log import Log
+from tvmtune.types import Device, Task, Trial
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Records to compile a network with."""
+
+    records: dict[str, Trial]
+    """By task key."""
+    fallbacks: int = 0
+    """Tasks that get a more accurate kernel than their fastest."""
+
+
+def accuracy_fallbacks(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -> list[Attempt]:
+    """What to compile, most promising first: the best records, then ever more accurate ones.
+
+    A fallback replaces a kernel that rounds more than the direct algorithm. Tasks that lose least per
+    call go first, however often they are called: each call rounds. Each attempt has one more fallback
+    than the one before, or half as many more; the last has them all.
+    """
+    best = choose_records(logs, tasks, device)
+    inexact = [task for task in tasks if task.key in best and _rounds_more(task, best[task.key])]
+    exact = choose_records(logs, tasks, device, exact={task.key for task in inexact})
+
+    def loss(task: Task) -> float:
+        """Seconds that a call takes longer with the accurate kernel."""
+        fallback = exact.get(task.key)
+        return fallback.latency - best[task.key].latency if fallback else inf
+
+    inexact.sort(key=loss)
+    attempts = [Attempt(best)]
+    count = 0
+    while count < len(inexact):
+        count = min(len(inexact), max(count + 1, 3 * count // 2))
+        replaced = {task.key for task in inexact[:count]}
+        kept = {key: trial for key, trial in best.items() if key not in replaced}
+        fallbacks = {key: trial for key, trial in exact.items() if key in replaced}
+        attempts.append(Attempt(kept | fallbacks, count))
+    return attempts
+
+
+def _rounds_more(task: Task, trial: Trial) -> bool:
+    return any(i.name == trial.implementation and not i.exact for i in task.implementations)

@@ -1,0 +1,182 @@
+"""Choose the records of a network's tasks and compile a library with metadata."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmtune.atomic_write import replacing
+from tvmtune.bench import verify
+from tvmtune.errors import TvmtuneError
+from tvmtune.library import embedded_weights, metadata
+from tvmtune.records.best import best_of, comparable
+from tvmtune.records.log import Log
+from tvmtune.records.schema import workload_module
+from tvmtune.runtime.library import Library
+from tvmtune.runtime.low_memory import WeightInjectionError
+from tvmtune.tasks.lower import MODELLED, RECORD
+from tvmtune.tasks.plan import Plan
+from tvmtune.types import JSON, Device, Network, Task, Trial, is_operator
+
+
+class WrongOutput(TvmtuneError):
+    """A library's outputs differ from those of the network's reference."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A library and what went into it."""
+
+    path: Path
+    metadata: JSON
+    fallbacks: int = 0
+    """Tasks that got a more accurate kernel than their fastest, for the sake of the whole network."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Tasks with a record of their exact key, with one of their anchor key, and with none."""
+        return {k: self.metadata["tasks"][k] for k in metadata.RECORD_KINDS}
+
+
+def choose_records(
+    logs: Sequence[Log], tasks: Sequence[Task], device: Device, *, exact: Collection[str] = ()
+) -> dict[str, Trial]:
+    """The trial to use for each task, by key: its own best, else the best of its anchor block.
+
+    Tasks whose keys are in ``exact`` get no record that rounds more than the direct algorithm. Only
+    measurements of this very device count; raises :class:`TvmtuneError` if the logs hold some and
+    none is of this device.
+    """
+    trials = [t for log in logs for t in comparable(log.trials, device.identity())]
+    modelled = [t for log in logs for t in comparable(log.trials, device.identity(), "modelled")]
+    if not trials and not modelled and any(log.trials for log in logs):
+        raise TvmtuneError(_other_device(logs, device))
+    usable = trials or modelled
+    inexact = {(t.key, i.name) for t in tasks for i in t.implementations if not i.exact}
+    best = best_of(
+        t for t in usable if t.task not in exact or (t.task, t.implementation) not in inexact
+    )
+    lines = {key: line for log in logs for key, line in log.tasks.items()}
+    # Schedules of other algorithms reach into the epilogue. Only those of the direct workload, whose
+    # key is the task's, fit another fusion.
+    direct = best_of(t for t in usable if t.workload == t.task)
+    by_anchor: dict[str, list[Trial]] = {}
+    for key, trial in direct.items():
+        line = lines.get(key)
+        if line is not None:
+            module = workload_module(line, trial.implementation)
+            by_anchor.setdefault(line["anchor"], []).append(trial.evolve(source_module=module))
+    chosen = {}
+    for task in tasks:
+        names = {i.name for i in task.implementations}
+        donors = [t for t in by_anchor.get(task.anchor_key, ()) if t.implementation in names]
+        if task.key in best:
+            chosen[task.key] = best[task.key]
+        elif donors and task.key not in lines:
+            chosen[task.key] = min(donors, key=lambda t: t.latency)
+    if best and not chosen and not exact:
+        networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
+        raise TvmtuneError(
+            f"{', '.join(str(log.path) for log in logs)} is the log of another network "
+            f"({', '.join(networks)}): none of its records fits a task of this one."
+        )
+    return chosen
+
+
+def compile_library(
+    plan: Plan,
+    records: Mapping[str, Trial],
+    path: Path,
+    *,
+    check: JSON | None = None,
+    verify_output: bool = False,
+) -> Compiled:
+    """Lower with these records, by task key; export to ``path`` and append the metadata.
+
+    An existing file is replaced atomically. With ``verify_output`` the library is first run and
+    compared with ``check``; raises :class:`WrongOutput` if it is wrong.
+    """
+    network, device = plan.network, plan.device
+    lowered = plan.backend.lower(plan.prepared, dict(records), device)
+    attrs = lowered.attrs or {}
+    kinds: dict[str, str] = json.loads(str(attrs.get(RECORD, "{}")))
+    rows = [
+        _task_row(task, records.get(task.key), kinds.get(task.key, "default"))
+        for task in plan.tasks
+    ]
+    described = metadata.describe(
+        network, device, layout=plan.prepared.layout, tasks=rows, check=check
+    )
+    if MODELLED in attrs:
+        described["modelled"] = json.loads(str(attrs[MODELLED]))
+    with replacing(path) as fresh:
+        try:
+            plan.backend.export_lib(lowered, device, fresh)
+            metadata.append(fresh, described)
+            if verify_output and check is not None and not device.absent:
+                _verify_output(fresh, described, network)
+        except TvmtuneError as error:
+            # The user knows the file by its final name.
+            error.args = (str(error).replace(str(fresh), str(path)),)
+            raise
+    return Compiled(path, described)
+
+
+def _verify_output(path: Path, described: JSON, network: Network) -> None:
+    """Run the library and compare its outputs, unless it is for another machine."""
+    device = Device.from_json(described["device"])
+    if device.runtime != "cpu" and (device.remote is not None or device.mtriple):
+        return  # its CPU may be like this one's, but its accelerator is elsewhere
+    try:
+        metadata.check_runnable(path, described)
+    except TvmtuneError:
+        return
+    result = _run_check(path, described)
+    if result.passed:
+        return
+    message = f"the output of {path} is {result}: the library is not kept"
+    if is_operator(network):
+        message = (
+            f"operator '{network.source['operator']}' of {network.source['file']} and its reference "
+            f"disagree: the output is {result}"
+        )
+    raise WrongOutput(message)
+
+
+def _run_check(path: Path, described: JSON) -> verify.CheckResult:
+    """Compare the outputs, with a large library's weights in memory only once where possible."""
+    check = described["check"]
+    if metadata.runtime(described) == "cpu" and path.stat().st_size > embedded_weights.KEPT:
+        with contextlib.suppress(WeightInjectionError):
+            return verify.run_check(Library.open(path, low_memory=True), check)
+    return verify.run_check(Library.open(path), check)
+
+
+def _task_row(task: Task, trial: Trial | None, record: str) -> JSON:
+    measured = trial is not None and record == "exact" and trial.ok
+    return {
+        "name": task.name,
+        "weight": task.weight,
+        "implementation": trial.implementation if trial and record != "default" else "direct",
+        "record": record,
+        "latency": trial.latency if trial is not None and measured else None,
+        "flop": task.flop,
+    }
+
+
+def _other_device(logs: Sequence[Log], device: Device) -> str:
+    paths = ", ".join(str(log.path) for log in logs)
+    others = {
+        f"{d['model'] or d['backend']} with {d['threads']} threads"
+        for log in logs
+        for d in log.devices().values()
+    }
+    return (
+        f"{paths} holds no measurement of this device ({device.model or device.backend} with "
+        f"{device.threads} threads), only of {'; '.join(sorted(others))}. Latencies of another device "
+        "or thread count do not apply here: tune on this device, or pass the --target-attr of the "
+        "log."
+    )

@@ -1,1 +1,0 @@
-"""From a lowered network to a library on disk, and what is done with one: check, run, bench."""

@@ -1,1 +1,0 @@
-"""From networks to fused workloads, their spaces, and back to scheduled networks."""

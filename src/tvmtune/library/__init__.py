@@ -1,0 +1,1 @@
+"""The library file: code, weights and metadata."""

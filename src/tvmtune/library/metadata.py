@@ -1,0 +1,183 @@
+"""A library's metadata: one JSON object, readable on any machine without loading the library.
+
+``docs/deploy.md`` has the same list for users:
+
+``format``
+    Version of this layout; readers refuse later ones.
+``tvmtune``, ``versions``
+    The version of tvmtune that wrote it; the versions of the packages that compiled it.
+``network``
+    ``name``, ``structure_hash``, ``weights_hash``, ``source`` (enough to load it again) and
+    ``layout``.
+``inputs``, ``outputs``
+    In the order of the call: ``name``, ``shape``, ``dtype``.
+``device``, ``threads``
+    The device that it was tuned for (:meth:`tvmtune.types.Device.to_json`), and its CPU threads.
+``cpu_features``
+    SIMD extensions that its code may use, named as in /proc/cpuinfo.
+``tasks``
+    ``total`` and, out of these, how many had a record under their exact key (``exact``), under their
+    anchor key (``anchor``) or none (``default``); ``list`` has for each its ``name``, ``weight``,
+    ``implementation``, ``record`` (one of the three words), ``latency`` (seconds per call, or null)
+    and ``flop`` (per call).
+``estimate_ms``
+    Sum of weight x latency in milliseconds, or null if a latency is unknown.
+``check``
+    Reference outputs (:mod:`tvmtune.bench.verify`), or null.
+``modelled``
+    Only for simulated accelerators: for each program its ``name``, its modeled ``seconds`` including
+    the ``launch_seconds``, the packed ``function`` that simulates it, the kernels that pack and unpack
+    for it (``borders``), and what the backend adds.
+``created``, ``machine``
+    Seconds since the epoch; the host that compiled it (:mod:`tvmtune.machine.fingerprint`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.library import elf, trailer
+from tvmtune.machine import cpu_features
+from tvmtune.types import TensorSpec
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Sequence
+
+    from tvmtune.types import JSON, Device, Network
+
+GRAPHS = "cuda-graphs"
+"""The device parameter with which libraries launch their kernels by a CUDA graph."""
+RECORD_KINDS = ("exact", "anchor", "default")
+
+
+def describe(
+    network: Network,
+    device: Device,
+    *,
+    layout: str,
+    tasks: Sequence[JSON] = (),
+    check: JSON | None = None,
+) -> JSON:
+    """The metadata of a library of ``network`` for ``device``.
+
+    ``tasks`` has one object for each task, with the keys of ``tasks.list`` above.
+    """
+    from tvmtune.machine import fingerprint, package_versions
+
+    versions = package_versions.versions()
+    counts = {kind: sum(task["record"] == kind for task in tasks) for kind in RECORD_KINDS}
+    latencies = [task.get("latency") for task in tasks]
+    estimate = None
+    if latencies and None not in latencies:
+        estimate = 1e3 * sum(task["weight"] * task["latency"] for task in tasks)
+    return {
+        "format": trailer.FORMAT,
+        "tvmtune": versions["tvmtune"],
+        "versions": versions,
+        "network": {
+            "name": network.name,
+            "structure_hash": network.structure_hash,
+            "weights_hash": network.weights_hash,
+            "source": network.source,
+            "layout": layout,
+        },
+        "inputs": [_spec_to_json(spec) for spec in network.inputs],
+        "outputs": [_spec_to_json(spec) for spec in network.outputs],
+        "device": device.to_json(),
+        "threads": device.threads,
+        "cpu_features": cpu_features.required(device.target),
+        "tasks": {"total": len(tasks), **counts, "list": list(tasks)},
+        "estimate_ms": estimate,
+        "check": check,
+        "created": time.time(),
+        "machine": fingerprint.fingerprint(),
+    }
+
+
+def append(path: str | os.PathLike[str], metadata: JSON) -> None:
+    """Append ``metadata`` to the library at ``path``, or replace what it has.
+
+    Raises TvmtuneError if the file is not an ELF file or cannot be written; it is then unchanged.
+    """
+    trailer.append(path, metadata | {"format": trailer.FORMAT})
+
+
+def read(path: str | os.PathLike[str]) -> JSON:
+    """The metadata of the library at ``path``, without loading it.
+
+    Raises UsageError if there is no such file, TvmtuneError if it is not a library of tvmtune, is
+    truncated or damaged, or has a later format.
+    """
+    return trailer.read(path).data
+
+
+def elf_machine(path: str | os.PathLike[str]) -> str:
+    """The machine that the file has code for: x86_64, aarch64, arm, ...
+
+    Raises TvmtuneError if it is not an ELF file or cannot be read.
+    """
+    try:
+        header = elf.read_header(path)
+    except OSError as exc:
+        raise TvmtuneError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    if header is None:
+        raise TvmtuneError(f"{path} is not an ELF library")
+    return header.machine
+
+
+def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | None = None) -> None:
+    """Raise TvmtuneError if this machine cannot run the library; nothing of it is loaded.
+
+    ``board``: the description (:mod:`tvmtune.machine.describe`) of a board that is to run it instead;
+    what the description lacks is not checked.
+    """
+    machine = elf_machine(path)
+    model = metadata.get("device", {}).get("model") or "another device"
+    wanted = metadata.get("cpu_features", ())
+    if board is None:
+        here, what, missing = elf.host_machine(), "this machine", cpu_features.missing(wanted)
+    else:
+        here, what = elf.spelling(board.get("machine", machine)), "the board"
+        missing = cpu_features.missing_on_board(wanted, board)
+    if machine != here:
+        raise TvmtuneError(
+            f"{path} holds code for {machine} and {what} is {here}: "
+            f"it was compiled for {model}. Run it there, or compile it for {what}"
+        )
+    where = runtime(metadata)
+    if board and where != "cpu" and not any(g["kind"] == where for g in board.get("gpus", ())):
+        from tvmtune.remote.client.boards import no_device
+
+        what = no_device(where, metadata["device"]["backend"])
+        raise TvmtuneError(f"{path} is for {model}, and the board has {what}")
+    if missing:
+        whose = "this CPU" if board is None else "the board's CPU"
+        raise TvmtuneError(
+            f"{path} uses {', '.join(missing)}, which {whose} lacks: it was compiled for {model}. "
+            f"Compile it for {what}"
+        )
+
+
+def runtime(metadata: JSON) -> str:
+    """TVM's name of the device that the kernels run on: ``cpu``, ``opencl``, ``cuda``."""
+    return str(metadata.get("device", {}).get("runtime", "cpu"))
+
+
+def uses_cuda_graphs(metadata: JSON) -> bool:
+    """Whether the library launches its kernels by a CUDA graph."""
+    return bool(metadata.get("device", {}).get("params", {}).get(GRAPHS))
+
+
+def specs(entries: Iterable[JSON]) -> tuple[TensorSpec, ...]:
+    """``inputs`` or ``outputs`` of the metadata as specs."""
+    return tuple(
+        TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries
+    )
+
+
+def _spec_to_json(spec: TensorSpec) -> JSON:
+    return asdict(spec) | {"shape": list(spec.shape)}

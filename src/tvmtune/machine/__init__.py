@@ -1,0 +1,1 @@
+"""This machine: CPUs, features, threads, versions, linkers, background load, interrupts."""

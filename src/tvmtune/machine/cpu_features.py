@@ -1,0 +1,82 @@
+"""SIMD extensions: those that a target's code may use, and those that this CPU lacks.
+
+An instruction of a missing extension ends the process with SIGILL, so a library lists the extensions
+that it needs and is refused before it is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.machine import hwcap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tvmtune.types import JSON
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+_LINUX_NAMES = {
+    # LLVM's name on the left, Linux's in /proc/cpuinfo on the right. Only extensions that LLVM uses
+    # on its own or that TVM's intrinsics need: others would refuse libraries that run.
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "f16c": "f16c",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512vnni": "avx512_vnni",
+    "amx-int8": "amx_int8",
+    "neon": "asimd",
+    "fullfp16": "asimdhp",
+    "dotprod": "asimddp",
+    "i8mm": "i8mm",
+    "sve": "sve",
+    "sve2": "sve2",
+}
+
+
+def required(target: dict[str, Any]) -> list[str]:
+    """Extensions that code for ``target`` may use, named as in /proc/cpuinfo, sorted.
+
+    ``target`` is a TVM target as a dict; for an accelerator, its host counts.
+    """
+    import tvm
+    from tvm.target import codegen
+
+    host = target if target.get("kind") == "llvm" else target.get("host")
+    if not isinstance(host, dict) or host.get("kind") != "llvm":
+        return []
+    if re.match(r"arm(?!64)|thumb", str(host.get("mtriple", ""))):
+        return []  # 32-bit ARM has other names for them
+    features = codegen.llvm_get_cpu_features(tvm.target.Target(host))
+    return sorted(_LINUX_NAMES[str(name)] for name in features if str(name) in _LINUX_NAMES)
+
+
+def available(cpuinfo: Path = _CPUINFO) -> list[str]:
+    """The CPU's extensions, named as in /proc/cpuinfo, sorted; empty if unknown."""
+    if cpuinfo == _CPUINFO and (reported := hwcap.names()):
+        return reported
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        return []
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return sorted(set(line.group(1).split())) if line else []
+
+
+def missing(names: Iterable[str], cpuinfo: Path = _CPUINFO) -> list[str]:
+    """Those of ``names`` that this CPU lacks, sorted; empty if unknown."""
+    present = available(cpuinfo)
+    return sorted(set(names) - set(present)) if present else []
+
+
+def missing_on_board(names: Iterable[str], board: JSON) -> list[str]:
+    """As :func:`missing`, for a board with this description (:mod:`tvmtune.machine.describe`)."""
+    present = board.get("features")
+    return sorted(set(names) - set(present)) if present else []

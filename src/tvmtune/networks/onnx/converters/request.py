@@ -1,0 +1,76 @@
+"""The node that a converter gets, and helpers for its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ONNX node to convert."""
+
+    builder: Any
+    inputs: list[Any]
+    """Relax expressions; None for an omitted optional input."""
+    attrs: dict[str, Any]
+    opset: int
+    standard: Callable[..., Any]
+    """The importer's own converter, for these or other inputs."""
+
+    def input(self, position: int) -> Any:
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def text(self, name: str, default: str) -> str:
+        value = self.attrs.get(name, default)
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    @property
+    def outputs(self) -> int:
+        return int(self.attrs["tvm_custom"]["num_outputs"])
+
+    def emit(self, expression: Any) -> Any:
+        return self.builder.normalize(expression)
+
+
+Converter = Callable[[Node], Any]
+
+
+def shape(tensor: Any) -> list[int]:
+    return [int(extent) for extent in tensor.ty.shape]
+
+
+def dtype(tensor: Any) -> str:
+    return str(tensor.ty.dtype)
+
+
+def constant(tensor: Any) -> np.ndarray | None:
+    """The value of a constant, None for anything else."""
+    return tensor.value.numpy() if isinstance(tensor, tvm.ir.GenericConst) else None
+
+
+def is_constant(*tensors: Any) -> bool:
+    return all(isinstance(tensor, tvm.ir.GenericConst) for tensor in tensors)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, not a shape, a sequence or a missing optional input."""
+    return isinstance(getattr(value, "ty", None), relax.TensorType)
+
+
+def required(tensor: Any, what: str) -> np.ndarray:
+    """The value of a constant; raises ValueError for anything else."""
+    value = constant(tensor)
+    if value is None:
+        raise ValueError(f"its {what} must be constant")
+    return value
+
+
+def optional(tensor: Any, what: str) -> np.ndarray | None:
+    """As :func:`required`, and None for an input that is left out."""
+    return None if tensor is None else required(tensor, what)

@@ -1,0 +1,74 @@
+"""Converters of operators that join, split or create tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import helper
+from tvm import relax
+
+from tvmtune.networks.onnx.converters.request import (
+    Converter,
+    Node,
+    dtype,
+    is_tensor,
+    required,
+    shape,
+)
+
+
+def concat(node: Node) -> Any:
+    """Drops inputs without elements, for which no kernel can be built."""
+    kept = [i for i in node.inputs if not is_tensor(i) or 0 not in shape(i)]
+    if len(kept) == 1 and len(node.inputs) > 1:
+        return kept[0]
+    return node.standard(*kept)
+
+
+def dropout(node: Node) -> Any:
+    """The identity in inference. The importer's result is a tuple that lacks the mask."""
+    data = node.inputs[0]
+    training = node.input(2)
+    if training is not None and bool(required(training, "training_mode").all()):
+        raise ValueError("it is in training mode, and its result is random")
+    if node.outputs == 1:
+        return data
+    return relax.Tuple([data, relax.const(np.ones(shape(data), "bool"), "bool")])
+
+
+def eye_like(node: Node) -> Any:
+    """The importer refuses a dtype other than the input's."""
+    rows, columns = shape(node.inputs[0])
+    kind = dtype(node.inputs[0])
+    if "dtype" in node.attrs:
+        kind = helper.tensor_dtype_to_np_dtype(node.attrs["dtype"]).name
+    return relax.const(np.eye(rows, columns, node.attrs.get("k", 0), dtype=kind), kind)
+
+
+def split(node: Node) -> Any:
+    """The importer emits a kernel that does not compile for a part without elements."""
+    x, sizes = node.inputs[0], node.attrs.get("split")
+    if node.input(1) is not None:
+        sizes = required(node.inputs[1], "split")
+    if sizes is None or 0 not in sizes:
+        return node.standard(*node.inputs)
+    axis = node.attrs.get("axis", 0) % len(shape(x))
+    parts, start = [], 0
+    for size in map(int, sizes):
+        if size:
+            part = relax.op.strided_slice(x, [axis], [start], [start + size])
+            parts.append(node.emit(part))
+        else:
+            blank = [0 if i == axis else extent for i, extent in enumerate(shape(x))]
+            parts.append(relax.const(np.empty(blank, dtype(x)), dtype(x)))
+        start += size
+    return relax.Tuple(parts)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Concat": concat,
+    "Dropout": dropout,
+    "EyeLike": eye_like,
+    "Split": split,
+}

@@ -1,0 +1,209 @@
+"""Convolutions as matrix products, for GPUs: implicit GEMM, and split-K for long sums.
+
+Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014, section 3.1: the im2col
+matrix is never stored; each tile of it is gathered where the product needs it. A matrix row is an
+output pixel, so that a tile may hold pixels of several image rows, which a tile of the direct
+convolution cannot. The number of pixels is rounded up to a multiple of 16, so that power-of-two
+tiles exist for the 7x7 pixels of a network's last layers, too.
+
+Such layers have few outputs, each a long sum, and leave most of a large GPU idle. Split-K lets several
+thread blocks compute parts of each sum, which a second kernel adds.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.passes import constants
+from tvmtune.passes.precision import HALF_DTYPES
+from tvmtune.types import product
+
+ROWS = 16
+"""The number of pixels is rounded up to a multiple of this."""
+OUTPUTS = 1 << 19
+"""Outputs, counted once per part of their sums, that keep a large GPU busy: 128 thread blocks with
+64x64 each."""
+PARTS = 16
+"""Most parts of a sum: the kernel that adds them reads each."""
+SHORTEST = 128
+"""Fewest products in a part of a sum."""
+
+
+def applies(call: Any) -> bool:
+    """One group, constant weights, NHWC or NCHW, floating point."""
+    import tvm
+
+    attrs = call.attrs
+    layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
+    return (
+        attrs.groups == 1
+        and layouts in (("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"))
+        and isinstance(call.args[1], tvm.ir.GenericConst)
+        and str(call.args[0].ty.dtype) in ("float32", *HALF_DTYPES)
+    )
+
+
+def splits(call: Any) -> bool:
+    """Whether there are so few outputs that splitting their sums pays."""
+    return applies(call) and _parts(call) > 1
+
+
+def replace(builder: Any, call: Any, values: bool = True) -> Any:
+    """Implicit GEMM for a ``relax.nn.conv2d`` that :func:`applies` accepted. Without ``values`` the
+    weights stay uninitialized."""
+    return _replaced(builder, call, 1, "conv2d_implicit_gemm", values)
+
+
+def replace_split(builder: Any, call: Any, values: bool = True) -> Any:
+    """As :func:`replace`, with split sums, for a call that :func:`splits` accepted."""
+    return _replaced(builder, call, _parts(call), "conv2d_split_k", values)
+
+
+def _parts(call: Any) -> int:
+    """Number of parts of each sum: enough to keep a large GPU busy, if the sums are long enough;
+    1 for no split."""
+    *_, length, channels = _sizes(call)
+    pixels = _padded(product(call.ty.shape) // channels)
+    most = min(OUTPUTS // (pixels * channels), length // SHORTEST, PARTS)
+    return max((n for n in range(2, most + 1) if length % n == 0), default=1)
+
+
+def _padded(pixels: int) -> int:
+    return -(-pixels // ROWS) * ROWS
+
+
+def _sizes(call: Any) -> tuple[int, ...]:
+    """Filter rows and columns, products per sum, output channels."""
+    shape = [int(extent) for extent in call.args[1].ty.shape]
+    if str(call.attrs.kernel_layout) == "OIHW":
+        channels, depth, rows, columns = shape
+    else:
+        rows, columns, depth, channels = shape
+    return rows, columns, rows * columns * depth, channels
+
+
+def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> Any:
+    rows, columns, length, channels = _sizes(call)
+    attrs = call.attrs
+    last = str(attrs.data_layout) == "NHWC"
+    shape = (length, channels) if last else (channels, length)
+    if values:
+        matrix = constants.values(call.args[1]).reshape(shape)
+    else:
+        matrix = empty(shape, numpy_dtype(str(call.args[1].ty.dtype)))
+
+    output = [int(n) for n in call.ty.shape]
+
+    def program(data: Any, weight: Any) -> Any:
+        patches = gather(
+            data,
+            filters=(rows, columns),
+            strides=[int(n) for n in attrs.strides],
+            dilation=[int(n) for n in attrs.dilation],
+            padding=[int(n) for n in attrs.padding],
+            output=output,
+            last=last,
+        )
+        return multiply(patches, weight, output, str(call.ty.dtype), parts, name, last)
+
+    return builder.call_te(
+        program,
+        call.args[0],
+        constants.share(matrix),
+        primfunc_name_hint=name,
+        # The last block is element-wise in the output: epilogues fuse as with the direct convolution
+        # (4 = "out element-wise fusable").
+        primfunc_attrs={"op_pattern": 4},
+    )
+
+
+def gather(
+    data: Any,
+    *,
+    filters: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    output: Sequence[int],
+    last: bool,
+) -> Any:
+    """The im2col matrix: (pixels, products) from NHWC data if channels come ``last``, else (products,
+    pixels) from NCHW. The number of pixels is padded to a multiple of :data:`ROWS`."""
+    from tvm import te, tirx
+
+    rows, columns = filters
+    top, left = padding[:2]
+    if last:
+        _, height, width, depth = (int(n) for n in data.shape)
+        batch, out_height, out_width, _ = output
+    else:
+        _, depth, height, width = (int(n) for n in data.shape)
+        batch, _, out_height, out_width = output
+    pixels = batch * out_height * out_width
+    padded = _padded(pixels)
+
+    def value(pixel: Any, k: Any) -> Any:
+        if last:
+            row, column, channel = k // (columns * depth), k // depth % columns, k % depth
+        else:
+            channel, row, column = k // (rows * columns), k // columns % rows, k % columns
+        image, y, x = 0, pixel // out_width, pixel % out_width
+        if batch > 1:
+            image, y = y // out_height, y % out_height
+        y = y * strides[0] + row * dilation[0] - top
+        x = x * strides[1] + column * dilation[1] - left
+        read = data[image, y, x, channel] if last else data[image, channel, y, x]
+        inside = [pixel < pixels] if padded > pixels else []
+        if any(padding):
+            inside += [y >= 0, y < height, x >= 0, x < width]
+        if not inside:
+            return read
+        return tirx.if_then_else(tirx.all(*inside), read, tirx.const(0, str(data.dtype)))
+
+    length = rows * columns * depth
+    if last:
+        return te.compute((padded, length), value, name="patches")
+    return te.compute((length, padded), lambda k, pixel: value(pixel, k), name="patches")
+
+
+def multiply(
+    patches: Any,
+    weight: Any,
+    output: Sequence[int],
+    dtype: str,
+    parts: int,
+    name: str,
+    last: bool,
+) -> Any:
+    """The convolution's output from the result of :func:`gather` and (products, channels) weights if
+    channels come ``last``, else (channels, products)."""
+    from tvm import te
+
+    left, right = (patches, weight) if last else (weight, patches)
+    height, length = (int(n) for n in left.shape)
+    width = int(right.shape[1])
+    one = length // parts
+    k = te.reduce_axis((0, one), "k")
+
+    def term(part: Any, i: Any, j: Any) -> Any:
+        at = part * one + k
+        return te.sum(left[i, at].astype(dtype) * right[at, j].astype(dtype), axis=k)
+
+    sums = te.compute((parts, height, width), term, name="product")
+
+    def total(i: Any, j: Any) -> Any:
+        return functools.reduce(operator.add, (sums[part, i, j] for part in range(parts)))
+
+    if last:
+        _, out_height, out_width, _ = output
+        return te.compute(
+            output, lambda n, y, x, c: total((n * out_height + y) * out_width + x, c), name=name
+        )
+    _, _, out_height, out_width = output
+    return te.compute(
+        output, lambda n, c, y, x: total(c, (n * out_height + y) * out_width + x), name=name
+    )

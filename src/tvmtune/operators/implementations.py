@@ -1,0 +1,73 @@
+"""The core's convolution algorithms, and the legalizers that apply an algorithm to a network.
+
+An :class:`~tvmtune.types.Algorithm` is a custom legalization: it replaces some calls of a Relax
+operator by another TensorIR program with the same result. Fusion then works as before, so the
+network keeps its kernels in number and order, and each kernel that changed has a second implementation.
+
+Backends choose among these values, and may add their own, in the hook ``implementations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.operators import gemm, winograd
+from tvmtune.types import Algorithm
+
+if TYPE_CHECKING:
+    from tvmtune.passes.pipeline import Legalizer
+
+_CONV2D = "relax.nn.conv2d"
+WINOGRAD = Algorithm("winograd", _CONV2D, winograd.applies, winograd.replace, exact=False)
+IMPLICIT_GEMM = Algorithm("implicit-gemm", _CONV2D, gemm.applies, gemm.replace)
+"""For GPUs whose schedule rules stage operands in shared memory, as is :data:`SPLIT_K`."""
+SPLIT_K = Algorithm("split-k", _CONV2D, gemm.splits, gemm.replace_split)
+DEFAULT = (WINOGRAD,)
+"""Implementations of a backend without the hook ``implementations``."""
+
+
+class AlgorithmSelection:
+    """Legalizers that use ``algorithms`` where they apply.
+
+    ``only`` limits an algorithm (by name) to some of its applicable calls, counted from 0 in program
+    order; an algorithm missing from it is used for none. Pass ``values=False`` to get kernels that
+    are inspected but never run.
+    """
+
+    def __init__(
+        self,
+        algorithms: Sequence[Algorithm],
+        only: dict[str, set[int]] | None = None,
+        *,
+        values: bool = True,
+    ) -> None:
+        self.algorithms = algorithms
+        self.only = only
+        self.values = values
+        self.applicable = {a.name: 0 for a in algorithms}
+        """Number of calls each algorithm could compute, counted by the last legalization."""
+
+    def legalizers(self) -> dict[str, Legalizer]:
+        """One legalizer per operator, for one run of ``LegalizeOps``."""
+        self.applicable = {a.name: 0 for a in self.algorithms}
+        return {a.operator: self._legalizer(a.operator) for a in self.algorithms}
+
+    def _legalizer(self, operator: str) -> Legalizer:
+        import tvm
+
+        direct = tvm.ir.Op.get(operator).get_attr("FLegalize")
+
+        def legalize(builder: Any, call: Any) -> Any:
+            chosen = None
+            for algorithm in self.algorithms:
+                if algorithm.operator == operator and algorithm.applies(call):
+                    ordinal = self.applicable[algorithm.name]
+                    self.applicable[algorithm.name] += 1
+                    if self.only is None or ordinal in self.only.get(algorithm.name, ()):
+                        chosen = chosen or algorithm
+            if chosen is None:
+                return direct(builder, call)
+            return chosen.replace(builder, call, self.values)
+
+        return legalize

@@ -1,0 +1,1 @@
+"""From a network to fused workloads: Relax and TensorIR passes."""

@@ -1,0 +1,199 @@
+"""The passes from a network to fused kernels, shared by all backends.
+
+:func:`prepare` stops before legalization, because tuning chooses the algorithm of each operator;
+:func:`legalize` takes that choice and continues to fused PrimFuncs.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.errors import UsageError, nearest
+from tvmtune.passes import block_names, constants, folding
+from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.precision import sum_in_float32
+from tvmtune.passes.scans_and_sorts import SCANS_AND_SORTS
+from tvmtune.types import Device, Network, Prepared
+
+if TYPE_CHECKING:
+    import tvm
+
+Legalizer = Callable[[Any, Any], Any]
+"""``(block_builder, call) -> expression``, as ``relax.transform.LegalizeOps`` takes it."""
+
+LAYOUTS: dict[str, dict[str, list[str]]] = {
+    "NCHW": {
+        "relax.nn.conv1d": ["NCW", "OIW"],
+        "relax.nn.conv2d": ["NCHW", "OIHW"],
+        "relax.nn.conv3d": ["NCDHW", "OIDHW"],
+    },
+    "NHWC": {
+        "relax.nn.conv1d": ["NWC", "WIO"],
+        "relax.nn.conv2d": ["NHWC", "HWIO"],
+        "relax.nn.conv3d": ["NDHWC", "DHWIO"],
+        # TVM has kernels for these in one layout only; if not listed, they follow their input.
+        "relax.nn.conv1d_transpose": ["NCW", "IOW"],
+        "relax.nn.conv2d_transpose": ["NCHW", "IOHW"],
+        "relax.nn.conv3d_transpose": ["NCDHW", "IODHW"],
+    },
+}
+"""Layouts of data and weights to which convolutions are converted."""
+
+
+def prepare(network: Network, device: Device, layout: str | None = None) -> Prepared:
+    """Simplify the network, fold what is constant, and convert convolutions to ``layout``.
+
+    The network's inputs and outputs keep their layout; conversions happen inside. Raises
+    :class:`UsageError` for an unknown layout.
+    """
+    from tvm import relax
+
+    chosen = (layout or "NHWC").upper()
+    if chosen not in LAYOUTS:
+        raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
+    graph = constants.fold_moves(sum_in_float32(network.to_relax()))
+    graph = _run(
+        graph,
+        device,
+        [
+            relax.transform.DecomposeOpsForInference(),
+            relax.transform.FoldConstant(),
+            relax.transform.CanonicalizeBindings(),
+        ],
+    )
+    if LAYOUTS[chosen] and constants.has_convolutions(graph):
+        graph = _convert(graph, device, LAYOUTS[chosen], network.name)
+    graph = _run(graph, device, [relax.transform.DeadCodeElimination()])
+    return Prepared(network=network, device=device, layout=chosen, graph=graph)
+
+
+def graph_of(prepared: Prepared) -> tvm.IRModule:
+    """The prepared graph, rebuilt if it was released."""
+    if prepared.graph is None:
+        prepared.graph = prepare(prepared.network, prepared.device, prepared.layout).graph
+    return prepared.graph
+
+
+def release(prepared: Prepared) -> None:
+    """Free the graph of a network that does not keep its weights in memory either.
+
+    Between lowering and the end of a compilation the weights would otherwise be in memory twice.
+    """
+    if getattr(prepared.network, "releases_weights", False):
+        prepared.graph = None
+        gc.collect()  # TVM's passes in Python leave cycles behind
+
+
+def _convert(
+    graph: tvm.IRModule, device: Device, layouts: dict[str, list[str]], name: str
+) -> tvm.IRModule:
+    from tvm import relax
+
+    try:
+        converted = _run(
+            constants.widen(graph),
+            device,
+            [relax.transform.ConvertLayout(layouts), relax.transform.Normalize()],
+        )
+    except Exception as error:  # an operator that the pass does not support
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        warnings.warn(
+            f"{name} keeps its own layout, because TVM cannot convert it: {reason}", stacklevel=3
+        )
+        return graph
+    passes = [relax.transform.CanonicalizeBindings(), relax.transform.FoldConstant()]
+    return _run(constants.fold_moves(converted), device, passes)
+
+
+def legalize(
+    graph: tvm.IRModule, device: Device, custom: Mapping[str, Legalizer] | None = None
+) -> tvm.IRModule:
+    """Lower operators to TensorIR and fuse them; ``custom`` overrides single operators.
+
+    Constant arguments are marked layout-free, so that schedules may re-order weights.
+    """
+    from tvm import relax
+
+    own = {str(variable.name_hint) for variable in graph.get_global_vars()}
+    lowered = _run(
+        graph, device, [relax.transform.LegalizeOps(SCANS_AND_SORTS | dict(custom or {}))]
+    )
+    fused = _run(
+        block_names.neutralize(lowered, own),
+        device,
+        [
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+            relax.transform.AttachAttrLayoutFreeBuffers(),
+        ],
+    )
+    return _keep_layouts_of_parameters(fused)
+
+
+def _keep_layouts_of_parameters(mod: tvm.IRModule) -> tvm.IRModule:
+    """Unmark kernels in which no reduction reads a constant: re-ordering gains nothing there, and fails
+    on constants that are read through a reshape, as in group normalization."""
+    from tvm import tirx
+
+    for variable, function in mod.functions_items():
+        free = isinstance(function, tirx.PrimFunc) and function.attrs.get("layout_free_buffers")
+        if free and not _reduces_constants(function):
+            mod.update_func(variable, function.with_attr("layout_free_buffers", []))
+    return mod
+
+
+def _reduces_constants(function: Any) -> bool:
+    free = [function.params[int(position)] for position in function.attrs["layout_free_buffers"]]
+    return any(
+        region.source.same_as(constant)
+        for block in blocks(function)
+        if any(int(axis.iter_type) == 2 for axis in block.iter_vars)  # a reduction
+        for region in block.reads
+        for constant in free
+    )
+
+
+def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
+    """Apply the weight re-ordering that the schedules request, at compile time."""
+    import tvm
+    from tvm import relax, tirx
+
+    functions = dict(mod.functions_items())
+    # The pass asserts a form that kernels with hand-written loops do not have.
+    others = {
+        variable: function
+        for variable, function in functions.items()
+        if isinstance(function, tirx.PrimFunc) and not _reorders(function)
+    }
+    asking = {v: f for v, f in functions.items() if v not in others}
+    mod = tvm.IRModule(asking, attrs=mod.attrs)
+    mod = _run(mod, device, [relax.transform.SplitLayoutRewritePreproc()])
+    for variable, function in others.items():
+        mod.update_func(variable, function)
+    mod = folding.fold(mod)
+    passes = [
+        relax.transform.FoldConstant(),
+        # Without it the program builds and unpacks tuples of weights on every run.
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(),
+    ]
+    return _run(mod, device, passes)
+
+
+def _reorders(function: Any) -> bool:
+    """Whether one of its blocks re-orders a weight."""
+    mark = "meta_schedule.layout_rewrite_preproc"
+    return any(mark in block.annotations for block in blocks(function))
+
+
+def _run(mod: tvm.IRModule, device: Device, passes: list[Any]) -> tvm.IRModule:
+    import tvm
+
+    with tvm.target.Target(device.target), tvm.transform.PassContext(opt_level=3):
+        return tvm.transform.Sequential(passes)(mod)

@@ -1,0 +1,165 @@
+"""Half-precision networks: stored in float16 or bfloat16, summed in float32.
+
+A sum of float16 products that is rounded after each term loses several of its 11 bits, and on a CPU
+without float16 arithmetic each rounding costs an instruction. So convolutions and matrix products sum
+in float32, and fused epilogues (bias, activation) compute in float32, too: each kernel rounds once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+HALF_DTYPES = ("float16", "bfloat16")
+MATRIX_OPERATORS = (
+    "matmul",
+    "nn.conv1d",
+    "nn.conv2d",
+    "nn.conv3d",
+    "nn.conv1d_transpose",
+    "nn.conv2d_transpose",
+    "nn.conv3d_transpose",
+)
+"""Relax operators of two tensors with an attribute ``out_dtype``."""
+
+
+ELEMENTWISE = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "maximum",
+        "minimum",
+        "clip",
+        "nn.relu",
+        "nn.leakyrelu",
+        "nn.gelu",
+        "nn.gelu_tanh",
+        "nn.silu",
+        "sigmoid",
+        "tanh",
+        "erf",
+        "exp",
+        "negative",
+    )
+)
+"""Computed in float32 if a float32 sum is among the operands."""
+
+REDUCTIONS = frozenset(
+    f"relax.{name}"
+    for name in (
+        "sum",
+        "mean",
+        "variance",
+        "std",
+        "prod",
+        "cumsum",
+        "nn.softmax",
+        "nn.log_softmax",
+        "nn.layer_norm",
+        "nn.group_norm",
+        "nn.instance_norm",
+        "nn.rms_norm",
+        *(f"nn.avg_pool{n}d" for n in (1, 2, 3)),
+        *(f"nn.adaptive_avg_pool{n}d" for n in (1, 2, 3)),
+    )
+)
+"""Always computed in float32."""
+
+
+def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
+    """Compute convolutions, matrix products and reductions of half-precision values, and element-wise
+    operators that follow them, in float32; all other operators keep their operands."""
+    from tvm import relax
+    from tvm.relax.expr_functor import PyExprMutator, mutator
+
+    uses = _uses(mod)
+    makers = {f"relax.{name}": _maker(relax.op, name) for name in MATRIX_OPERATORS}
+
+    @mutator
+    class Widen(PyExprMutator):
+        def visit_call_(self, call: Any) -> Any:
+            before = call.args
+            call = self.visit_expr_post_order(call)
+            name = getattr(call.op, "name", "")
+            if name in makers and all(_is_half(arg) for arg in call.args):
+                make = makers[name]
+                taken = list(inspect.signature(make).parameters)[2:]
+                attributes = {key: getattr(call.attrs, key) for key in taken}
+                wide = make(*call.args, **(attributes | {"out_dtype": "float32"}))
+                return self._rounded(wide, call)
+            if name in ELEMENTWISE | REDUCTIONS and _is_half(call):
+                # A value with other readers exists in float16 anyway: do not store it twice.
+                wider = [
+                    self._unrounded(arg) if uses[old] <= 1 else None
+                    for old, arg in zip(before, call.args, strict=True)
+                ]
+                if name in REDUCTIONS or any(w is not None for w in wider):
+                    args = [
+                        w if w is not None else self._widened(arg)
+                        for w, arg in zip(wider, call.args, strict=True)
+                    ]
+                    return self._rounded(relax.Call(call.op, args, call.attrs), call)
+            return call
+
+        def _rounded(self, wide: Any, like: Any) -> Any:
+            wide = self.builder_.emit(self.builder_.normalize(wide))
+            return relax.op.astype(wide, str(like.ty.dtype))
+
+        def _unrounded(self, arg: Any) -> Any:
+            """The float32 value that was rounded to ``arg``, or None."""
+            found = self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
+            if getattr(getattr(found, "op", None), "name", "") != "relax.astype":
+                return None
+            source = found.args[0]
+            return source if str(source.ty.dtype) == "float32" else None
+
+        def _widened(self, arg: Any) -> Any:
+            return relax.op.astype(arg, "float32") if _is_half(arg) else arg
+
+    widen = Widen(mod)
+    for variable, function in mod.functions.items():
+        if isinstance(function, relax.Function):
+            widen.builder_.update_func(variable, widen.visit_expr(function))
+    uses.clear()  # TVM keeps mutator classes forever, with everything their closures hold: the weights
+    return widen.builder_.get()
+
+
+def rounds_to(mod: tvm.IRModule) -> set[str]:
+    """The half-precision dtypes that a kernel rounds to."""
+    text = mod.script(show_meta=False)
+    return {half for half in HALF_DTYPES if f'T.Cast("{half}"' in text}
+
+
+def _uses(mod: tvm.IRModule) -> Counter[Any]:
+    """How often each variable is read."""
+    from tvm import relax
+
+    found: Counter[Any] = Counter()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call):
+            found.update(node.args)
+        elif isinstance(node, relax.Tuple):
+            found.update(node.fields)
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
+
+
+def _is_half(value: Any) -> bool:
+    return str(getattr(getattr(value, "ty", None), "dtype", "")) in HALF_DTYPES
+
+
+def _maker(ops: Any, name: str) -> Any:
+    for part in name.split("."):
+        ops = getattr(ops, part)
+    return ops

@@ -1,0 +1,1 @@
+"""int8 quantization: which layers, which scales, and the integer arithmetic."""

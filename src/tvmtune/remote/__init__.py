@@ -1,0 +1,1 @@
+"""Boards: the tracker, the server on each board, and the client that leases them."""

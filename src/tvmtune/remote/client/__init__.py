@@ -1,0 +1,1 @@
+"""Leasing a board from the tracker and calling functions on it."""

@@ -1,0 +1,307 @@
+"""TVM's RPC tracker protocol and the handshake with its servers, without importing TVM.
+
+Both run over TCP; integers are 4 bytes, little-endian. With a tracker, each side sends a magic
+number, then JSON messages prefixed by their length. A client greets a server with a magic number and
+a key, ``client:KEY [-timeout=SECONDS]``; the server answers with a code and, if the key is right, its
+own key. TVM handles everything after that. (``python/tvm/rpc/{base,tracker,server}.py`` of TVM 0.27.)
+
+Nothing here trusts the other side: lengths are bounded, and every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import os
+import random
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvmtune.errors import TvmtuneError, UsageError
+
+RPC_MAGIC = 0xFF271
+TRACKER_MAGIC = 0x2F271
+ACCEPTED = RPC_MAGIC
+MISMATCH = RPC_MAGIC + 2
+
+SUCCESS = 0
+PUT, REQUEST, UPDATE_INFO, SUMMARY, PENDING = 3, 4, 5, 6, 7
+"""The tracker's message codes."""
+
+TRACKER_PORT = 9190
+SERVER_PORTS = range(9090, 9190)
+"""Ports that a server tries, in order."""
+LOCAL = "127.0.0.1"
+OURS = "tvmtune"
+"""Key in a server's tracker entry that marks it as served by ``tvmtune serve``."""
+
+DIED = "the board's process died: "
+"""Prefix of the error that a client receives if its code crashed the session's process."""
+RESTARTED = "the board's server had to be restarted"
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""Bytes in a message; longer ones are rejected as garbage."""
+LONGEST_KEY, LONGEST_GREETING = 200, 1024
+"""Bytes."""
+REPLY_TIMEOUT = 10.0
+"""Seconds for a tracker or server to answer."""
+WANTED_POLL_INTERVAL = 0.2
+"""Seconds between two checks whether a board is still wanted, while waiting for one."""
+
+_INT = struct.Struct("<i")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Host and port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it can be reached from this machine only."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @staticmethod
+    def parse(text: str, port: int = TRACKER_PORT) -> Address:
+        """``HOST``, ``HOST:PORT`` or ``[IPv6]:PORT``; raises :class:`UsageError` for anything else."""
+        host, separator, number = text.rpartition(":")
+        if text.endswith("]") or not separator:
+            host, number = text, str(port)
+        elif ":" in host and not host.startswith("["):
+            host, number = text, str(port)  # a bare IPv6 address
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not number.isdecimal() or not 0 < int(number) < 65536:
+            raise UsageError(f"'{text}' is not an address: give HOST:PORT, e.g. {LOCAL}:{port}.")
+        return Address(host, int(number))
+
+
+def tracker_address(given: str | None = None) -> Address:
+    """The tracker to use: ``given``, or TVM's environment variables ``TVM_TRACKER_HOST`` and
+    ``TVM_TRACKER_PORT``, or the default."""
+    if given:
+        return Address.parse(given)
+    host = os.environ.get("TVM_TRACKER_HOST") or LOCAL
+    host = f"[{host}]" if ":" in host else host
+    return Address.parse(f"{host}:{os.environ.get('TVM_TRACKER_PORT') or TRACKER_PORT}")
+
+
+def split_remote(remote: str) -> tuple[str, Address]:
+    """Key and tracker of ``KEY`` or ``KEY@HOST:PORT``; raises :class:`UsageError`."""
+    key, _, address = remote.partition("@")
+    return check_key(key), tracker_address(address or None)
+
+
+def check_key(key: str) -> str:
+    """``key``, if it is valid; raises :class:`UsageError`.
+
+    The tracker uses colons as separators around a key, and the handshake uses spaces.
+    """
+    invalid = any(c.isspace() or c in ":@" or not c.isprintable() for c in key)
+    if invalid or not 0 < len(key.encode()) <= LONGEST_KEY:
+        raise UsageError(
+            f"'{key[:100]}' cannot be the key of a board: choose a short one without spaces, : and @."
+        )
+    return key
+
+
+def match_key(key: str) -> str:
+    """A random key that admits one client."""
+    return f"{key}:{random.SystemRandom().random()}"
+
+
+def pack(message: Any) -> bytes:
+    """``message`` as bytes: its length and its JSON."""
+    data = json.dumps(message).encode()
+    return _INT.pack(len(data)) + data
+
+
+def integer(value: int) -> bytes:
+    return _INT.pack(value)
+
+
+def read_integer(data: bytes) -> int:
+    return int(_INT.unpack(data)[0])
+
+
+class Unreachable(TvmtuneError):
+    """A tracker or server does not answer, or what answers is something else."""
+
+
+class Tracker:
+    """A connection to a tracker. Every call raises :class:`Unreachable` if it fails or takes longer
+    than ``patience`` seconds."""
+
+    def __init__(self, address: Address, patience: float = REPLY_TIMEOUT) -> None:
+        self.address = address
+        self.patience = patience
+        try:
+            self._socket = socket.create_connection((address.host, address.port), timeout=patience)
+        except OSError as error:
+            raise Unreachable(
+                f"no tracker answers at {address}: {error.strerror or error}. Start one with "
+                "tvmtune tracker, or name another with --tracker HOST:PORT."
+            ) from None
+        try:
+            self._socket.sendall(integer(TRACKER_MAGIC))
+            if read_integer(self._receive(4)) != TRACKER_MAGIC:
+                raise self._not_a_tracker()
+        except OSError:
+            self.close()
+            raise self._not_a_tracker() from None
+
+    def summary(self) -> dict[str, Any]:
+        """``queue_info`` (free and pending by key) and ``server_info`` (key and address of each)."""
+        answer = self.call([SUMMARY])
+        if not (
+            isinstance(answer, list)
+            and len(answer) == 2
+            and answer[0] == SUCCESS
+            and isinstance(answer[1], dict)
+        ):
+            raise self._not_a_tracker()
+        return answer[1]
+
+    def request(
+        self,
+        key: str,
+        wait: float,
+        priority: int = 1,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> tuple[Address, str] | None:
+        """A board and the key that it expects; None if none became free within ``wait`` seconds, or
+        before ``wanted`` returned False.
+
+        The connection is closed after a None, which cancels the request.
+        """
+        answer = self.call([REQUEST, key, "", priority], wait, wanted)
+        if answer is None:
+            self.close()
+            return None
+        if not (isinstance(answer, list) and len(answer) == 2 and answer[0] == SUCCESS):
+            raise self._not_a_tracker()
+        host, port, match = answer[1]
+        return Address(host, int(port)), str(match)
+
+    def call(
+        self, message: Any, wait: float | None = None, wanted: Callable[[], bool] = lambda: True
+    ) -> Any:
+        """Send a message and return the answer; None if it does not begin within ``wait`` seconds, or
+        before ``wanted`` returns False."""
+        try:
+            self._socket.settimeout(self.patience)
+            self._socket.sendall(pack(message))
+            if wait is not None:
+                end = time.monotonic() + wait
+                while not self._answers(min(WANTED_POLL_INTERVAL, end - time.monotonic())):
+                    if time.monotonic() > end or not wanted():
+                        # An answer that has come meanwhile grants a board: ignored, it would idle.
+                        if self._answers(0.0):
+                            break
+                        return None
+            size = read_integer(self._receive(4))
+            if not 0 < size <= MAX_MESSAGE_BYTES:
+                raise self._not_a_tracker()
+            return json.loads(self._receive(size))
+        except (OSError, ValueError) as error:
+            self.close()
+            raise Unreachable(f"the tracker at {self.address} is gone: {error}.") from None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answers(self, wait: float) -> bool:
+        """Whether the tracker sends something, or closes, within ``wait`` seconds."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1e3 * max(0.0, wait)))
+
+    def _receive(self, size: int) -> bytes:
+        return receive(self._socket, size)
+
+    def _not_a_tracker(self) -> Unreachable:
+        self.close()
+        return Unreachable(
+            f"what answers at {self.address} is not a tracker. A tracker listens on port "
+            f"{TRACKER_PORT} by default."
+        )
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Exactly ``size`` bytes; raises OSError if the other side closes before."""
+    parts = []
+    while size:
+        part = connection.recv(min(size, 1 << 16))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def listen(host: str, ports: range) -> socket.socket:
+    """A non-blocking socket that listens on the first free port of ``ports``; raises
+    :class:`TvmtuneError` if there is none."""
+    try:
+        family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise TvmtuneError(f"cannot listen at '{host}': {error.strerror or error}.") from None
+    for port in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(64)
+        except OSError as error:
+            listener.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise TvmtuneError(
+                    f"cannot listen at {host}: {error.strerror}. --host has to be an address of this "
+                    "machine."
+                ) from None
+            if port != ports[-1]:
+                continue
+            which = f"port {port}" if len(ports) == 1 else f"the ports {ports[0]} to {ports[-1]}"
+            raise TvmtuneError(
+                f"cannot listen on {which} of {host}: {error.strerror}. Choose another with --port."
+            ) from None
+        listener.setblocking(False)
+        return listener
+    raise TvmtuneError("there is no port to listen on.")
+
+
+def is_alive(server: Address, patience: float = 3.0) -> bool:
+    """Whether a server answers a greeting; the greeting has a wrong key, so no session begins.
+
+    A board that is frozen, off or out of reach does not answer. A busy one does if ``tvmtune serve``
+    serves it; TVM's own server answers only once its session has ended.
+    """
+    greeting = b"client:tvmtune-is-anyone-there"
+    deadline = time.monotonic() + patience
+    try:
+        with socket.create_connection((server.host, server.port), timeout=patience) as connection:
+            connection.sendall(integer(RPC_MAGIC) + integer(len(greeting)) + greeting)
+            connection.settimeout(max(0.1, deadline - time.monotonic()))
+            return read_integer(receive(connection, 4)) in (MISMATCH, ACCEPTED)
+    except OSError:
+        return False

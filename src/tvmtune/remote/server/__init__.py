@@ -1,0 +1,1 @@
+"""The server on a board, and the sessions that it forks."""

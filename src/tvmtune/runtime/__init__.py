@@ -1,0 +1,1 @@
+"""Run a library, on this machine or on a board."""

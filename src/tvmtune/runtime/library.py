@@ -1,0 +1,168 @@
+"""Open and run a compiled library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmtune.errors import UsageError
+from tvmtune.library import metadata, trailer
+from tvmtune.networks.inputs import check_inputs, random_inputs
+from tvmtune.runtime.timing import WARM_UP, measure
+from tvmtune.types import TensorSpec
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from tvmtune.remote.client.lease import BoardLease
+    from tvmtune.runtime.session import KernelTime, LibrarySession
+    from tvmtune.types import JSON
+
+
+class Library:
+    """A library that is loaded and ready to run, here or on a board.
+
+    Use it from the thread that opened it, to which TVM's thread pool belongs.
+    """
+
+    metadata: JSON
+    """See :mod:`tvmtune.library.metadata`."""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def __init__(self, metadata_: JSON, session: LibrarySession) -> None:
+        self.metadata = metadata_
+        self.inputs = metadata.specs(metadata_["inputs"])
+        self.outputs = metadata.specs(metadata_["outputs"])
+        self.session = session
+        self._ready = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        threads: int | None = None,
+        *,
+        low_memory: bool = False,
+        board: BoardLease | None = None,
+    ) -> Library:
+        """Load the library at ``path``; first check that it is undamaged and that it can run here.
+
+        ``threads``: CPU threads to compute with; by default as many as it was tuned for, or as this
+        process may use if these are fewer. ``low_memory``: hold its weights once instead of four times,
+        only to check outputs on the CPU (:class:`tvmtune.runtime.low_memory.LowMemorySession`).
+        ``board``: run on that board, until the lease is closed. Raises UsageError if there is no such
+        file or there are fewer CPUs than ``threads``, TvmtuneError if it cannot be loaded.
+        """
+        from tvmtune.machine.threads import choose
+        from tvmtune.runtime.low_memory import LowMemorySession
+        from tvmtune.runtime.session import LocalSession
+
+        path = Path(path)
+        stored = trailer.read(path)
+        if board is not None:
+            from tvmtune.runtime.remote_session import RemoteSession
+
+            metadata.check_runnable(path, stored.data, board.described or {})
+            trailer.check_code(path, stored)
+            return cls(stored.data, RemoteSession(path, stored.data, board, threads))
+        metadata.check_runnable(path, stored.data)
+        trailer.check_code(path, stored)
+        threads = choose(threads, int(stored.data["threads"]))
+        device = stored.data["device"]
+        runtime = metadata.runtime(stored.data)
+        if runtime != "cpu" or device.get("needs_init"):
+            from tvmtune import host
+
+            host.backend(device["backend"]).serve_init()
+        if low_memory:
+            return cls(stored.data, LowMemorySession(path, threads))
+        return cls(stored.data, LocalSession(path, runtime, threads))
+
+    @property
+    def runtime(self) -> str:
+        """TVM's name of the device that its kernels run on: ``cpu``, ``opencl``, ``cuda``."""
+        return metadata.runtime(self.metadata)
+
+    @property
+    def modelled(self) -> float | None:
+        """Modeled seconds of its accelerator if that is simulated (timing it would time the
+        simulation); otherwise None."""
+        programs = self.metadata.get("modelled")
+        return None if programs is None else sum(float(each["seconds"]) for each in programs)
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that it computes with."""
+        return self.session.threads
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Run once; returns copies of the outputs, in the order of :attr:`outputs`.
+
+        Raises UsageError if names, shapes or dtypes of the inputs do not match :attr:`inputs`.
+        """
+        self.set_inputs(inputs)
+        self.session.invoke()
+        return self.session.outputs()
+
+    def random_inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Random inputs from ``seed``; integers are in the ranges that the library's check uses."""
+        return random_inputs(self.inputs, seed, (self.metadata.get("check") or {}).get("ranges"))
+
+    def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Copy the inputs to the device, for :meth:`invoke` and :meth:`time`.
+
+        Raises UsageError if names, shapes or dtypes of the inputs do not match :attr:`inputs`.
+        """
+        check_inputs(inputs, self.inputs)
+        self.session.set_inputs([inputs[spec.name] for spec in self.inputs])
+        self._ready = True
+
+    def invoke(self, count: int = 1) -> float:
+        """Run ``count`` times on the inputs of :meth:`set_inputs`; returns the total seconds."""
+        self._check_ready()
+        return self.session.invoke(count)
+
+    def device_seconds(self, count: int = 1) -> float | None:
+        """Seconds per run over ``count`` runs, by the GPU's clock; None on CPUs and boards."""
+        self._check_ready()
+        return self.session.device_seconds(count)
+
+    def time(
+        self,
+        inputs: Mapping[str, np.ndarray] | None = None,
+        *,
+        number: int = 1,
+        repeat: int = 10,
+        min_repeat_ms: float = 0,
+        warmup: float = WARM_UP,
+    ) -> list[float]:
+        """Seconds per call by the wall clock, one value per repeat, with inputs on the device.
+
+        A repeat makes ``number`` calls, or more to last ``min_repeat_ms``. ``warmup``: seconds of
+        untimed calls first, at least one call. ``inputs``: None for those of :meth:`set_inputs`.
+        """
+        if inputs is not None:
+            self.set_inputs(inputs)
+        return measure(
+            self.invoke, number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warmup=warmup
+        )
+
+    def profile(
+        self, inputs: Mapping[str, np.ndarray] | None = None, *, repeat: int = 20
+    ) -> list[KernelTime]:
+        """Time each kernel, slowest first: medians of ``repeat`` runs.
+
+        The last row is the time between kernels: shape checks, memory, calls.
+        """
+        if inputs is not None:
+            self.set_inputs(inputs)
+        self._check_ready()
+        return self.session.profile(repeat)
+
+    def _check_ready(self) -> None:
+        if not self._ready:
+            raise UsageError("the library has no inputs yet: call set_inputs first")

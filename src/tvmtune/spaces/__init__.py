@@ -1,0 +1,1 @@
+"""Design spaces: schedule rules, default schedules, knobs, traces, hardware limits."""

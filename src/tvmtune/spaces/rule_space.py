@@ -1,0 +1,238 @@
+"""The design space of TVM's schedule rules, with a default schedule that needs no measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.passes.workload_keys import structure
+from tvmtune.spaces import rules, tensor_intrinsics, traces
+from tvmtune.types import digest
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+
+_KEPT = 512
+_chosen: dict[str, Schedule] = {}
+"""Default schedules in this process, oldest first."""
+
+
+class RuleSpace:
+    """What TVM's schedule rules for the target generate, e.g. multi-level tiling on CPUs.
+
+    Its size is unknown. ``vector`` is the vector width in elements that the default schedule aims at;
+    None for that of the target's registers.
+    """
+
+    size: int | None = None
+
+    def __init__(self, target: dict[str, Any], *, vector: int | None = None) -> None:
+        self.target = target
+        self.vector = vector
+
+    def generator(self) -> SpaceGenerator:
+        from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+
+        tensor_intrinsics.load_for(str(self.target["kind"]))
+        rules.register()
+        kind = _safe_rules(self.target)
+        if kind is None:
+            return SpaceGenerator.create("post-order-apply")
+        from tvm.s_tir.meta_schedule import ScheduleRule
+
+        return applying(ScheduleRule.create(kind), kind)
+
+    def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        """The schedule from :meth:`choose`, cached: do not modify it.
+
+        Every search and every compiled library needs it, at a tenth of a second each.
+        """
+        key = digest([type(self).__name__, self.target, self.vector, str(target), structure(mod)])
+        if key not in _chosen:
+            if len(_chosen) >= _KEPT:
+                _chosen.pop(next(iter(_chosen)), None)
+            _chosen[key] = self.choose(mod, target)
+        return _chosen[key]
+
+    def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+        """Tile sizes that a good kernel of this shape usually has; the rules decide the rest.
+
+        A kernel that the rules cannot handle stays unscheduled.
+        """
+        context = tune_context(mod, target, self.generator(), seed=1)
+        try:
+            designs = list(context.generate_design_space())
+        except Exception:  # a kernel with hand-written loops, such as a scatter
+            return _unscheduled(mod)
+        vector = lanes(self.target) if self.vector is None else self.vector
+        postprocs = list(context.space_generator.postprocs)
+        # Weight re-ordering does not support every way in which a kernel may read a constant.
+        safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
+        for usable in (postprocs, safe):
+            best: tuple[float, Schedule] | None = None
+            for design in designs:
+                for score, trace in preferred_traces(design, vector):
+                    sch = replay(mod, trace, usable)
+                    if sch is not None and (best is None or score > best[0]):
+                        best = (score, sch)
+                        break
+            if best is not None:
+                return best[1]
+        return _unscheduled(mod)
+
+
+def applying(chosen: Sequence[Any], kind: str) -> SpaceGenerator:
+    """A generator that applies schedule rules to each block, with TVM's post-processors and mutators
+    for targets of this kind."""
+    from tvm.s_tir.meta_schedule import Mutator, Postproc
+    from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+
+    return PostOrderApply(
+        sch_rules=[*chosen],
+        postprocs=Postproc.create(kind),
+        mutator_probs=Mutator.create(kind),
+    )
+
+
+def _safe_rules(target: dict[str, Any]) -> str | None:
+    """Kind of the rules to use instead of TVM 0.27's choice for this CPU; None for TVM's choice.
+
+    On some CPUs TVM's int8 instructions give wrong results or do not compile: on ARM (sdot: every
+    kernel that ran was wrong; neon: none compiled), on AVX-512 without VNNI, where pairs of
+    products saturate, and with AVX-VNNI alone, for which TVM takes the AVX-512 instruction.
+    """
+    if target["kind"] != "llvm":
+        return None
+    import tvm
+    from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_triple
+
+    triple = str(target.get("mtriple") or llvm_get_system_triple())
+    if triple.startswith(("aarch64", "arm", "thumb")):
+        return "llvm"
+    known = tvm.target.Target(target)
+    if llvm_cpu_has_features("avx512vnni", known):
+        return None
+    return "llvm" if any(llvm_cpu_has_features(f, known) for f in ("avx512f", "avxvnni")) else None
+
+
+def lanes(target: dict[str, Any]) -> int:
+    """float32 values in one of the target's vector registers."""
+    import tvm
+
+    bits = tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(target))
+    return max(4, int(bits) // 32)
+
+
+def _unscheduled(mod: tvm.IRModule) -> Schedule:
+    from tvm.s_tir import Schedule
+
+    return Schedule(mod, error_render_level="none")
+
+
+def tune_context(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    generator: SpaceGenerator,
+    *,
+    seed: int,
+    strategy: Any = None,
+    threads: int = 1,
+) -> Any:
+    """A TuneContext that logs nothing to the terminal."""
+    import logging
+
+    from tvm.s_tir import meta_schedule as ms
+
+    tensor_intrinsics.load_for(str(target.kind.name))
+    logger = logging.getLogger("tvmtune.tvm")
+    logger.setLevel(logging.ERROR)
+    return ms.TuneContext(
+        mod,
+        target=target,
+        space_generator=generator,
+        search_strategy=strategy,
+        rand_state=seed,
+        num_threads=threads,
+        logger=logger,
+    )
+
+
+def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -> Schedule | None:
+    """Apply a trace and the post-processors; None if the trace or a post-processor fails."""
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(mod, seed=seed, error_render_level="none")
+    try:
+        trace.apply_to_schedule(sch, remove_postproc=True)
+        sch.enter_postproc()
+        if all(p.apply(sch) for p in postprocs):
+            return sch
+    except Exception:  # TVM raises several unrelated types for an impossible decision
+        return None
+    return None
+
+
+def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
+    """Decisions for one design, the preferred first, each with a score for comparing designs."""
+    options = []
+    for register_tile in (8, 4, 16, 2, 1):
+        trace = design.trace
+        tiles = [i for i in trace.insts if i.kind.name == "SamplePerfectTile"]
+        spatial = [i for i in tiles if len(i.outputs) == 4]
+        reduction = [i for i in tiles if len(i.outputs) == 2]
+        # The last spatial loop of a block is contiguous and becomes vector lanes. The one before it is
+        # tiled in registers, so that a loaded weight vector is reused.
+        for position, inst in enumerate(reversed(spatial)):
+            size = extent(trace, inst)
+            if position == 0:
+                inner = divisor(size, vector * 2)
+                outer = divisor(size // inner, 2)
+                decision = [size // inner // outer, 1, outer, inner]
+            elif position == 1:
+                inner = divisor(size, register_tile)
+                decision = [1, size // inner, 1, inner]
+            else:
+                decision = [size, 1, 1, 1]
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        for position, inst in enumerate(reversed(reduction)):
+            size = extent(trace, inst)
+            inner = divisor(size, 16) if position == 0 else 1
+            trace = trace.with_decision(inst, [size // inner, inner], remove_postproc=True)
+        for inst in trace.insts:
+            if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
+                trace = trace.with_decision(inst, 2, remove_postproc=True)
+        # A write cache keeps accumulators in registers; its compute location stays as TVM drew it.
+        cached = sum(1 for i in trace.insts if i.kind.name == "CacheWrite")
+        options.append((len(spatial) + 0.1 * cached, trace))
+    return options
+
+
+def extent(trace: Any, inst: Any) -> int:
+    """The extent of the loop that a SamplePerfectTile splits."""
+    result = 1
+    for part in trace.get_decision(inst):
+        result *= int(part)
+    return result
+
+
+def divisor(extent: int, most: int) -> int:
+    """The largest divisor of ``extent`` that is at most ``most``."""
+    return max(d for d in range(1, max(1, min(extent, most)) + 1) if extent % d == 0)
+
+
+def apply_anchor(
+    mod: tvm.IRModule, donor: tvm.IRModule, trace: Any, target: tvm.target.Target
+) -> Schedule:
+    """Schedule ``mod`` by a trace recorded for ``donor``, which has the same anchor block.
+
+    Raises whatever TVM raises if the trace does not fit.
+    """
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
+
+    recorded = traces.apply(donor, trace).trace
+    sch = Schedule(mod, error_render_level="none")
+    schedule_using_anchor_trace(sch, recorded, target)
+    return sch

@@ -1,0 +1,38 @@
+"""The core's custom schedule rules, by the names that blocks carry in ``schedule_rule``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvmtune.operators import winograd
+
+Rule = Callable[[Any, Any], list[Any]]
+"""``(schedule, block) -> schedules``."""
+
+
+def no_custom_rule(sch: Any, block: Any) -> list[Any]:
+    """Leave the block to the general rules."""
+    return [sch]
+
+
+RULES: dict[str, Rule] = {
+    "tvmtune.winograd_input": winograd.schedule_input,
+    "tvmtune.winograd_output": winograd.schedule_output,
+    # TVM's pooling names these rules but defines none; without them it warns on stderr each time.
+    "meta_schedule.pool_max": no_custom_rule,
+    "meta_schedule.pool_avg": no_custom_rule,
+    "meta_schedule.adaptive_pool_max": no_custom_rule,
+    "meta_schedule.adaptive_pool_avg": no_custom_rule,
+}
+
+
+def register() -> None:
+    """Register the rules with MetaSchedule. They are for CPUs; GPUs use the general rules alone."""
+    import tvm_ffi
+
+    for name, rule in RULES.items():
+        for kind, function in (("cpu", rule), ("gpu", no_custom_rule)):
+            tvm_ffi.register_global_func(
+                f"s_tir.meta_schedule.{kind}.{name}", function, override=True
+            )

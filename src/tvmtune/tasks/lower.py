@@ -1,0 +1,123 @@
+"""Apply the chosen records to a network.
+
+Every kernel gets a schedule: that of its own record, of a record with the same anchor block, or the
+space's default. The module's ``tvmtune_record`` attribute says which: a JSON object from task keys to
+"exact", "anchor" or "default".
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.operators.implementations import DEFAULT, AlgorithmSelection
+from tvmtune.passes.call_sites import as_workload, call_sites
+from tvmtune.passes.pipeline import graph_of, legalize, pack_weights, release
+from tvmtune.passes.workload_keys import workload_key
+from tvmtune.spaces import tensor_intrinsics, traces
+from tvmtune.spaces.rule_space import RuleSpace, apply_anchor
+from tvmtune.tasks.extract import DIRECT, SpaceFor, algorithm_sites
+from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Trial
+
+if TYPE_CHECKING:
+    import tvm
+
+RECORD = "tvmtune_record"
+MODELLED = "tvmtune_modelled"
+"""Attribute of modules whose accelerator is simulated: a JSON list with one object per program, with
+``name``, modelled ``seconds`` per launch, and whatever else there is to report."""
+
+
+def lower(
+    prepared: Prepared,
+    chosen: Mapping[str, Trial],
+    device: Device,
+    space_for: SpaceFor | None = None,
+    implementations: Sequence[Algorithm | ExtraSpace] | None = None,
+) -> tvm.IRModule:
+    """The network as scheduled kernels with packed weights, ready to compile.
+
+    ``chosen`` maps a task's key to its trial. A trial of another workload than the kernel's own counts
+    as a record of the same anchor block; its ``source_module`` holds the workload that it was
+    recorded for. ``space_for`` and ``implementations`` are those of
+    :func:`tvmtune.tasks.extract.extract_tasks`.
+    """
+    import tvm
+
+    make = space_for or (lambda mod: RuleSpace(device.target))
+    target = tvm.target.Target(device.target)
+    tensor_intrinsics.load_for(str(target.kind.name))
+    graph = graph_of(prepared)
+    direct = call_sites(legalize(graph, device))
+    keys = {s.index: workload_key(as_workload(s.func)) for s in direct}
+    offered = DEFAULT if implementations is None else implementations
+    algorithms = [each for each in offered if isinstance(each, Algorithm)]
+    only = _calls_by_algorithm(prepared, device, algorithms, keys, chosen)
+    used = [a for a in algorithms if only.get(a.name)]
+    mod = legalize(graph, device, AlgorithmSelection(used, only).legalizers() if used else None)
+    scheduled: dict[str, Any] = {}
+    records: dict[str, str] = {}
+    for site in call_sites(mod):
+        if site.name in scheduled:
+            continue
+        workload = as_workload(site.func)
+        trial = chosen.get(keys[site.index])
+        func, how = _schedule(workload, trial, make(workload), target)
+        scheduled[site.name] = func.with_attr("global_symbol", site.name).with_attr(
+            "tirx.is_scheduled", True
+        )
+        records[keys[site.index]] = how
+    names = {str(g.name_hint): g for g in mod.get_global_vars()}
+    for name, func in scheduled.items():
+        mod.update_func(names[name], func)
+    packed = pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
+    del graph, mod
+    release(prepared)
+    return packed
+
+
+def _calls_by_algorithm(
+    prepared: Prepared,
+    device: Device,
+    algorithms: Sequence[Algorithm],
+    keys: Mapping[int, str],
+    chosen: Mapping[str, Trial],
+) -> dict[str, set[int]]:
+    """For each algorithm, which of its applicable calls (in program order) shall use it."""
+    wanted: dict[str, set[int]] = {}
+    names = {t.implementation for t in chosen.values()} - {DIRECT}
+    for algorithm in algorithms:
+        if algorithm.name not in names:
+            continue
+        sites = algorithm_sites(prepared, device, algorithm, keys)
+        if sites is None:
+            continue  # of a log from before this was checked
+        changed = [s.index for s in sites if workload_key(as_workload(s.func)) != keys[s.index]]
+        wanted[algorithm.name] = {
+            ordinal
+            for ordinal, index in enumerate(changed)
+            if keys[index] in chosen and chosen[keys[index]].implementation == algorithm.name
+        }
+    return wanted
+
+
+def _schedule(
+    workload: tvm.IRModule, trial: Trial | None, space: Any, target: tvm.target.Target
+) -> tuple[Any, str]:
+    if trial is not None:
+        try:
+            if trial.workload == workload_key(workload):
+                return traces.apply(workload, trial.trace).mod["main"], "exact"
+            if trial.source_module is None:
+                raise ValueError("its workload is not in the log")
+            donor = traces.load_module(trial.source_module)
+            return apply_anchor(workload, donor, trial.trace, target).mod["main"], "anchor"
+        except Exception as error:
+            warnings.warn(
+                f"a record of {trial.implementation} does not apply any more ({error}); "
+                "the default schedule takes its place",
+                stacklevel=2,
+            )
+    return space.default(workload, target).mod["main"], "default"

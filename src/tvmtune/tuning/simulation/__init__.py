@@ -1,0 +1,1 @@
+"""Simulation: compare tuners on completely measured spaces, without a device."""

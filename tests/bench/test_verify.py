@@ -1,0 +1,160 @@
+"""The check in a library: correct outputs pass, every kind of wrong output fails."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tvmtune.accuracy import relative_error
+from tvmtune.bench.verify import SAMPLES, compare, make_check, run_check, sample_places
+from tvmtune.errors import TvmtuneError
+from tvmtune.types import TensorSpec
+
+
+class Fake:
+    """A network that computes ``function(x)``, and its library at the same time."""
+
+    def __init__(self, function, shape=(8, 3), dtype="float32"):
+        self.function = function
+        self.inputs = (TensorSpec("x", shape, dtype),)
+        outputs = function(np.zeros(shape, dtype))
+        self.outputs = tuple(
+            TensorSpec(f"y{i}", y.shape, y.dtype.name) for i, y in enumerate(outputs)
+        )
+
+    def reference(self, inputs):
+        return self.function(inputs["x"])
+
+    run = reference
+
+
+def verdict(right, wrong, **options):
+    """Check the library ``wrong`` against the network ``right``."""
+    check = json.loads(json.dumps(make_check(Fake(right, **options))))
+    return run_check(Fake(wrong, **options), check)
+
+
+def test_the_error_is_relative_to_the_largest_value():
+    want = np.array([1.0, -4.0, 0.001])
+    assert relative_error(want, want) == 0
+    near = np.array([1.0, -4.0, 0.003])
+    assert relative_error(near, want) == pytest.approx(0.0005)
+    assert relative_error(near, want, scale=8) == pytest.approx(0.00025)
+    assert relative_error(np.array([0.5]), np.array([0.0])) == 0.5, "zeros: absolutely"
+    assert relative_error(np.array([np.nan, 1]), np.array([1.0, 1])) == np.inf
+    assert relative_error(np.array([np.inf, 1]), np.array([np.inf, 1])) == 0
+    assert relative_error(np.array([-np.inf, 1]), np.array([np.inf, 1])) == np.inf
+    assert relative_error(np.array([]), np.array([])) == 0
+
+
+def test_the_same_function_passes():
+    result = verdict(lambda x: [x * 2, x.sum(0)], lambda x: [x * 2, x.sum(0)])
+    assert result.passed
+    assert result.error == 0
+    assert [output.name for output in result.outputs] == ["y0", "y1"]
+    assert str(result).startswith("right")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda x: [x * 2.01], "'y0' is off by"),
+        (lambda x: [x.T * 2], "is float32 [3, 8] instead of float32 [8, 3]"),
+        (lambda x: [(x * 2).astype("float64")], "is float64 [8, 3] instead of"),
+        (lambda x: [np.where(x > 2, np.nan, x * 2).astype("float32")], "NaN or infinity"),
+        (lambda x: [x / np.float32(0)], "NaN or infinity"),
+        (lambda x: [x * 2, x], "2 outputs instead of 1"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_wrong_function_fails_and_says_why(wrong, why):
+    result = verdict(lambda x: [x * 2], wrong, shape=(8, 3))
+    assert not result.passed
+    assert why in str(result)
+
+
+def test_rounding_errors_pass_and_larger_ones_fail():
+    assert verdict(lambda x: [x], lambda x: [x * np.float32(1.00005)]).passed
+    assert not verdict(lambda x: [x], lambda x: [x * np.float32(1.0005)]).passed
+
+
+def test_a_library_that_ignores_its_inputs_fails():
+    network = Fake(lambda x: [x])
+    check = make_check(network)
+    kept = network.run({"x": np.random.RandomState(0).standard_normal((8, 3)).astype("float32")})
+    result = run_check(Fake(lambda x: kept), check)
+    assert result.error == 0
+    assert not result.passed
+    assert "different inputs give the same outputs" in str(result)
+
+
+def test_a_network_that_ignores_its_inputs_passes():
+    assert verdict(lambda x: [x * 0 + 1], lambda x: [x * 0 + 1]).passed
+
+
+def test_infinities_must_match_the_reference():
+    def masked(x):
+        return [np.where(x > 0, x, -np.inf).astype("float32")]
+
+    assert verdict(masked, masked).passed
+    assert not verdict(masked, lambda x: [x]).passed
+
+
+def test_integers_and_booleans():
+    def classes(x):
+        return [x.argmax(1), x > 0]
+
+    assert verdict(classes, classes).passed
+    assert not verdict(classes, lambda x: [x.argmax(1) + 1, x > 0]).passed
+    assert not verdict(classes, lambda x: [x.argmax(1), x <= 0]).passed
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_floats_keep_their_bits(dtype):
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+
+    def narrow(x):
+        return [x.astype(kind)]
+
+    result = verdict(narrow, narrow)
+    assert result.passed
+    assert result.error == 0
+
+
+def test_a_large_output_is_sampled_evenly():
+    places = sample_places(1_000_000, 0)
+    assert len(places) <= SAMPLES
+    assert len(places) > 0.99 * SAMPLES
+    assert (np.diff(places) > 0).all()
+    assert (np.histogram(places, 10, (0, 1_000_000))[0] > 300).all()
+    assert (sample_places(1_000_000, 0) == places).all()
+    assert len(sample_places(SAMPLES, 0)) == SAMPLES
+
+    def large(x):
+        return [np.tile(x, (100, 100))]
+
+    check = make_check(Fake(large))
+    assert len(json.dumps(check)) < 30_000
+    assert run_check(Fake(large), check).passed
+    assert not verdict(large, lambda x: [large(x)[0] * 1.01]).passed
+
+
+def test_a_nan_between_the_samples_is_detected():
+    def large(x):
+        return [np.tile(x, (100, 100))]
+
+    def spoiled(x):
+        y = large(x)
+        free = np.setdiff1d(np.arange(y[0].size), sample_places(y[0].size, 0))
+        y[0].reshape(-1)[free[0]] = np.nan
+        return y
+
+    assert "NaN" in str(verdict(large, spoiled))
+
+
+def test_a_damaged_check_gives_one_message():
+    with pytest.raises(TvmtuneError, match="check is damaged"):
+        compare([np.zeros(3)], {"outputs": [{"name": "y"}], "seed": 0, "varies": True})

@@ -1,0 +1,119 @@
+"""A network whose fastest kernels exceed the tolerance together keeps as many of them as possible."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import onnx
+import pytest
+
+from tvmtune import api
+from tvmtune.bench import verify
+from tvmtune.compiling.accuracy_fallbacks import accuracy_fallbacks
+from tvmtune.compiling.compile import compile_library
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
+from tvmtune.records.log import read_log
+from tvmtune.runtime.library import Library
+from tvmtune.tuning.budget import Budget
+from tvmtune.types import Timing
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """Three convolutions that Winograd's algorithm applies to, each its own task."""
+    g = GraphBuilder("deep", seed=0)
+    x = g.input("data", (1, 16, 12, 12))
+    for number, channels in enumerate((32, 64, 96)):
+        x = g.relu(g.conv_bn(x, f"layer{number}", channels, 3, pad=1))
+    path = tmp_path_factory.mktemp("deep") / "deep.onnx"
+    onnx.save(g.model(g.flatten(x, "flat")), path)
+    return api.plan(api.load(str(path)))
+
+
+@pytest.fixture(scope="module")
+def log(plan, tmp_path_factory):
+    """Trials of each implementation; the log claims that Winograd's are the fastest by far."""
+    path = tmp_path_factory.mktemp("log") / "log.json"
+    patient = Timing(build_timeout=120.0, run_timeout=60.0)
+    api.tune(plan, path, budget=Budget(trials=len(plan.tasks) + 3), timing=patient)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    # On a busy machine some were measured again, which would outweigh the claimed times.
+    lines = [line for line in lines if line["type"] != "remeasure"]
+    trials = [line for line in lines if line["type"] == "trial"]
+    quick = [line for line in trials if line["implementation"] == "winograd" and line["seconds"]]
+    assert len({line["task"] for line in quick}) == 3, trials
+    for line in lines:
+        if line.get("implementation") == "winograd" and line.get("seconds"):
+            line |= {"seconds": [1e-9], "verified": True}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def errors(plan, log, tmp_path_factory):
+    """The network's error with the records of each attempt."""
+    folder, check, measured = tmp_path_factory.mktemp("errors"), verify.make_check(plan.network), []
+    for attempt in accuracy_fallbacks([read_log(log)], plan.tasks, plan.device):
+        path = folder / f"{attempt.fallbacks}.so"
+        compile_library(plan, attempt.records, path, check=check)
+        measured.append(verify.run_check(Library.open(path), check).error)
+    return measured
+
+
+def allow(monkeypatch, error):
+    """Set the tolerance of outputs."""
+    monkeypatch.setattr("tvmtune.accuracy.tolerance", lambda dtype, network=False: error)
+
+
+def algorithms(compiled):
+    return [row["implementation"] for row in compiled.metadata["tasks"]["list"]]
+
+
+def test_kernels_that_gain_least_fall_back_first_and_more_in_each_attempt(plan, log):
+    attempts = accuracy_fallbacks([read_log(log)], plan.tasks, plan.device)
+    assert [attempt.fallbacks for attempt in attempts] == [0, 1, 2, 3]
+    for attempt in attempts:
+        names = [trial.implementation for trial in attempt.records.values()]
+        assert names.count("winograd") == 3 - attempt.fallbacks
+        assert set(attempt.records) == {task.key for task in plan.tasks}
+    quick, exact = attempts[0].records, attempts[-1].records
+    gains = [
+        exact[key].latency - quick[key].latency
+        for one, following in itertools.pairwise(attempts)
+        for key in exact
+        if one.records[key].implementation != following.records[key].implementation
+    ]
+    assert len(gains) == 3
+    assert gains == sorted(gains)
+
+
+def test_without_inexact_records_there_is_one_attempt(plan):
+    assert len(accuracy_fallbacks([], plan.tasks, plan.device)) == 1
+
+
+def test_a_network_keeps_as_many_fast_kernels_as_its_tolerance_allows(
+    plan, log, errors, tmp_path, monkeypatch
+):
+    worst = errors[0]
+    assert worst > 1.2 * errors[-1], errors
+    allow(monkeypatch, 0.9 * worst)
+    needed = next(n for n, error in enumerate(errors) if error <= 0.9 * worst)
+    compiled = api.compile(plan, tmp_path / "compiled.so", [log])
+    shipped = api.ship(plan, tmp_path / "shipped.so", [log])
+    assert needed > 0
+    assert compiled.fallbacks == needed
+    assert algorithms(compiled).count("winograd") == 3 - needed
+    assert shipped.verdict.passed
+    if shipped.kind == "tuned":
+        assert shipped.compiled.fallbacks == needed
+
+
+def test_a_network_that_is_wrong_with_all_fallbacks_is_rejected(plan, log, tmp_path, monkeypatch):
+    allow(monkeypatch, 1e-12)
+    with pytest.raises(TvmtuneError, match="the library is not kept"):
+        api.compile(plan, tmp_path / "lib.so", [log])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,175 @@
+"""Shared helpers: small networks cut into kernels, and kernels run on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmtune import host
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators.implementations import AlgorithmSelection
+from tvmtune.passes import pipeline
+from tvmtune.passes.call_sites import as_workload, call_sites
+from tvmtune.passes.workload_keys import workload_key
+from tvmtune.spaces.rule_space import RuleSpace
+from tvmtune.tuning.space_points import PointSpace
+from tvmtune.types import Algorithm, Device, Implementation, Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import tvm
+
+
+def this_machine() -> Device:
+    return host.backend("cpu").make_target({}, None)
+
+
+def prepared(model: onnx.ModelProto, layout: str = "NHWC") -> Prepared:
+    return pipeline.prepare(OnnxNetwork(model, name="test"), this_machine(), layout)
+
+
+def one_conv(
+    shape: Sequence[int] = (1, 16, 14, 14),
+    out: int = 16,
+    kernel: int = 3,
+    *,
+    pads: Sequence[int] = (1, 1, 1, 1),
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    constant: bool = True,
+    tail: Sequence[str] = ("bias", "relu"),
+) -> onnx.ModelProto:
+    """``x`` (N, C, H, W) -> one convolution and then, in the order of ``tail``, a per-channel
+    bias, a ReLU, a batch norm, or the sum with the plain convolution -> ``y``.
+
+    ``pads``: top, left, bottom, right. With ``constant`` False the weights are an input, ``w``.
+    """
+    rng = np.random.RandomState(0)
+    weight = rng.standard_normal((out, shape[1] // groups, kernel, kernel)).astype("float32")
+    weight /= np.sqrt(weight[0].size)
+    nodes = [
+        helper.make_node(
+            "Conv",
+            ["x", "w"],
+            ["conv"],
+            name="conv",
+            pads=list(pads),
+            strides=[stride, stride],
+            dilations=[dilation, dilation],
+            group=groups,
+        )
+    ]
+    weights = [numpy_helper.from_array(weight, "w")] if constant else []
+    last = "conv"
+    for number, step in enumerate(tail):
+        name = f"{step}{number}"
+        if step == "bias":
+            array = rng.standard_normal((1, out, 1, 1)).astype("float32")
+            weights.append(numpy_helper.from_array(array, f"{name}.b"))
+            nodes.append(helper.make_node("Add", [last, f"{name}.b"], [name], name=name))
+        elif step == "relu":
+            nodes.append(helper.make_node("Relu", [last], [name], name=name))
+        elif step == "sum":
+            nodes.append(helper.make_node("Add", [last, "conv"], [name], name=name))
+        elif step == "norm":
+            for part in ("gamma", "beta", "mean", "var"):
+                array = (rng.rand(out) + 0.5).astype("float32")
+                weights.append(numpy_helper.from_array(array, f"{name}.{part}"))
+            parts = [f"{name}.{part}" for part in ("gamma", "beta", "mean", "var")]
+            nodes.append(helper.make_node("BatchNormalization", [last, *parts], [name], name=name))
+        last = name
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    if not constant:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, weight.shape))
+    outputs = [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "one-conv", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def kernel(network: Prepared, algorithm: Algorithm | None = None) -> tvm.IRModule:
+    """The unscheduled kernel of the network's one convolution."""
+    custom = AlgorithmSelection([algorithm]).legalizers() if algorithm else None
+    program = pipeline.legalize(network.graph, network.device, custom)
+    (site,) = [s for s in call_sites(program) if "conv2d" in s.name]
+    return as_workload(site.func)
+
+
+def convolution_of(network: Prepared) -> Any:
+    """The first call of a convolution in the network's graph."""
+    from tvm import relax
+
+    calls = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.nn.conv2d":
+            calls.append(node)
+
+    relax.analysis.post_order_visit(network.graph["main"], visit)
+    return calls[0]
+
+
+def sample_modules(mod: tvm.IRModule, space: RuleSpace, count: int) -> list[tvm.IRModule]:
+    """The modules of up to ``count`` schedules that a search would sample."""
+    import tvm
+
+    target = tvm.target.Target(space.target)
+    each = Implementation("drawn", workload_key(mod), mod, space)
+    points = PointSpace(each, target, seed=1, threads=1)
+    rng = random.Random(1)
+    tried = (points.instantiate(points.draw(rng), seed) for seed in range(1, 100))
+    return [*itertools.islice((sampled[0].mod for sampled in tried if sampled is not None), count)]
+
+
+def run_network(
+    executable: Any, network: OnnxNetwork, inputs: Mapping[str, np.ndarray], runtime: str = "cpu"
+) -> list[np.ndarray]:
+    """The outputs of a compiled network, in order, from TVM's device of this name."""
+    import tvm
+    from tvm import relax
+
+    device = tvm.device(runtime)
+    machine = relax.VirtualMachine(executable, device)
+    args = [tvm.runtime.tensor(inputs[spec.name], device) for spec in network.inputs]
+    result = machine["main"](*args)
+    return [t.numpy() for t in (result if len(network.outputs) > 1 else [result])]
+
+
+def run_kernel(mod: tvm.IRModule, args: Sequence[np.ndarray]) -> np.ndarray:
+    """The last argument after ``main`` has run; ``args`` are the others."""
+    import tvm
+
+    function = tvm.compile(mod, target=tvm.target.Target(this_machine().target))["main"]
+    output = mod["main"].params[-1]
+    blank = np.zeros([int(d) for d in output.shape], str(output.dtype))
+    blank[...] = np.nan if blank.dtype.kind == "f" else 111  # unwritten elements are wrong
+    result = tvm.runtime.tensor(blank)
+    function(*[tvm.runtime.tensor(a) for a in args], result)
+    return result.numpy()
+
+
+def random_args(mod: tvm.IRModule) -> list[np.ndarray]:
+    """Normal floats and integers of 0 and 1 for every argument of ``main`` but the last."""
+    rng = np.random.RandomState(0)
+    args = []
+    for param in list(mod["main"].params)[:-1]:
+        shape, dtype = [int(d) for d in param.shape], np.dtype(str(param.dtype))
+        floating = dtype.kind == "f"
+        values = rng.standard_normal(shape) if floating else rng.randint(0, 2, shape)
+        args.append(np.asarray(values).astype(dtype))
+    return args
+
+
+def error(computed: np.ndarray, expected: np.ndarray) -> float:
+    """max|computed - expected| / max|expected|; ``expected`` must not be all 0."""
+    assert computed.shape == expected.shape
+    assert np.isfinite(expected).all()
+    assert expected.any()
+    difference = np.abs(computed.astype("float64") - expected.astype("float64")).max()
+    return float(difference / np.abs(expected.astype("float64")).max())

@@ -1,0 +1,145 @@
+"""Winograd's F(4x4, 3x3) equals the direct convolution, and applies only where it can."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+from kernels import (
+    convolution_of,
+    error,
+    one_conv,
+    prepared,
+    random_args,
+    run_kernel,
+    this_machine,
+)
+from tvmtune.operators import winograd
+from tvmtune.spaces.rule_space import RuleSpace
+from tvmtune.tasks.extract import extract_tasks
+
+SHAPES = [
+    # data (n, h, w, in), out, pads (top, left, bottom, right)
+    ((1, 7, 7, 16), 16, (1, 1, 1, 1)),
+    ((1, 14, 14, 32), 48, (1, 1, 1, 1)),
+    ((1, 13, 9, 16), 32, (0, 0, 0, 0)),
+    ((2, 8, 8, 32), 16, (1, 1, 1, 1)),
+    ((2, 7, 5, 16), 16, (0, 0, 0, 0)),
+    ((1, 9, 13, 16), 16, (0, 1, 2, 0)),
+    ((1, 6, 6, 16), 16, (2, 0, 0, 3)),
+    ((1, 3, 3, 16), 16, (0, 0, 0, 0)),
+    ((1, 1, 1, 16), 16, (1, 1, 1, 1)),
+]
+
+
+def direct(data: np.ndarray, weight: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
+    """The convolution of NHWC data with HWIO weights, in float64."""
+    top, left, bottom, right = pads
+    padded = np.pad(data.astype("float64"), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    return np.einsum("nyxikl,klio->nyxo", windows, weight.astype("float64"))
+
+
+def random_arrays(shape, out: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.RandomState(0)
+    data = rng.standard_normal(shape).astype("float32")
+    return data, rng.standard_normal((3, 3, shape[3], out)).astype("float32")
+
+
+def program(shape, out: int, pads: tuple[int, ...]) -> tvm.IRModule:
+    data = te.placeholder(shape, "float32", name="data")
+    weight = te.placeholder((6, 6, shape[3], out), "float32", name="weight")
+    result = winograd.convolution(data, weight, list(pads))
+    func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+@pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
+def test_it_equals_the_direct_convolution(shape, out, pads):
+    data, weight = random_arrays(shape, out)
+    computed = run_kernel(program(shape, out, pads), [data, winograd.transform_weight(weight)])
+    assert error(computed, direct(data, weight, pads)) < 1e-4
+
+
+@pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
+@pytest.mark.slow
+def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads):
+    data, weight = random_arrays(shape, out)
+    device = this_machine()
+    mod = program(shape, out, pads)
+    schedule = RuleSpace(device.target).default(mod, tvm.target.Target(device.target))
+    computed = run_kernel(schedule.mod, [data, winograd.transform_weight(weight)])
+    assert error(computed, direct(data, weight, pads)) < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 7, 9), (1, 32, 14, 14)])
+def test_a_fused_kernel_equals_the_direct_one(shape):
+    network = prepared(one_conv(shape, 16, tail=("bias", "relu")))
+    (task,) = [t for t in extract_tasks(network, network.device) if len(t.implementations) == 2]
+    plain, other = task.implementations
+    data, weight, bias = random_args(plain.mod)
+    expected = run_kernel(plain.mod, [data, weight, bias])
+    computed = run_kernel(other.mod, [data, winograd.transform_weight(weight), bias])
+    assert error(computed, expected) < 1e-4
+
+
+def test_weights_are_transformed_by_the_published_formula():
+    _, weight = random_arrays((1, 1, 1, 16), 32)
+    # G g transposed(G) for every pair of channels; Lavin and Gray, section 4.3
+    g = np.array(
+        [
+            [1 / 4, 0, 0],
+            [-1 / 6, -1 / 6, -1 / 6],
+            [-1 / 6, 1 / 6, -1 / 6],
+            [1 / 24, 1 / 12, 1 / 6],
+            [1 / 24, -1 / 12, 1 / 6],
+            [0, 0, 1],
+        ]
+    )
+    computed = winograd.transform_weight(weight)
+    assert computed.shape == (6, 6, 16, 32)
+    assert computed.dtype == np.float32
+    for i, o in ((0, 0), (3, 17), (15, 31)):
+        wanted = g @ weight[:, :, i, o].astype("float64") @ g.T
+        # only float32's rounding of a float64 result
+        np.testing.assert_allclose(computed[:, :, i, o], wanted, rtol=2**-23, atol=1e-15)
+
+
+def test_the_transforms_compute_a_convolution():
+    rng = np.random.RandomState(0)
+    tile, weight = rng.standard_normal((6, 6)), rng.standard_normal((3, 3))
+    b, g, a = (np.array(m) for m in (winograd.INPUT, winograd.WEIGHT, winograd.OUTPUT))
+    computed = a @ ((g @ weight @ g.T) * (b @ tile @ b.T)) @ a.T
+    wanted = direct(tile.reshape(1, 6, 6, 1), weight.reshape(3, 3, 1, 1), (0, 0, 0, 0))
+    np.testing.assert_allclose(computed, wanted[0, :, :, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"pads": (0, 0, 0, 0)}, {"pads": (0, 1, 2, 0)}])
+def test_it_applies_to_3x3_convolutions_of_stride_1(options):
+    assert winograd.applies(convolution_of(prepared(one_conv(**options))))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"groups": 2},
+        {"groups": 16},
+        {"stride": 2},
+        {"dilation": 2},
+        {"shape": (1, 8, 14, 14)},
+        {"shape": (1, 24, 14, 14)},
+        {"out": 8},
+        {"out": 40},
+        {"kernel": 1, "pads": (0, 0, 0, 0)},
+        {"kernel": 5},
+        {"constant": False},
+    ],
+)
+def test_it_does_not_apply_to_other_convolutions(options):
+    assert not winograd.applies(convolution_of(prepared(one_conv(**options))))
+
+
+def test_it_does_not_apply_to_other_layouts():
+    assert not winograd.applies(convolution_of(prepared(one_conv(), "NCHW")))

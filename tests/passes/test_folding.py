@@ -1,0 +1,52 @@
+"""Constant folding: kernels with only constant arguments run when the network is compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax, te
+
+from tvmtune.passes import folding
+
+
+def program(schedule=lambda kernel: kernel) -> tvm.IRModule:
+    """``x * (2 * [1, 2, 3, 4])``, the product with 2 from a kernel that also returns a sum."""
+    x = te.placeholder((4,), "float32", "x")
+    doubled = te.compute((4,), lambda i: x[i] * 2.0, "doubled")
+    added = te.compute((4,), lambda i: x[i] + 1.0, "added")
+    data = relax.Var("data", relax.TensorType((4,), "float32"))
+    builder = relax.BlockBuilder()
+    kernel = schedule(te.create_prim_func([x, doubled, added]))
+    variable = builder.add_func(kernel.with_attr("global_symbol", "pack"), "pack")
+    kinds = [relax.TensorType((4,), "float32")] * 2
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            weight = relax.const(np.array([1, 2, 3, 4], np.float32))
+            both = builder.emit(relax.call_tir(variable, [weight], kinds))
+            result = builder.emit_output(relax.op.multiply(data, relax.TupleGetItem(both, 0)))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def calls(mod: tvm.IRModule) -> int:
+    return mod["main"].script().count("call_tir")
+
+
+def test_calls_are_replaced_by_their_results():
+    folded = folding.fold(program())
+    assert calls(folded) == 0
+    executable = tvm.compile(relax.transform.LegalizeOps()(folded), target="llvm")
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    got = vm["main"](tvm.runtime.tensor(np.full(4, 10, np.float32)))
+    assert np.array_equal(got.numpy(), [20, 40, 60, 80])
+
+
+def test_a_kernel_for_another_device_is_kept():
+    def on_gpu(kernel):
+        sch = tvm.s_tir.Schedule(kernel)
+        for name in ("doubled", "added"):
+            (loop,) = sch.get_loops(sch.get_sblock(name))
+            sch.bind(loop, "threadIdx.x")
+        return sch.mod["main"]
+
+    assert calls(folding.fold(program(on_gpu))) == 1

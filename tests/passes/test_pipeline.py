@@ -1,0 +1,96 @@
+"""From a network to fused kernels: layouts agree, and constants are folded."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels import error, one_conv, prepared, run_network, this_machine
+from models import tiny_cnn, tiny_encoder
+from tvmtune.errors import UsageError
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.passes import pipeline
+from tvmtune.passes.call_sites import as_workload, call_sites
+
+
+def outputs_of(program) -> list:
+    import tvm
+
+    mod = pipeline.legalize(program.graph, program.device)
+    executable = tvm.compile(mod, target=tvm.target.Target(program.device.target))
+    return run_network(executable, program.network, random_inputs(program.network.inputs))
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "nhwc"])
+@pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
+def test_every_layout_equals_the_reference(make, layout):
+    program = prepared(make(), layout)
+    assert program.layout == layout.upper()
+    expected = program.network.reference(random_inputs(program.network.inputs))
+    for y, ref in zip(outputs_of(program), expected, strict=True):
+        assert error(y, ref) < 1e-5
+
+
+def test_the_default_layout_is_nhwc():
+    assert pipeline.prepare(prepared(one_conv()).network, this_machine()).layout == "NHWC"
+
+
+@pytest.mark.parametrize(("layout", "near"), [("NHCW", "NHWC"), ("nchw16c", "NCHW")])
+def test_an_unknown_layout_suggests_the_nearest(layout, near):
+    with pytest.raises(UsageError, match=f"layout '{layout}' is not known.*{near}"):
+        prepared(one_conv(), layout)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_batch_norm_is_folded_into_weights_and_bias(layout):
+    program = prepared(tiny_cnn(), layout)
+    assert "batch_norm" not in program.graph.script()
+    convolutions = [
+        s
+        for s in call_sites(pipeline.legalize(program.graph, program.device))
+        if "conv2d" in s.name
+    ]
+    assert len(convolutions) == 4
+    for site in convolutions:
+        blocks = as_workload(site.func).script()
+        assert "sqrt" not in blocks
+        assert "subtract" not in blocks
+        assert "divide" not in blocks
+        # data, weight, bias and output; the residual block adds its own input
+        assert len(site.func.params) == 4
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize(
+    ("options", "tail"),
+    [
+        ({}, ("norm", "relu")),
+        ({}, ("bias", "norm")),
+        ({"groups": 16}, ("norm",)),
+        ({}, ("norm", "norm")),
+        ({}, ("relu", "norm")),
+        ({}, ("norm", "sum")),  # the convolution's own result is used, too
+    ],
+)
+@pytest.mark.slow
+def test_folding_batch_norm_keeps_the_result(options, tail, layout):
+    program = prepared(one_conv((2, 16, 7, 9), tail=tail, **options), layout)
+    (expected,) = program.network.reference(random_inputs(program.network.inputs))
+    assert error(outputs_of(program)[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pads": (0, 1, 2, 0)},
+        {"stride": 2, "pads": (0, 0, 1, 1)},
+        {"dilation": 2},
+        {"groups": 4},
+        {"shape": (3, 5, 1, 13), "out": 7},
+        {"constant": False},
+    ],
+)
+def test_every_kind_of_convolution_equals_the_reference(options, layout):
+    program = prepared(one_conv(**options), layout)
+    inputs = random_inputs(program.network.inputs)
+    assert error(outputs_of(program)[0], program.network.reference(inputs)[0]) < 1e-5

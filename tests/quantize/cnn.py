@@ -1,0 +1,100 @@
+"""Small CNNs with everything that a quantized region may contain between its layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
+
+
+def residual(channels: int = 16, side: int = 16) -> OnnxNetwork:
+    """A stem and two residual blocks; the second downsamples; batch norms throughout."""
+    g = GraphBuilder("residual")
+    x = g.relu(g.conv_bn(g.input("data", (1, 3, side, side)), "stem", channels, 3, pad=1))
+    x = g.max_pool(x, "pool", 2, stride=2)
+    for number, (wide, stride) in enumerate(((channels, 1), (2 * channels, 2))):
+        y = g.relu(g.conv_bn(x, f"first{number}", wide, 3, stride=stride, pad=1))
+        y = g.conv_bn(y, f"second{number}", wide, 3, pad=1)
+        shortcut = x if stride == 1 else g.conv_bn(x, "shortcut", wide, 1, stride=stride)
+        x = g.relu(g.add(y, shortcut, f"sum{number}"))
+    return _finished(g, x)
+
+
+def mixed() -> OnnxNetwork:
+    """Channels that are not multiples of 16, and layers with float operators between them: pooling, a
+    concatenation, a depthwise convolution."""
+    g = GraphBuilder("mixed")
+    x = g.relu(g.conv_bn(g.input("data", (1, 3, 16, 16)), "stem", 20, 3, pad=1))
+    x = g.max_pool(x, "pool", 2, stride=2)
+    left = g.relu6(g.conv_bn(x, "left", 24, 1))
+    right = g.relu(g.conv_bn(x, "right", 8, 3, pad=1))
+    x = g.relu(g.conv_bn(g.concat([left, right], "both"), "joint", 40, 3, pad=1))
+    x = g.max_pool(x, "smaller", 2, stride=2)
+    x = g.relu(g.conv_bn(x, "depthwise", 40, 3, pad=1, groups=40))
+    return _finished(g, g.relu(g.conv_bn(x, "last", 17, 1)))
+
+
+def forked(batch: int = 1) -> OnnxNetwork:
+    """Two outputs, one of them a layer's; a tensor added to itself; a layer that reads the network's
+    input; and a convolution to a single pixel, for which VTA has no tile."""
+    g = GraphBuilder("forked")
+    data = g.input("data", (batch, 16, 8, 8))
+    x = g.relu(g.conv_bn(g.relu(data), "stem", 16, 3, pad=1))
+    y = g.conv_bn(data, "beside", 16, 3, pad=1)
+    x = g.add(g.relu(g.add(x, x, "twice")), y, "joined")
+    pixel = g.conv_bn(g.conv_bn(x, "wide", 16, 3, pad=1), "pixel", 16, 8)
+    return OnnxNetwork(g.model(x, pixel), name="forked")
+
+
+def decoder() -> OnnxNetwork:
+    """After the first convolution and a pooling: a stride of 2 with padding on only two sides, as in
+    TensorFlow, and two transposed convolutions that upsample again, one of them grouped."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "first": (16, 16, 1, 1),
+        "second": (32, 16, 3, 3),
+        "up": (32, 16, 4, 4),
+        "grouped": (32, 16, 3, 3),
+    }
+    constants = {
+        name: rng.standard_normal(shape) / np.sqrt(shape[0] * shape[2] * shape[3] / 2)
+        for name, shape in shapes.items()
+    }
+    constants["bias"] = 0.1 * rng.standard_normal(32)
+
+    def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+        return helper.make_node(op, inputs.split(), [output], **attributes)
+
+    nodes = [
+        node("Conv", "data first", "all"),
+        node("MaxPool", "all", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Conv", "pooled second bias", "small", strides=[2, 2], pads=[0, 0, 1, 1]),
+        node("Relu", "small", "cut"),
+        node("ConvTranspose", "cut up", "larger", strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Concat", "larger larger", "both", axis=1),
+        node(
+            *("ConvTranspose", "both grouped bias", "largest"),
+            strides=[2, 2],
+            pads=[1, 1, 1, 1],
+            output_padding=[1, 0],
+            group=2,
+        ),
+        node("Relu", "largest", "image"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "decoder",
+        [helper.make_tensor_value_info("data", TensorProto.FLOAT, (1, 16, 16, 16))],
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, (1, 32, 16, 15))],
+        [numpy_helper.from_array(v.astype("float32"), name) for name, v in constants.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="decoder")
+
+
+def _finished(g: GraphBuilder, x: Value) -> OnnxNetwork:
+    pooled = g.global_average_pool(x, "average")
+    return OnnxNetwork(g.model(g.dense(pooled, "classifier", 10, output="logits")), name="cnn")

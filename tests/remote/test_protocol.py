@@ -1,0 +1,108 @@
+"""Addresses and keys, and answers from strangers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tvmtune.errors import UsageError
+from tvmtune.remote import protocol
+from tvmtune.remote.protocol import Address, Tracker, Unreachable, check_key, is_alive, split_remote
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("rpi", Address("rpi", 9190)),
+        ("10.0.0.1:9000", Address("10.0.0.1", 9000)),
+        ("[::1]:9000", Address("::1", 9000)),
+        ("[::1]", Address("::1", 9190)),
+        ("fe80::1", Address("fe80::1", 9190)),
+    ],
+)
+def test_parse_addresses(text: str, address: Address) -> None:
+    assert Address.parse(text) == address
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize("text", ["", ":9190", "host:", "host:0", "host:65536", "host:x", "[]"])
+def test_invalid_addresses_are_rejected(text: str) -> None:
+    with pytest.raises(UsageError, match="is not an address: give HOST:PORT"):
+        Address.parse(text)
+
+
+def test_only_loopback_addresses_are_local() -> None:
+    assert all(Address(host, 1).is_local for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
+    assert not any(Address(host, 1).is_local for host in ("0.0.0.0", "::", "10.0.0.1", "127.board"))
+
+
+@pytest.mark.parametrize("key", ["", "a b", "a:b", "a@b", "a\n", "a\x00", "x" * 1000])
+def test_invalid_keys_are_rejected(key: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the key of a board"):
+        check_key(key)
+
+
+def test_a_remote_is_a_key_and_an_optional_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TVM_TRACKER_HOST", "TVM_TRACKER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert split_remote("pi4") == ("pi4", Address("127.0.0.1", 9190))
+    assert split_remote("pi4@farm:9000") == ("pi4", Address("farm", 9000))
+    assert split_remote("größe") == ("größe", Address("127.0.0.1", 9190))
+    monkeypatch.setenv("TVM_TRACKER_HOST", "farm")
+    monkeypatch.setenv("TVM_TRACKER_PORT", "9191")
+    assert split_remote("pi4") == ("pi4", Address("farm", 9191))
+
+
+@contextmanager
+def stranger(says: bytes) -> Iterator[Address]:
+    """Something that says this to whoever connects, and stays."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held = []
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            held.append(connection)
+            connection.sendall(says)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield Address("127.0.0.1", listener.getsockname()[1])
+        thread.join(10)
+        for connection in held:
+            connection.close()
+
+
+MAGIC = protocol.integer(protocol.TRACKER_MAGIC)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"",
+        b"HTTP/1.1 400",
+        MAGIC,
+        MAGIC + protocol.integer(2**31 - 1),
+        MAGIC + protocol.integer(-1),
+        MAGIC + protocol.integer(2) + b"\xff\xff",
+        MAGIC + protocol.pack({"not": "an answer"}),
+        MAGIC + protocol.pack([0, 5]),
+        MAGIC + protocol.pack([0, {"queue_info": 7}])[:9],
+    ],
+)
+def test_garbage_from_a_tracker_is_an_error(says: bytes) -> None:
+    with stranger(says) as address, pytest.raises(Unreachable, match=str(address)):
+        Tracker(address, patience=0.5).summary()
+
+
+def test_is_alive_is_true_for_servers_only() -> None:
+    with stranger(b"") as silent:
+        assert not is_alive(silent, patience=0.5)
+    with stranger(b"HTTP/1.1 400") as other:
+        assert not is_alive(other, patience=0.5)
+    with stranger(protocol.integer(protocol.MISMATCH)) as server:
+        assert is_alive(server, patience=5)
+    assert not is_alive(server, patience=0.5)

@@ -1,0 +1,179 @@
+"""The default schedule of every kind of kernel builds, runs and keeps the result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tvm
+from tvm import te, topi
+from tvm_ffi import structural_equal
+
+from kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
+from models import tiny_cnn, tiny_encoder
+from tvmtune.spaces import traces
+from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, tune_context
+from tvmtune.tasks.extract import extract_tasks
+from tvmtune.types import Implementation
+
+
+def target() -> tvm.target.Target:
+    return tvm.target.Target(this_machine().target)
+
+
+def default(mod: tvm.IRModule):
+    return RuleSpace(this_machine().target).default(mod, target())
+
+
+def assert_default_is_correct(mod: tvm.IRModule, tolerance: float = 1e-5) -> None:
+    args = random_args(mod)
+    assert error(run_kernel(default(mod).mod, args), run_kernel(mod, args)) <= tolerance
+
+
+def implementations(model, layout: str = "NHWC") -> list[Implementation]:
+    network = prepared(model, layout)
+    return [i for t in extract_tasks(network, network.device) for i in t.implementations]
+
+
+def operator(function, *shapes: tuple[int, ...], dtype: str = "float32") -> tvm.IRModule:
+    """The kernel of one operator; the second of two arguments counts as weights."""
+    args = [te.placeholder(shape, dtype, name=f"arg{i}") for i, shape in enumerate(shapes)]
+    func = te.create_prim_func([*args, function(*args)])
+    if len(args) == 2:
+        func = func.with_attr("layout_free_buffers", [1])
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+def conv(stride: int = 1, padding: int = 1, dilation: int = 1, out: str = "float32"):
+    return lambda x, w: topi.nn.conv2d_nhwc(x, w, stride, padding, dilation, out_dtype=out)
+
+
+def pool(kind: str, size: int, stride: int, padding: int):
+    def build(x):
+        window, pads = (size, size), (padding,) * 4
+        return topi.nn.pool2d(x, window, (stride,) * 2, (1, 1), pads, kind, layout="NHWC")
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("make", "layout"),
+    [(tiny_cnn, "NHWC"), (tiny_cnn, "NCHW"), (tiny_encoder, "NHWC")],
+)
+@pytest.mark.slow
+def test_the_default_schedule_is_correct_for_every_kernel_of_a_network(make, layout):
+    for implementation in implementations(make(), layout):
+        assert_default_is_correct(implementation.mod)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        (conv(), (1, 14, 14, 32), (3, 3, 32, 64)),
+        (conv(), (1, 7, 7, 16), (3, 3, 16, 24)),
+        (conv(stride=2), (2, 13, 7, 5), (3, 3, 5, 7)),
+        (conv(dilation=2), (1, 13, 13, 3), (3, 3, 3, 1)),
+        (conv(padding=0), (1, 1, 1, 64), (1, 1, 64, 10)),
+        (conv(padding=0), (1, 1, 1, 1), (1, 1, 1, 1)),
+        (conv(padding=3, stride=2), (1, 29, 31, 3), (7, 7, 3, 17)),
+        (lambda x, w: topi.nn.depthwise_conv2d_nhwc(x, w, 1, 1, 1), (1, 13, 7, 9), (3, 3, 9, 1)),
+        (lambda x, w: topi.nn.conv2d_nchw(x, w, 1, 1, 1), (1, 5, 7, 13), (11, 5, 3, 3)),
+        (topi.nn.dense, (1, 64), (10, 64)),
+        (topi.nn.dense, (7, 13), (1, 13)),
+        (topi.nn.dense, (1, 1001), (1000, 1001)),
+        (topi.nn.batch_matmul, (3, 13, 7), (3, 5, 7)),
+        (pool("max", 3, 2, 1), (1, 13, 13, 7)),
+        (pool("avg", 2, 2, 0), (2, 8, 8, 16)),
+        (lambda x: topi.sum(x, axis=(1, 2)), (1, 7, 7, 13)),
+        # no numbers that cancel: the result would depend on the order
+        (lambda x: topi.sum(topi.abs(x)), (7, 13)),
+        (lambda x: topi.nn.softmax(x, axis=-1), (1, 1000)),
+        (lambda x: topi.nn.softmax(x, axis=1), (2, 7, 13)),
+        (lambda x: topi.argmax(x, axis=1), (13, 7)),
+        (lambda x: topi.nn.relu(x), (7, 13, 1)),
+        (lambda x: topi.transpose(x, (1, 0)), (7, 13)),
+    ],
+    ids=lambda kernel: "-".join("x".join(map(str, shape)) for shape in kernel[1:]),
+)
+def test_the_default_schedule_is_correct_for_odd_extents_and_few_channels(kernel):
+    assert_default_is_correct(operator(*kernel))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        (conv(out="int32"), (1, 7, 7, 16), (3, 3, 16, 16), "int8"),
+        (conv(out="int32"), (1, 13, 9, 3), (3, 3, 3, 5), "uint8"),
+        (lambda x, w: topi.nn.dense(x, w, out_dtype="int32"), (3, 64), (7, 64), "int8"),
+        (lambda x: topi.sum(x, axis=1), (13, 7), "int64"),
+        (lambda x, y: topi.add(x, y), (13, 7), (7,), "int64"),
+        (lambda x, y: topi.take(x, y, axis=0, mode="clip"), (5, 3), (7,), "int64"),
+    ],
+    ids=["conv-int8", "conv-uint8", "dense-int8", "sum-int64", "add-int64", "take-int64"],
+)
+def test_the_default_schedule_is_correct_for_integers(kernel):
+    *kernel, dtype = kernel
+    assert_default_is_correct(operator(*kernel, dtype=dtype), tolerance=0)
+
+
+def test_the_default_schedule_is_deterministic():
+    mod = operator(conv(), (1, 14, 14, 16), (3, 3, 16, 32))
+    assert structural_equal(default(mod).mod, default(mod).mod)
+
+
+def test_the_default_schedule_of_a_convolution_packs_weights_vectorizes_and_parallelizes():
+    script = default(operator(conv(), (1, 14, 14, 32), (3, 3, 32, 64))).mod.script()
+    assert "meta_schedule.layout_rewrite_preproc" in script
+    assert "T.vectorized" in script
+    assert "T.parallel" in script
+
+
+def test_a_trace_round_trips_through_json():
+    for implementation in implementations(one_conv()):
+        schedule = default(implementation.mod)
+        text = json.dumps(traces.to_json(schedule))
+        replayed = traces.apply(implementation.mod, json.loads(text))
+        assert structural_equal(replayed.mod, schedule.mod)
+        assert json.dumps(traces.to_json(replayed)) == text
+
+
+def test_traces_of_the_search_round_trip_through_json():
+    from tvm.s_tir.meta_schedule.search_strategy import ReplayTrace
+
+    mod = operator(conv(), (1, 13, 7, 16), (3, 3, 16, 24))
+    generator = RuleSpace(this_machine().target).generator()
+    context = tune_context(mod, target(), generator, seed=3, strategy=ReplayTrace())
+    designs = context.generate_design_space()
+    context.pre_tuning(6, 6, designs)
+    candidates = context.generate_measure_candidates()
+    assert len(candidates) == 6
+    for candidate in candidates:
+        text = json.dumps(traces.to_json(candidate.sch))
+        assert structural_equal(traces.apply(mod, json.loads(text)).mod, candidate.sch.mod)
+
+
+def test_a_trace_of_another_workload_is_rejected():
+    trace = traces.to_json(default(operator(conv(), (1, 14, 14, 16), (3, 3, 16, 16))))
+    with pytest.raises(Exception, match="."):
+        traces.apply(operator(pool("max", 3, 2, 1), (1, 14, 14, 16)), trace)
+
+
+def test_a_stored_workload_is_restored():
+    for implementation in implementations(one_conv()):
+        text = traces.store_module(implementation.mod)
+        assert structural_equal(traces.load_module(text), implementation.mod)
+
+
+def test_a_schedule_applies_to_another_epilogue():
+    def kernel(*tail: str) -> tvm.IRModule:
+        return next(
+            i.mod
+            for i in implementations(one_conv(tail=tail))
+            if i.name == "direct" and "conv2d" in i.mod.script()
+        )
+
+    donor, other = kernel("bias", "relu"), kernel("bias", "relu", "sum")
+    assert not structural_equal(donor, other)
+    schedule = apply_anchor(other, donor, traces.to_json(default(donor)), target())
+    args = random_args(other)
+    assert error(run_kernel(schedule.mod, args), run_kernel(other, args)) < 1e-5

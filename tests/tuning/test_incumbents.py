@@ -1,0 +1,286 @@
+"""Incumbents are timed again and checked; drift of the machine's speed is detected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuning import small
+from tvmtune.measure.measurer import Measurement
+from tvmtune.records.best import best_of
+from tvmtune.records.log import read_log
+from tvmtune.tuning import drift as drifts
+from tvmtune.tuning import incumbents
+from tvmtune.tuning.drift import READINGS_TO_RESET, Drift, Reading
+from tvmtune.tuning.session import TuningSession
+from tvmtune.types import Trial
+
+
+@pytest.fixture(autouse=True)
+def unbounded(monkeypatch):
+    """No limit on the time for timing incumbents again."""
+    monkeypatch.setattr(incumbents, "CONFIRM_SHARE", float("inf"))
+
+
+class Recorder(small.Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again: list[tuple[str, float, float]] = []
+        self.slow: list[bool] = []
+
+    def remeasured(self, state: Any, trial: Any, before: float) -> None:
+        self.again.append((trial.candidate, before, trial.latency))
+
+    def drifted(self, slow: bool, slowdown: float) -> None:
+        self.slow.append(slow)
+
+
+def lines(log: Path, kind: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    return [r for r in records if r["type"] == kind]
+
+
+def slower(session: TuningSession, factor: Callable[[Trial], float]) -> None:
+    """Candidates that are timed again take ``factor`` times as long as before."""
+
+    def remeasure(implementation: Any, trace: Any) -> Measurement:
+        trial = next(t for s in session.states for t in s.trials if t.trace == trace)
+        return Measurement(seconds=(factor(trial) * trial.latency,) * 7)
+
+    session.measurer.remeasure = remeasure  # type: ignore[method-assign]
+
+
+def readings(session: TuningSession, ratios: list[float]) -> None:
+    """Times of the baseline kernel; the last one repeats."""
+    left = iter(ratios)
+    session.measurer.drift = lambda: next(left, ratios[-1])  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log.json"
+
+
+def test_the_incumbent_is_timed_again_and_both_measurements_count(log):
+    recorder = Recorder()
+    with small.session(
+        log, [small.task(0, small.matmul(8))], trials=6, observer=recorder
+    ) as session:
+        session.run()
+        incumbent = session.states[0].incumbent
+    assert incumbent is not None
+    assert incumbent.candidate in {candidate for candidate, *_ in recorder.again}
+    assert len(incumbent.seconds) == 2 + 3 * 2, "the trial's own repeats, and three times as many"
+    assert incumbent.extra["remeasured"] == 6
+    found = {t.candidate: t for t in read_log(log).trials}
+    assert found[incumbent.candidate].seconds == incumbent.seconds
+    assert found[incumbent.candidate].latency == incumbent.latency
+    assert {r["candidate"] for r in lines(log, "remeasure")} == {c for c, *_ in recorder.again}
+
+
+def test_the_only_candidate_of_a_task_is_not_timed_again(log):
+    with small.session(log, [small.task(0, small.matmul(8))], trials=1) as session:
+        session.run()
+    assert lines(log, "remeasure") == []
+
+
+def test_an_incumbent_that_was_fast_by_chance_is_replaced(log):
+    recorder = Recorder()
+    with small.session(
+        log, [small.task(0, small.matmul(8))], trials=8, observer=recorder
+    ) as session:
+        slower(session, lambda trial: 100.0)
+        session.run()
+        state = session.states[0]
+    # each new incumbent was timed again, until all candidates had been
+    assert {c for c, *_ in recorder.again} == {t.candidate for t in state.trials}
+    assert all(after == pytest.approx(100 * before) for _, before, after in recorder.again)
+    (best,) = best_of(read_log(log).trials).values()
+    assert best is not None
+    assert state.incumbent is not None
+    assert best.candidate == state.incumbent.candidate
+    assert state.implementations[0].best_after[-1] == state.incumbent.latency
+
+
+def test_an_incumbent_is_timed_again_before_its_output_is_checked(log):
+    events = []
+
+    class Order(Recorder):
+        def remeasured(self, state, trial, before):
+            events.append(("time", trial.candidate))
+
+        def verdict(self, state, trial):
+            events.append(("answer", trial.candidate))
+
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, trials=6, observer=Order()) as session:
+        slower(session, lambda trial: 1e6 if trial.tuner == "default" else 1.0)
+        session.run()
+        incumbent = session.states[0].incumbent
+    assert incumbent is not None
+    assert incumbent.tuner != "default", "its time was by chance"
+    assert events.index(("time", incumbent.candidate)) < events.index(
+        ("answer", incumbent.candidate)
+    )
+
+
+def test_timing_again_takes_a_small_part_of_the_session(log, monkeypatch):
+    monkeypatch.setattr(incumbents, "CONFIRM_SHARE", 0.0)
+    monkeypatch.setattr(incumbents, "FINAL_CONFIRM_SHARE", 0.0)
+    with small.session(log, [small.task(0, small.matmul(8))], trials=6) as session:
+        session.run()
+    assert lines(log, "remeasure") == []
+
+
+def test_what_is_shipped_is_timed_again_when_tuning_is_over(log, monkeypatch):
+    monkeypatch.setattr(incumbents, "CONFIRM_SHARE", 0.0)
+    monkeypatch.setattr(incumbents, "FINAL_CONFIRM_SHARE", float("inf"))
+    with small.session(log, [small.task(0, small.matmul(8))], trials=6) as session:
+        session.run()
+        incumbent = session.states[0].incumbent
+    kinds = [json.loads(line)["type"] for line in log.read_text().splitlines()]
+    assert "remeasure" not in kinds[: len(kinds) - kinds[::-1].index("trial")]
+    assert incumbent is not None
+    assert incumbent.candidate in {r["candidate"] for r in lines(log, "remeasure")}
+
+
+def test_incumbents_of_light_tasks_are_not_timed_again(log):
+    tasks = [small.task(0, small.matmul(8), weight=10**6), small.task(1, small.addition(4))]
+    with small.session(log, tasks, trials=8) as session:
+        session.run()
+    assert {r["workload"] for r in lines(log, "remeasure")} == {tasks[0].key}
+
+
+def test_an_incumbent_that_cannot_be_timed_again_stays(log):
+    recorder = Recorder()
+    with small.session(
+        log, [small.task(0, small.matmul(8))], trials=8, observer=recorder
+    ) as session:
+        session.measurer.remeasure = lambda *_: Measurement(  # type: ignore[method-assign]
+            stage="timeout", message="killed"
+        )
+        session.run()
+        incumbent = session.states[0].incumbent
+    assert recorder.again == lines(log, "remeasure") == []
+    assert incumbent is not None
+    assert incumbent.verified
+
+
+def test_the_next_run_restores_second_measurements(log):
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, trials=8) as session:
+        session.run()
+        first = session.states[0].incumbent
+    with small.session(log, tasks, trials=8) as session:
+        session.run()
+        again = session.states[0].incumbent
+    assert first is not None
+    assert again is not None
+    assert (again.candidate, again.seconds) == (first.candidate, first.seconds)
+
+
+@pytest.mark.slow
+def test_trials_on_a_slow_machine_are_marked_and_timed_again_later(log, monkeypatch):
+    monkeypatch.setattr(drifts, "READING_INTERVAL", 0.0)
+    recorder = Recorder()
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, trials=36, observer=recorder) as session:
+        readings(session, [1.0, 1.0, 1.25, 1.25, 1.0])
+        session.run()
+    assert recorder.slow == [True, False]
+    assert [r["ratio"] for r in lines(log, "drift")] == [1.0, 1.0, 1.25, 1.0, 1.0]
+    assert session.drift.spread == pytest.approx(0.25)
+    marks = [t.get("drift") for t in lines(log, "trial")]
+    assert set(marks) == {None, 1.25}
+    assert session.slow_trials == marks.count(1.25) > 0
+    assert marks[0] is None
+    incumbent = session.states[0].incumbent
+    assert incumbent is not None
+    assert "drift" not in incumbent.extra, "it was timed again on a normal machine"
+
+
+def test_repeats_measured_on_a_slow_machine_are_replaced(log, monkeypatch):
+    monkeypatch.setattr(drifts, "READING_INTERVAL", 0.0)
+    with small.session(log, [small.task(0, small.matmul(8))], trials=8) as session:
+        readings(session, [1.0, 1.5])
+        session.drift.look(session.measurer.drift)
+        session.run()
+        slow = session.states[0].incumbent
+        assert slow is not None
+        assert slow.extra["drift"] == 1.5
+        assert lines(log, "remeasure") == [], "not while the machine is slow"
+    with small.session(log, [small.task(0, small.matmul(8))], trials=8) as session:
+        readings(session, [1.0])
+        slower(session, lambda trial: 0.5)
+        session.run()
+    (line,) = lines(log, "remeasure")
+    quick = next(t for t in read_log(log).trials if t.candidate == line["candidate"])
+    assert quick.seconds == line["seconds"]
+    assert "drift" not in quick.extra
+
+
+def test_one_disturbance_is_not_drift():
+    measured = iter([1.0, 1.4, 1.02, 1.3, 1.3])
+    drift, readings = Drift(), []
+    for _ in range(3):
+        drift._due = 0.0
+        readings.append(drift.look(measured.__next__))
+    assert readings == [Reading(1.0, False), Reading(1.02, False), Reading(1.3, True)]
+    assert drift.slow
+    assert drift.slowdown == pytest.approx(1.3)
+
+
+def test_readings_are_taken_at_intervals():
+    taken: list[float] = []
+
+    def measure() -> float:
+        taken.append(1.0)
+        return 1.0
+
+    drift = Drift()
+    assert drift.look(measure) == Reading(1.0, False)
+    assert drift.look(measure) is None
+    assert len(taken) == 1
+
+
+def test_a_machine_that_starts_slow_is_compared_with_its_best():
+    clock = iter([1.0, 0.8, 0.82, 0.95, 0.95])
+    drift = looked(clock, 3)
+    assert drift.slow
+    assert drift.slowdown == pytest.approx(0.95 / 0.82)
+
+
+def test_one_lucky_reading_is_not_the_new_reference():
+    drift = looked(iter([1.0, 0.8, 1.01, 1.0]), 3)
+    assert not drift.slow
+    assert drift.slowdown == pytest.approx(1.0)
+
+
+def test_a_machine_that_was_fast_only_at_first_is_not_slow_forever():
+    drift = looked(iter([1.0] + [1.3] * 2 * READINGS_TO_RESET), READINGS_TO_RESET)
+    assert drift.slow
+    drift = looked(iter([1.0] + [1.3] * 2 * READINGS_TO_RESET), READINGS_TO_RESET + 1)
+    assert not drift.slow
+    assert drift.slowdown == pytest.approx(1.0)
+
+
+def looked(readings: Iterator[float], times: int) -> Drift:
+    """After ``times`` readings, some of which are confirmed by a second one."""
+    drift = Drift()
+    for _ in range(times):
+        drift._due = 0.0
+        drift.look(readings.__next__)
+    return drift
+
+
+def test_a_runner_without_a_baseline_kernel_logs_no_drift(log):
+    with small.session(log, [small.task(0, small.matmul(8))], trials=4) as session:
+        session.measurer.drift = lambda: None  # type: ignore[method-assign]
+        session.run()
+    assert lines(log, "drift") == []
+    assert not session.drift.slow
+    assert session.drift.spread == 0.0
