@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import backend_defaults
 from tvmtune.hookspecs import hookimpl
 from tvmtune.types import BuilderSpec, Device, Network, Prepared, RunnerSpec, Task, Trial
 
@@ -22,9 +22,7 @@ def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
     return describe_device(name, attrs, remote)
 
 
-@hookimpl
-def hardware_params(device: Device) -> dict[str, Any]:
-    return dict(device.params)
+hardware_params = backend_defaults.hardware_params
 
 
 @hookimpl
@@ -71,11 +69,7 @@ def lower(prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.I
     return lower(prepared, chosen, device)
 
 
-@hookimpl
-def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
-    from tvmtune.library.export import export_lib
-
-    return export_lib(lowered, device, path)
+export_lib = backend_defaults.export_lib
 
 
 @hookimpl

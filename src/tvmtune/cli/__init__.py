@@ -33,7 +33,6 @@ COMMANDS = {
     "plugins": "List the installed backends and their hooks.",
     "doctor": "Check whether this machine can tune.",
 }
-
 """The commands, each with the first line of its help."""
 
 _TRACEBACKS = "Show tracebacks of errors."

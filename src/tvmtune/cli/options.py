@@ -240,9 +240,7 @@ def _all_of(*options: Decorator) -> Decorator:
 
 def warn_if_open(host: str, what: str) -> None:
     """Warn about listening on an address that other machines can reach."""
-    from tvmtune.remote.protocol import Address
-
-    if not Address(host, 1).is_local:
+    if not protocol.Address(host, 1).is_local:
         click.echo(
             f"warning: at {host}, everyone who can reach this {what} can run any code and read and "
             "write any file that you can: TVM's RPC has no passwords and no encryption. Let only "

@@ -65,10 +65,8 @@ def choose_records(
     direct = best_of(t for t in usable if t.workload == t.task)
     by_anchor: dict[str, list[Trial]] = {}
     for key, trial in direct.items():
-        line = lines.get(key)
-        if line is not None:
-            module = workload_module(line, trial.implementation)
-            by_anchor.setdefault(line["anchor"], []).append(trial.evolve(source_module=module))
+        if key in lines:
+            by_anchor.setdefault(lines[key]["anchor"], []).append(trial)
     chosen = {}
     for task in tasks:
         names = {i.name for i in task.implementations}
@@ -76,7 +74,9 @@ def choose_records(
         if task.key in best:
             chosen[task.key] = best[task.key]
         elif donors and task.key not in lines:
-            chosen[task.key] = min(donors, key=lambda t: t.latency)
+            donor = min(donors, key=lambda t: t.latency)
+            module = workload_module(lines[donor.task], donor.implementation)
+            chosen[task.key] = donor.evolve(source_module=module)
     if best and not chosen and not exact:
         networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
         raise TvmtuneError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvmtune.machine import threads
 from tvmtune.runtime import timing
+from tvmtune.runtime.session import ENTRY
 
 MODULE = __name__
 SHARE, REST, TIME = (f"tvmtune.board.{name}" for name in ("share", "rest", "time"))
@@ -27,9 +28,9 @@ def register() -> None:
 
 
 def _time(machine: Any, count: int) -> float:
-    """Seconds that ``count`` calls of the virtual machine's ``main`` take."""
+    """Seconds that ``count`` calls of the virtual machine's entry function take."""
     run = machine["invoke_stateful"]
     start = time.perf_counter()
     for _ in range(count):
-        run("main")
+        run(ENTRY)
     return time.perf_counter() - start

@@ -94,13 +94,10 @@ def extract_tasks(
     for algorithm in offered:
         if not isinstance(algorithm, Algorithm):
             continue
-        sites = algorithm_sites(prepared, device, algorithm, keys)
-        if sites is None:
-            continue
+        changed = changed_workloads(prepared, device, algorithm, keys)
         for task in tasks.values():
-            mod = as_workload(sites[task.sites[0]].func)
-            key = workload_key(mod)
-            if key != task.key:
+            if task.sites[0] in changed:
+                key, mod = changed[task.sites[0]]
                 task.implementations.append(
                     Implementation(algorithm.name, key, mod, make(mod), exact=algorithm.exact)
                 )
@@ -131,19 +128,25 @@ def _add_templates(tasks: Iterable[Task], prepared: Prepared, device: Device) ->
         task.implementations.append(Implementation(TEMPLATE, task.key, mod, space))
 
 
-def algorithm_sites(
+def changed_workloads(
     prepared: Prepared, device: Device, algorithm: Algorithm, keys: Mapping[int, str]
-) -> list[CallSite] | None:
-    """The network's calls if ``algorithm`` computes everything that it applies to; ``keys``: workload
-    keys of the direct calls, by index. None if the algorithm changes how the network is fused, because
-    its kernels then cannot be exchanged one by one."""
+) -> dict[int, tuple[str, tvm.IRModule]]:
+    """Key and workload of the calls that ``algorithm`` computes, by index in program order.
+
+    ``keys``: workload keys of the direct calls, by index. Empty if the algorithm changes how the
+    network is fused: its kernels cannot be exchanged one by one then.
+    """
     selection = AlgorithmSelection([algorithm], values=False)
     sites = call_sites(legalize(prepared.graph, device, selection.legalizers()))
     if len(sites) != len(keys):
-        return None
-    changed = sum(workload_key(as_workload(site.func)) != keys[site.index] for site in sites)
+        return {}
+    changed = {}
+    for site in sites:
+        mod = as_workload(site.func)
+        if (key := workload_key(mod)) != keys[site.index]:
+            changed[site.index] = (key, mod)
     # As many calls, but more of them changed than were replaced: an operation moved between kernels.
-    return sites if changed == selection.applicable[algorithm.name] else None
+    return changed if len(changed) == selection.applicable[algorithm.name] else {}
 
 
 def _flop(mod: tvm.IRModule) -> float:

@@ -18,7 +18,7 @@ from tvmtune.passes.pipeline import graph_of, legalize, pack_weights, release
 from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import tensor_intrinsics, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor
-from tvmtune.tasks.extract import DIRECT, SpaceFor, algorithm_sites
+from tvmtune.tasks.extract import DIRECT, SpaceFor, changed_workloads
 from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Trial
 
 if TYPE_CHECKING:
@@ -91,10 +91,8 @@ def _calls_by_algorithm(
     for algorithm in algorithms:
         if algorithm.name not in names:
             continue
-        sites = algorithm_sites(prepared, device, algorithm, keys)
-        if sites is None:
-            continue  # of a log from before this was checked
-        changed = [s.index for s in sites if workload_key(as_workload(s.func)) != keys[s.index]]
+        # Empty for a log from before extraction checked the fusion.
+        changed = changed_workloads(prepared, device, algorithm, keys)
         wanted[algorithm.name] = {
             ordinal
             for ordinal, index in enumerate(changed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvmtune import checks
-from tvmtune.tuning import tuners
+from tvmtune.tuning import scheduler, tuners
 from tvmtune.tuning.budget import Budget
 from tvmtune.types import Task, Timing
 
@@ -32,8 +32,6 @@ class TuneOptions:
     """Address of a Dask scheduler whose machines build the candidates."""
 
     def __post_init__(self) -> None:
-        from tvmtune.tuning import scheduler
-
         tuner = tuners.canonical(self.tuner)
         options = tuners.check_options(tuner, self.tuner_options)
         object.__setattr__(self, "tuner", tuner)

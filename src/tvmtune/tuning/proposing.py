@@ -10,7 +10,7 @@ from typing import Any
 from tvmtune.errors import last_line
 from tvmtune.machine import interrupts
 from tvmtune.machine.cpu_count import usable_cpus
-from tvmtune.tuning import scheduler
+from tvmtune.tuning import scheduler, transfer
 from tvmtune.tuning.limits import BATCH, SessionLimits
 from tvmtune.tuning.model import CostModel
 from tvmtune.tuning.observer import Observer
@@ -65,8 +65,7 @@ class Proposer:
     ) -> None:
         self.model = CostModel(seed=options.seed)
         """Shared by all tasks."""
-        self.transfer_samples: Sequence[TransferSample] = ()
-        """Trials of other logs, which train the tuners' own models."""
+        self._transfer_samples: Sequence[TransferSample] = ()
         self._session = session
         self._device = device
         self._limits = limits
@@ -79,6 +78,12 @@ class Proposer:
         self._unfittable: set[int] = set()
         """Cost models that were reported as not fittable."""
         self._target: Any = None
+
+    def learn(self, samples: Sequence[TransferSample]) -> int:
+        """Train the shared cost model, and later the tuners' own, with trials of other logs; returns
+        how many the shared one could use."""
+        self._transfer_samples = samples
+        return transfer.train(self.model, samples, self.target, self._device.threads)
 
     @property
     def target(self) -> Any:
@@ -187,7 +192,7 @@ class Proposer:
                 threads=usable_cpus() if device.remote else device.threads,
                 history=list(impl.trials),
                 warm_start=lambda: self._warm_start.of(impl),
-                transfer_samples=self.transfer_samples,
+                transfer_samples=self._transfer_samples,
                 options=options.tuner_options,
             ),
         )

@@ -15,7 +15,6 @@ from tvmtune.tuning.state import ImplementationState, TaskState
 SCHEDULERS = ("gradient", "round-robin", "sequential")
 ALIASES = {"effect": "gradient"}
 """Older names, which stay accepted."""
-DEFAULT = "gradient"
 WINDOW = 32
 """Trials over which the recent gain of an implementation is computed."""
 EXPLORE = 17

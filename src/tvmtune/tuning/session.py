@@ -338,8 +338,5 @@ class TuningSession:
             self._proposer.known(impl).add(trial.candidate)
             self.transferred_records += 1
         samples = transfer.samples(self.others, self._kind, self._options.seed)
-        self._proposer.transfer_samples = samples
-        self.transferred_samples = transfer.train(
-            self._proposer.model, samples, self._proposer.target, self.device.threads
-        )
+        self.transferred_samples = self._proposer.learn(samples)
         self.observer.transferred(self)
