@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
 from tvmtune.library import embedded_weights
+from tvmtune.operators import vector_math
 from tvmtune.passes.call_sites import without_kernel
 
 if TYPE_CHECKING:
@@ -81,11 +82,13 @@ def build(lowered: tvm.IRModule, device: Device) -> tvm.runtime.Executable:
     """Compile for the VM and write nothing. Raises TvmtuneError if that fails."""
     import tvm
 
+    vector_math.register()
     try:
         return tvm.compile(
             lowered,
             tvm.target.Target(device.target),
             relax_pipeline=tvm.transform.Sequential(_passes()),
+            tir_pipeline=vector_math.PIPELINE,
         )
     except Exception as exc:
         missing = without_kernel(lowered)

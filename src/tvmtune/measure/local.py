@@ -13,6 +13,7 @@ import numpy as np
 
 from tvmtune.accuracy import relative_error
 from tvmtune.machine import threads as tvm_threads
+from tvmtune.operators import vector_math
 from tvmtune.test_data import fill
 from tvmtune.types import TensorSpec, Timing, product
 
@@ -58,8 +59,9 @@ def build(
     Uses :data:`PASSES` and :data:`LLVM`, or TVM's defaults if ``options["shipped"]`` is set.
     ``options["linker"]`` is the command prefix of an ELF linker: TVM's objects need no C library, so
     the linker alone suffices (5 ms, where the compiler driver takes 50). ``options["config"]`` is for
-    TVM's PassContext in either case. ``pack`` writes everything but the CPU's machine code, as
-    ``fpack_imports`` of TVM's ``export_library``.
+    TVM's PassContext in either case. With ``options["reference"]``, exp and its like are those of the
+    C library. ``pack`` writes everything but the CPU's machine code, as ``fpack_imports`` of TVM's
+    ``export_library``.
     """
     import uuid
 
@@ -70,8 +72,10 @@ def build(
         passes = {**PASSES, "config": {**PASSES["config"], **passes["config"]}}
         if target["kind"] == "llvm":
             target = {**target, "cl-opt": [*target.get("cl-opt", ()), *LLVM]}
+    vector_math.register()
+    pipeline = "default" if options.get("reference") else vector_math.PIPELINE
     with tvm.transform.PassContext(**passes):
-        library = tvm.compile(mod, target=tvm.target.Target(target))
+        library = tvm.compile(mod, tvm.target.Target(target), tir_pipeline=pipeline)
     path = str(Path(directory) / f"{uuid.uuid4().hex}.so")
 
     def link(output: str, objects: Sequence[str], **_: Any) -> None:

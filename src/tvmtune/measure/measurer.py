@@ -340,11 +340,14 @@ class Measurer:
     def _target_and_options(
         self, trace: Any, options: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Target and options for a candidate, or for an unscheduled workload."""
-        reference = self.builder.reference
-        if trace is None and reference is not None:
-            return reference.target, {**self.builder.options, **reference.options, **options}
-        return self.device.target, {**self.builder.options, **options}
+        """Target and options for a candidate, or for an unscheduled workload: a reference."""
+        options = {**self.builder.options, **options}
+        if trace is not None:
+            return self.device.target, options
+        options["reference"] = True
+        if self.builder.reference is None:
+            return self.device.target, options
+        return self.builder.reference.target, {**options, **self.builder.reference.options}
 
     def _collect(
         self, handles: Sequence[Any], on_result: Callable[[int, Outcome], None] | None = None

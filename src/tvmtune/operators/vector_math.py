@@ -1,0 +1,411 @@
+"""Elementary functions as polynomials that CPUs compute in vectors.
+
+TVM lowers ``exp``, ``tanh``, ``erf`` and ``log`` to one call of the C library per element, even in
+vectorized loops. Code for CPUs that :data:`PIPELINE` lowers calls the functions here instead, and LLVM
+inlines them. They use float32 arithmetic and no instructions of a particular CPU; float16 is computed
+in float32, float64 stays with the C library.
+
+Largest errors against the exact result, in units in the last place of float32, over every 257th float32
+(``tests/operators/test_vector_math.py``):
+
+=======  ====  ================================================================
+exp      1.0   denormal results included; 0 below -104, infinity above 88.72
+sigmoid  2.5   denormal results included
+tanh     1.5
+erf      1.25
+log      1.0   denormal arguments included; -infinity for 0, NaN below
+log1p    2.5   accurate near 0
+=======  ====  ================================================================
+
+NaN gives NaN, and infinities give their limits. Coefficients are minimax fits of the relative error,
+found by Remez exchange (exp) or iteratively reweighted least squares (all others).
+
+The functions are written in LLVM IR, because TVM's simplifier expands let-bound variables: nested
+functions, such as Mish's tanh(log(1 + exp(x))), took minutes to compile as TensorIR expressions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PIPELINE = "tvmtune"
+"""Name of a TensorIR pipeline, TVM's default with the functions here; see :func:`register`."""
+_LEVEL = 100
+"""Above the levels at which TVM registers its own lowerings (10, and 99 for its default ``exp``)."""
+
+# exp(r) for |r| <= ln(2) / 2, from r^6 down to 1; relative error 2^-28.
+_EXP = (
+    1.374498591758310794830322265625e-3,
+    8.368946611881256103515625e-3,
+    4.166965186595916748046875e-2,
+    0.16666518151760101318359375,
+    0.49999988079071044921875,
+    1.0,
+    1.0,
+)
+_LOWEST, _HIGHEST = -104.0, 89.0
+"""exp rounds to 0 and to infinity beyond."""
+# ln(2) in two parts (Cody and Waite): products of the first with 8-bit integers are exact.
+_LN2_HIGH, _LN2_LOW = 0.693359375, math.log(2) - 0.693359375
+_ROUND = 12582912.0
+"""1.5 * 2^23: adding it to a small float32 rounds that to an integer, which is then in the low bits."""
+
+# (tanh(x) / x - 1) / x^2 as a polynomial in x^2 for |x| < 0.6; relative error of tanh: 2^-28.
+_TANH_BELOW = 0.6
+_TANH = (
+    -5.895158463029901e-03,
+    2.0795972012822714e-02,
+    -5.3783830387660846e-02,
+    1.3331924128070097e-01,
+    -3.333329800216814e-01,
+)
+
+# erf(x) / x - 1 as a polynomial in x^2 for |x| < 0.95; relative error of erf: 2^-30.
+_ERF_BELOW = 0.95
+_ERF = (
+    8.185105829259991e-05,
+    -8.097707109765311e-04,
+    5.196952510981092e-03,
+    -2.685770533257446e-02,
+    1.1283664004438412e-01,
+    -3.761263161416161e-01,
+    1.283791664087187e-01,
+)
+# log(1 - erf(x)) for 0.9 <= x <= 3.95, above which erf rounds to 1; relative error of erf: 2^-33.
+_ERF_LIMIT = 3.95
+_ERFC = (
+    -2.082853077178201e-05,
+    4.3139261454990045e-04,
+    -4.156250598708182e-03,
+    2.5080605863221635e-02,
+    -1.0822036869507154e-01,
+    -6.334008638712325e-01,
+    -1.1294884004263581,
+    1.6920396275094292e-04,
+)
+
+# (log(1 + f) - f + f^2 / 2) / f^3 for 1/sqrt(2) <= 1 + f <= sqrt(2); relative error of log: 2^-30.
+_LOG = (
+    6.746640086008225e-02,
+    -1.167565170727773e-01,
+    1.1888162399900774e-01,
+    -1.2405588946175665e-01,
+    1.421955234584133e-01,
+    -1.6667995852056072e-01,
+    2.0002118659522988e-01,
+    -2.5000009599440254e-01,
+    3.3333312604050735e-01,
+)
+
+_in_pipeline = False
+"""Whether :data:`PIPELINE` is lowering a module."""
+
+
+@functools.cache
+def register() -> None:
+    """Register :data:`PIPELINE` in this process. TVM's own pipelines stay as they are."""
+    import tvm
+    from tvm.tirx import compilation_pipeline
+
+    for name in _FUNCTIONS:
+        operator = tvm.ir.Op.get(f"tirx.{name}")
+        vectorizable = operator.get_attr("TVectorizable")
+        before = operator.get_attr("llvm.FLowerIntrinsic") if vectorizable else _by_lanes
+        tvm.tirx.register_intrin_lowering(
+            operator.name, target="llvm", f=_lowering(name, before), level=_LEVEL
+        )
+        # Else TVM makes loops around it scalar before it comes to the lowering (erf).
+        tvm.ir.register_op_attr(operator.name, "TVectorizable", True, level=_LEVEL)
+    compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)
+
+
+def _lowering(name: str, before: Any) -> Callable[[Any], Any]:
+    def lower(call: Any) -> Any:
+        from tvm import tirx
+
+        dtype = str(call.ty.dtype)
+        element, _, lanes = dtype.partition("x")
+        if not _in_pipeline or element not in ("float32", "float16"):
+            return call if before is None else before(call)
+        single = dtype.replace("float16", "float32")
+        symbol = f"{_PREFIX}{name}_x{lanes or 1}"
+        return tirx.call_pure_extern(single, symbol, call.args[0].astype(single)).astype(dtype)
+
+    return lower
+
+
+def _by_lanes(call: Any) -> Any:
+    """A call of the C library for each element of a vector, for functions without an LLVM intrinsic."""
+    from tvm import tirx
+
+    dtype, _, lanes = str(call.ty.dtype).partition("x")
+    if not lanes:
+        return call
+    vector = call.args[0]
+    each = [tirx.Shuffle([vector], [lane]) for lane in range(int(lanes))]
+    values = [tirx.call_intrin(dtype, call.op.name, value) for value in each]
+    return tirx.Shuffle(values, [*range(int(lanes))])
+
+
+def _pipeline() -> Any:
+    import tvm
+    from tvm.tirx import compilation_pipeline
+
+    passes, finalize_host, finalize_device = compilation_pipeline.get_tir_pipeline("default")
+
+    @tvm.transform.module_pass(opt_level=0, name="tvmtune.FinalizeHost")
+    def finalize(mod: Any, context: Any) -> Any:
+        global _in_pipeline
+        _in_pipeline = True
+        try:
+            return _define_functions()(finalize_host()(mod))
+        finally:
+            _in_pipeline = False
+
+    return passes, lambda: finalize, finalize_device
+
+
+def _define_functions() -> Any:
+    """A pass that gives each PrimFunc the definitions of the functions that it calls."""
+    from tvm import ir, tirx
+    from tvm_ffi import structural_walk
+
+    def define(func: Any, mod: Any, context: Any) -> Any:
+        names: list[Any] = []
+        structural_walk(func.body, (ir.StringImm, names.append))
+        calls = {m.groups() for n in names if (m := _SYMBOL.fullmatch(str(n.value)))}
+        if not calls:
+            return func
+        code = "\n".join(llvm_ir(name, int(lanes)) for name, lanes in sorted(calls))
+        zero = tirx.const(0, "int32")
+        body = tirx.AttrStmt(zero, "pragma_import_llvm", ir.StringImm(code), func.body)
+        return func.with_body(body)
+
+    return tirx.transform.prim_func_pass(define, opt_level=0, name="tvmtune.DefineVectorMath")
+
+
+@functools.cache
+def llvm_ir(name: str, lanes: int) -> str:
+    """The definition in LLVM IR of the function for vectors of ``lanes`` values."""
+    block = _Block(lanes)
+    result = _FUNCTIONS[name](block, _Value(block, "%x", "float"))
+    kind = block.type("float")
+    body = "\n".join([*block.lines, f"ret {kind} {result.text}"])
+    return f"define {kind} @{_PREFIX}{name}_x{lanes}({kind} %x) {{\nentry:\n{body}\n}}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Value:
+    """A value in LLVM IR, scalar or vector, of float or i32 elements."""
+
+    block: _Block
+    text: str
+    element: str
+
+    def __add__(self, other: _Value) -> _Value:
+        return self._binary("fadd", "add", other)
+
+    def __sub__(self, other: _Value) -> _Value:
+        return self._binary("fsub", "sub", other)
+
+    def __mul__(self, other: _Value) -> _Value:
+        return self._binary("fmul", "mul", other)
+
+    def __truediv__(self, other: _Value) -> _Value:
+        return self._binary("fdiv", "sdiv", other)
+
+    def __and__(self, other: _Value) -> _Value:
+        return self._binary("", "and", other)
+
+    def __or__(self, other: _Value) -> _Value:
+        return self._binary("", "or", other)
+
+    def __lshift__(self, other: _Value) -> _Value:
+        return self._binary("", "shl", other)
+
+    def __rshift__(self, other: _Value) -> _Value:
+        return self._binary("", "ashr", other)
+
+    def __lt__(self, other: _Value) -> _Value:
+        """Of floats; False if one is NaN."""
+        return self._compare("olt", other)
+
+    def __gt__(self, other: _Value) -> _Value:
+        return self._compare("ogt", other)
+
+    def equals(self, other: _Value) -> _Value:
+        return self._compare("oeq", other)
+
+    def _binary(self, floats: str, integers: str, other: _Value) -> _Value:
+        operation = floats if self.element == "float" else integers
+        kind = self.block.type(self.element)
+        return self.block.emit(f"{operation} {kind} {self.text}, {other.text}", self.element)
+
+    def _compare(self, how: str, other: _Value) -> _Value:
+        kind = self.block.type("float")
+        return self.block.emit(f"fcmp {how} {kind} {self.text}, {other.text}", "i1")
+
+
+class _Block:
+    """The body of a function, as lines of LLVM IR."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lines: list[str] = []
+        self._lanes = lanes
+
+    def type(self, element: str) -> str:
+        return element if self._lanes == 1 else f"<{self._lanes} x {element}>"
+
+    def emit(self, instruction: str, element: str) -> _Value:
+        name = f"%{len(self.lines)}"
+        self.lines.append(f"{name} = {instruction}")
+        return _Value(self, name, element)
+
+    def constant(self, value: float) -> _Value:
+        # LLVM writes a float as the bits of the double that equals it.
+        single = struct.unpack("f", struct.pack("f", value))[0]
+        return self._all(f"0x{struct.pack('>d', single).hex().upper()}", "float")
+
+    def integer(self, value: int) -> _Value:
+        return self._all(str(value), "i32")
+
+    def _all(self, value: str, element: str) -> _Value:
+        if self._lanes == 1:
+            return _Value(self, value, element)
+        elements = ", ".join([f"{element} {value}"] * self._lanes)
+        return _Value(self, f"<{elements}>", element)
+
+    def select(self, condition: _Value, yes: _Value, no: _Value) -> _Value:
+        kind = self.type(yes.element)
+        return self.emit(
+            f"select {self.type('i1')} {condition.text}, {kind} {yes.text}, {kind} {no.text}",
+            yes.element,
+        )
+
+    def bits(self, value: _Value) -> _Value:
+        """The floats' bits, as integers."""
+        return self._convert("bitcast", value, "i32")
+
+    def floats(self, bits: _Value) -> _Value:
+        """The floats that have these bits."""
+        return self._convert("bitcast", bits, "float")
+
+    def rounded(self, integers: _Value) -> _Value:
+        return self._convert("sitofp", integers, "float")
+
+    def _convert(self, how: str, value: _Value, element: str) -> _Value:
+        source, target = self.type(value.element), self.type(element)
+        return self.emit(f"{how} {source} {value.text} to {target}", element)
+
+    def clamp(self, x: _Value, low: float, high: float) -> _Value:
+        """``x`` between two bounds; NaN stays NaN."""
+        least, most = self.constant(low), self.constant(high)
+        x = self.select(x < least, least, x)
+        return self.select(x > most, most, x)
+
+    def magnitude(self, x: _Value) -> _Value:
+        return self.floats(self.bits(x) & self.integer(0x7FFFFFFF))
+
+    def with_sign(self, magnitude: _Value, x: _Value) -> _Value:
+        """A value that is not negative, with the sign of ``x``."""
+        sign = self.bits(x) & self.integer(-0x80000000)
+        return self.floats(self.bits(magnitude) | sign)
+
+    def polynomial(self, x: _Value, coefficients: Sequence[float]) -> _Value:
+        """By Horner's scheme; the constant term comes last."""
+        value = self.constant(coefficients[0])
+        for coefficient in coefficients[1:]:
+            value = value * x + self.constant(coefficient)
+        return value
+
+
+def _exp(b: _Block, x: _Value) -> _Value:
+    """2^n * exp(r), with x = n * ln(2) + r."""
+    x = b.clamp(x, _LOWEST, _HIGHEST)
+    shifted = x * b.constant(1 / math.log(2)) + b.constant(_ROUND)
+    n = shifted - b.constant(_ROUND)
+    r = x - n * b.constant(_LN2_HIGH)
+    r = r - n * b.constant(_LN2_LOW)
+    result = b.polynomial(r, _EXP)
+    # In two steps: neither 2^128 nor the factors of denormal results are float32 values.
+    exponent = b.bits(shifted) - b.bits(b.constant(_ROUND))
+    half = exponent >> b.integer(1)
+    return result * _power_of_two(b, half) * _power_of_two(b, exponent - half)
+
+
+def _power_of_two(b: _Block, exponent: _Value) -> _Value:
+    return b.floats((exponent + b.integer(127)) << b.integer(23))
+
+
+def _sigmoid(b: _Block, x: _Value) -> _Value:
+    one = b.constant(1.0)
+    e = _exp(b, b.constant(0.0) - b.magnitude(x))  # cannot overflow
+    return b.select(x < b.constant(0.0), e, one) / (one + e)
+
+
+def _tanh(b: _Block, x: _Value) -> _Value:
+    one = b.constant(1.0)
+    size = b.magnitude(x)
+    square = x * x
+    near = b.polynomial(square, _TANH) * (square * size) + size
+    far = one - b.constant(2.0) / (_exp(b, size + size) + one)
+    return b.with_sign(b.select(size < b.constant(_TANH_BELOW), near, far), x)
+
+
+def _erf(b: _Block, x: _Value) -> _Value:
+    size = b.magnitude(x)
+    square = x * x
+    near = b.polynomial(square, _ERF) * size + size
+    complement = _exp(b, b.polynomial(b.clamp(size, 0.0, _ERF_LIMIT), _ERFC))
+    far = b.constant(1.0) - complement
+    return b.with_sign(b.select(size < b.constant(_ERF_BELOW), near, far), x)
+
+
+def _log(b: _Block, x: _Value) -> _Value:
+    """n * ln(2) + log(1 + f), with x = 2^n * (1 + f)."""
+    smallest = b.constant(2.0**-126)
+    denormal = x < smallest
+    scaled = b.select(denormal, x * b.constant(2.0**23), x)
+    # Exponent and mantissa such that 1/sqrt(2) <= mantissa < sqrt(2).
+    offset = b.bits(b.constant(math.sqrt(0.5)))
+    exponent = (b.bits(scaled) - offset) >> b.integer(23)
+    f = b.floats(b.bits(scaled) - (exponent << b.integer(23))) - b.constant(1.0)
+    n = b.rounded(exponent) - b.select(denormal, b.constant(23.0), b.constant(0.0))
+    square = f * f
+    tail = b.polynomial(f, _LOG) * square * f
+    tail = n * b.constant(_LN2_LOW) + tail
+    tail = tail - b.constant(0.5) * square
+    result = n * b.constant(_LN2_HIGH) + (f + tail)
+    infinity = b.constant(math.inf)
+    result = b.select(x < infinity, result, x)  # infinity and NaN
+    result = b.select(x < b.constant(0.0), b.constant(math.nan), result)
+    return b.select(x.equals(b.constant(0.0)), b.constant(-math.inf), result)
+
+
+def _log1p(b: _Block, x: _Value) -> _Value:
+    """log(u) * x / (u - 1) with u = 1 + x rounded, by which the rounding cancels (W. Kahan)."""
+    one = b.constant(1.0)
+    u = x + one
+    rest = u - one
+    logarithm = _log(b, u)
+    plain = b.select(u < b.constant(math.inf), logarithm * (x / rest), logarithm)
+    return b.select(rest.equals(b.constant(0.0)), x, plain)
+
+
+_FUNCTIONS: dict[str, Callable[[_Block, _Value], _Value]] = {
+    "erf": _erf,
+    "exp": _exp,
+    "log": _log,
+    "log1p": _log1p,
+    "sigmoid": _sigmoid,
+    "tanh": _tanh,
+}
+
+_PREFIX = "tvmtune_vector_"
+_SYMBOL = re.compile(f"{_PREFIX}({'|'.join(_FUNCTIONS)})_x([0-9]+)")
