@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -11,7 +10,7 @@ from cli.commands import tvmtune
 from tvmtune.networks import names
 from tvmtune.networks.zoo import ZOO
 
-TRIALS = 24
+TRIALS = 16
 SAMPLE = {
     "densenet": ("densenet-121", "1x3x64x64"),
     "inception": ("inception_v3", "1x3x75x75"),
@@ -34,21 +33,15 @@ def test_there_is_a_sample_of_each_family():
 @pytest.mark.parametrize(("name", "shape"), SAMPLE.values(), ids=SAMPLE)
 def test_a_network_of_each_family_is_tuned_compiled_and_correct(name, shape, tmp_path):
     network = [name, "--shape", f"data:{shape}"] if shape else [name]
-    done = tvmtune("tasks", *network, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    tasks = json.loads(done.stdout)["tasks"]
-    assert all(t["weight"] >= 1 and t["args"] for t in tasks)
     # In three steps: ``tune`` alone would compile the untuned library, too.
     few = ["--repeat", 3]  # only correctness matters, not speed
-    words = ["tune", *network, "--tasks", "top6", "--trials", TRIALS, *few]
+    words = ["tune", *network, "--tasks", "top4", "--trials", TRIALS, *few]
     done = tvmtune(*words, "--log", "log.json", "--no-compile", cwd=tmp_path, timeout=900)
     assert done.returncode == 0, done.stderr
     assert f"{TRIALS} trials in" in done.stderr
     done = tvmtune("compile", *network, "--log", "log.json", "-o", "lib.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    library = re.search(rf"^lib.so: .* {len(tasks)} tasks: (\d+) with a record", done.stdout, re.M)
-    assert library is not None
-    assert int(library[1]) == 6
+    assert re.search(r"^lib.so: .* \d+ tasks: 4 with a record", done.stdout, re.M), done.stdout
     done = tvmtune("bench", "lib.so", "--check", *few, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^the output is right \(.* = [\d.e-]+, at most 1e-04", done.stdout, re.M)

@@ -141,6 +141,7 @@ def test_bfloat16_inputs_are_read_from_raw_bytes(tmp_path):
 def test_a_bfloat16_network_is_tuned_and_its_kernels_are_checked(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     words = ["--network", "tiny.onnx", "--dtype", "bfloat16", "--trials", 16, "--log", "log.json"]
+    words += ["--repeat", 3]
     done = tvmtune("tune", *words, "-o", "lib.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "could not be checked" not in done.stderr

@@ -46,13 +46,12 @@ def farm(tmp_path: Path) -> Iterator[served.Farm]:
         started.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "side", "layout", "only", "trials"),
     [
-        ("mobilenet", 64, "NHWC", "top6", 16),
-        ("squeezenet_v1.1", 64, "NCHW", "top4", 12),
-        ("resnet-18", 64, "NHWC", "top4", 12),
+        pytest.param("mobilenet", 64, "NHWC", "top6", 16, marks=pytest.mark.slow),
+        pytest.param("squeezenet_v1.1", 64, "NCHW", "top4", 12, marks=pytest.mark.slow),
+        pytest.param("resnet-18", 64, "NHWC", "top4", 12, marks=pytest.mark.soak),
     ],
 )
 def test_a_tuned_network_is_correct(network, side, layout, only, trials, tmp_path, temporary):
@@ -98,11 +97,12 @@ def test_all_commands_work_with_a_board(farm, tmp_path):
     remote = ("--remote", "rk3399")
     output = run("devices", "--probe")
     assert "(opencl)" in output
-    tune = ["tune", "--target", "mali", "--network", "mobilenet", *remote, "--trials", 16]
+    small = ("--shape", "data:1x3x64x64")
+    tune = ["tune", "--target", "mali", "--network", "mobilenet", *small, *remote, "--trials", 16]
     assert re.search(RIGHT, run(*tune, "--tasks", "top6", "-o", "mobilenet.so"), re.MULTILINE)
     log = "mobilenet-NHWC-B1-mali-rk3399"
     assert "6 records of 6 tasks" in run("distill", f"{log}.json")
-    compile_ = ["compile", "--target", "mali", "--network", "mobilenet", *remote]
+    compile_ = ["compile", "--target", "mali", "--network", "mobilenet", *small, *remote]
     assert "6 with a record" in run(*compile_, "--log", f"{log}.best.json", "-o", "lib.so")
     output = run("bench", "lib.so", *remote, "--check", "--repeat", 3)
     assert re.search(RIGHT, output, re.MULTILINE)

@@ -31,6 +31,8 @@ pytestmark = [
 
 FEW = ["--repeat", "3"]
 """Times of an emulated board mean nothing, and take long."""
+SIDE = 96
+"""Pixels of the images' sides, for the same reason."""
 
 
 def documented(command: str) -> list[str]:
@@ -56,7 +58,8 @@ def test_the_documented_commands_tune_and_bench_on_a_board(
     assert "rk3399" in run(documented("devices"))
     tune = documented("tune")
     assert tune[tune.index("--network") + 1] == "mobilenet"
-    said = run([*tune, "--tasks", "top6", "--trials", "12", *FEW], timeout=1200.0)
+    small = ["--shape", f"data:1x3x{SIDE}x{SIDE}", "--tasks", "top6", "--trials", "12"]
+    said = run([*tune, *small, *FEW], timeout=1200.0)
     assert "the output is right" in said
     (log,) = tmp_path.glob("mobilenet-*.json")
     assert len(read_log(log).trials) == 12
@@ -64,7 +67,7 @@ def test_the_documented_commands_tune_and_bench_on_a_board(
     # the row; an emulated board reports this machine's CPU
     assert "tvmtune" in run(bench + FEW)
 
-    network = networks.load("mobilenet")
+    network = networks.load("mobilenet", shapes={"data": (1, 3, SIDE, SIDE)})
     inputs = random_inputs(network.inputs, 5)
     with BoardLease(f"rk3399@{tracker}") as board:
         (got,) = Library.open(tmp_path / bench[1], board=board).run(inputs)
