@@ -47,6 +47,7 @@ def offered(plan) -> dict[str, tuple[Task, Implementation]]:
     }
 
 
+@pytest.mark.slow
 def test_dense_convolutions_and_matrix_products_can_use_them(plan, offered):
     products = [t.name for t in plan.tasks if "conv2d" in t.name or "matmul" in t.name]
     assert len(products) == 5
@@ -55,12 +56,14 @@ def test_dense_convolutions_and_matrix_products_can_use_them(plan, offered):
     assert len(offered) == 4
 
 
+@pytest.mark.slow
 def test_they_are_an_additional_implementation(offered):
     """A kernel may be faster without them."""
     for task, _ in offered.values():
         assert task.implementations[0].name == "direct"
 
 
+@pytest.mark.slow
 def test_the_kernel_source_uses_wmma(plan, offered, tmp_path):
     options = plan.backend.make_builder(plan.device).options
     target = tvm.target.Target(plan.device.target)

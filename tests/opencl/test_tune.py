@@ -69,6 +69,7 @@ def test_a_tuned_network_is_correct(network, side, layout, only, trials, tmp_pat
     assert not list(temporary.glob("tvmtune-*"))
 
 
+@pytest.mark.slow
 def test_bench_also_reports_the_time_on_the_devices_own_clock(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "model.onnx")
     done = tvmtune("compile", "model.onnx", "--target", "opencl", "-o", "lib.so", cwd=tmp_path)

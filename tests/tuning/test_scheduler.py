@@ -171,7 +171,7 @@ def operator_file() -> Path:
 
 def test_the_old_name_of_the_gradient_scheduler_stays_accepted():
     assert scheduler.check("effect") == "gradient"
-    assert scheduler.DEFAULT in scheduler.SCHEDULERS
+    assert "gradient" in scheduler.SCHEDULERS
     assert "effect" not in scheduler.SCHEDULERS
 
 
