@@ -140,7 +140,7 @@ def test_fresh_renames_the_old_log(folder):
 def test_no_displayed_trial_is_lost_after_a_kill(folder, running):
     moments = random.Random(20)
     log = folder / "log.json"
-    for number in range(10):
+    for number in range(6):  # the soak has a hundred
         run = Running(folder, "-v", "tune", *QUICK, "--trials", 10**6, "--log", log, "--no-compile")
         running.append(run)
         before = len(read_log(log).trials) if log.exists() and log.stat().st_size else 0

@@ -25,7 +25,7 @@ def benchmark():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["zoo", "file"])
+@pytest.mark.parametrize("kind", [pytest.param("zoo", marks=pytest.mark.soak), "file"])
 def test_compiling_vgg_16_needs_at_most_four_times_its_weights(tmp_path, kind):
     name = "vgg-16"
     if kind == "file":

@@ -79,7 +79,7 @@ def test_layers_of_resnet_18_are_bit_exact(conv):
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(15, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.soak)]
+    "count", [pytest.param(6, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.soak)]
 )
 @pytest.mark.parametrize("conv", RESNET_18, ids=str)
 def test_knob_settings_are_bit_exact(conv, count):

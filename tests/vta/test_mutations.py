@@ -15,7 +15,7 @@ from tvmtune_vta.hardware import rules
 from tvmtune_vta.simulator import reference
 from vta.small import Y, expected, memory, program
 
-MANY = int(os.environ.get("TVMTUNE_SOAK_MUTANTS", "2000"))
+MANY = int(os.environ.get("TVMTUNE_SOAK_MUTANTS", "1000"))
 
 
 def mutants(count: int):
