@@ -174,6 +174,12 @@ def test_a_schedule_applies_to_another_epilogue():
 
     donor, other = kernel("bias", "relu"), kernel("bias", "relu", "sum")
     assert not structural_equal(donor, other)
-    schedule = apply_anchor(other, donor, traces.to_json(default(donor)), target())
+    schedule = apply_anchor(
+        other,
+        donor,
+        traces.to_json(default(donor)),
+        target(),
+        RuleSpace(this_machine().target),
+    )
     args = random_args(other)
     assert error(run_kernel(schedule.mod, args), run_kernel(other, args)) < 1e-5

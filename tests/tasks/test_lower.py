@@ -177,7 +177,7 @@ def test_winograd_is_used_exactly_where_records_select_it(which):
 
 @pytest.mark.slow
 def test_weights_are_packed_when_the_network_is_compiled():
-    plan = plan_of(one_conv(out=64))
+    plan = plan_of(one_conv(out=128))
     task = named(plan, "conv2d")
     for chosen in ({}, {task.key: record(plan, task, "winograd")}):
         lowered = lower(plan, chosen)
@@ -188,7 +188,7 @@ def test_weights_are_packed_when_the_network_is_compiled():
         assert deviation(plan, lowered) < 1e-4
     kernel = call_sites(lower(plan))[task.sites[0]].func
     plain, packed = task.args[1].shape, [int(d) for d in kernel.params[1].shape]
-    assert plain == (3, 3, 16, 64)
+    assert plain == (3, 3, 16, 128)
     assert math.prod(packed) == math.prod(plain)
     assert len(packed) > len(plain), "channels are split into blocks"
 

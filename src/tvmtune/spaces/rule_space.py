@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import rules, tensor_intrinsics, traces
-from tvmtune.types import digest
+from tvmtune.types import Space, digest
 
 if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
+REGISTERS = {4: 24, 8: 12, 16: 28}
+"""Vector registers for sums, by lanes of a vector: of NEON and AVX-512, which have 32, and AVX2, which
+has 16. The others hold operands."""
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
@@ -177,22 +180,20 @@ def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -
 def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
     """Decisions for one design, the preferred first, each with a score for comparing designs."""
     options = []
-    for register_tile in (8, 4, 16, 2, 1):
+    trace = design.trace
+    tiles = [i for i in trace.insts if i.kind.name == "SamplePerfectTile"]
+    spatial = [i for i in tiles if len(i.outputs) == 4]
+    reduction = [i for i in tiles if len(i.outputs) == 2]
+    sizes = [extent(trace, inst) for inst in reversed(spatial)]
+    last, second = [*sizes, 1, 1][:2]
+    for rows, columns in register_tiles(second, last, vector):
         trace = design.trace
-        tiles = [i for i in trace.insts if i.kind.name == "SamplePerfectTile"]
-        spatial = [i for i in tiles if len(i.outputs) == 4]
-        reduction = [i for i in tiles if len(i.outputs) == 2]
-        # The last spatial loop of a block is contiguous and becomes vector lanes. The one before it is
-        # tiled in registers, so that a loaded weight vector is reused.
         for position, inst in enumerate(reversed(spatial)):
-            size = extent(trace, inst)
+            size = sizes[position]
             if position == 0:
-                inner = divisor(size, vector * 2)
-                outer = divisor(size // inner, 2)
-                decision = [size // inner // outer, 1, outer, inner]
+                decision = [size // columns, 1, 1, columns]
             elif position == 1:
-                inner = divisor(size, register_tile)
-                decision = [1, size // inner, 1, inner]
+                decision = [1, size // rows, 1, rows]
             else:
                 decision = [size, 1, 1, 1]
             trace = trace.with_decision(inst, decision, remove_postproc=True)
@@ -203,10 +204,31 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
         for inst in trace.insts:
             if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
                 trace = trace.with_decision(inst, 2, remove_postproc=True)
-        # A write cache keeps accumulators in registers; its compute location stays as TVM drew it.
-        cached = sum(1 for i in trace.insts if i.kind.name == "CacheWrite")
-        options.append((len(spatial) + 0.1 * cached, trace))
+        # What is computed per tile, an epilogue or a write cache's copy, finds the tile in the cache.
+        fused = sum(1 for i in trace.insts if i.kind.name in ("CacheWrite", "ReverseComputeAt"))
+        options.append((len(spatial) + 0.1 * fused, trace))
     return options
+
+
+def register_tiles(rows: int, columns: int, vector: int) -> list[tuple[int, int]]:
+    """Rows and columns of tiles whose sums stay in registers, best first.
+
+    The last spatial loop of a block (``columns``) is contiguous and becomes vector lanes; the one
+    before it (``rows``) shares the vectors that were loaded for the columns. For each term of the sums,
+    a tile of r rows and n vectors multiplies r * n times and loads r values and n vectors. LLVM keeps
+    the sums in registers only if vectors have a power of two lanes: others are ten times slower.
+    """
+    registers = REGISTERS.get(vector, min(REGISTERS.values()))
+    tiles = []
+    width = 4 * vector
+    while width:
+        if columns % width == 0:
+            vectors = max(1, width // vector)
+            height = divisor(rows, registers // vectors)
+            reuse = height * vectors / (height + vectors)
+            tiles.append((reuse * min(1.0, width / vector), height, width))
+        width //= 2
+    return [(height, width) for _, height, width in sorted(tiles, reverse=True)]
 
 
 def extent(trace: Any, inst: Any) -> int:
@@ -223,16 +245,56 @@ def divisor(extent: int, most: int) -> int:
 
 
 def apply_anchor(
-    mod: tvm.IRModule, donor: tvm.IRModule, trace: Any, target: tvm.target.Target
+    mod: tvm.IRModule, donor: tvm.IRModule, trace: Any, target: tvm.target.Target, space: Space
 ) -> Schedule:
     """Schedule ``mod`` by a trace recorded for ``donor``, which has the same anchor block.
 
-    Raises whatever TVM raises if the trace does not fit.
+    If the epilogues are so different that the trace does not fit, a design of ``space`` gets the
+    trace's decisions. Raises whatever TVM raises if these do not fit either.
     """
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 
     recorded = traces.apply(donor, trace).trace
     sch = Schedule(mod, error_render_level="none")
-    schedule_using_anchor_trace(sch, recorded, target)
+    try:
+        schedule_using_anchor_trace(sch, recorded, target)
+    except Exception:  # TVM raises several unrelated types
+        if (decided := _with_decisions(mod, recorded, target, space)) is None:
+            raise
+        return decided
     return sch
+
+
+def _with_decisions(
+    mod: tvm.IRModule, recorded: Any, target: tvm.target.Target, space: Space
+) -> Schedule | None:
+    """A design of the space with the decisions of a trace; None if no design has the same loops."""
+    wanted = _samples(recorded)
+    context = tune_context(mod, target, space.generator(), seed=1)
+    designs = list(context.generate_design_space())
+    # One that computes the epilogue per tile, if there is one, as in :func:`preferred_traces`.
+    for design in sorted(designs, key=lambda design: len(design.trace.insts), reverse=True):
+        trace, own = design.trace, _samples(design.trace)
+        if [(kind, size) for _, kind, size in own] != [(kind, size) for _, kind, size in wanted]:
+            continue
+        for (inst, *_), (donor, *_) in zip(own, wanted, strict=True):
+            decision = recorded.get_decision(donor)
+            trace = trace.with_decision(inst, decision, remove_postproc=True)
+        sch = replay(mod, trace, list(context.space_generator.postprocs))
+        if sch is not None:
+            return sch
+    return None
+
+
+def _samples(trace: Any) -> list[tuple[Any, str, int]]:
+    """The trace's sampled tiles and categories: instruction, kind, and the loop's extent or how many
+    categories there are."""
+    found = []
+    for inst in trace.insts:
+        kind = str(inst.kind.name)
+        if kind == "SamplePerfectTile":
+            found.append((inst, kind, extent(trace, inst)))
+        elif kind == "SampleCategorical":
+            found.append((inst, kind, len(inst.attrs[0])))
+    return found

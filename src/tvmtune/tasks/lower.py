@@ -111,7 +111,8 @@ def _schedule(
             if trial.source_module is None:
                 raise ValueError("its workload is not in the log")
             donor = traces.load_module(trial.source_module)
-            return apply_anchor(workload, donor, trial.trace, target).mod["main"], "anchor"
+            sch = apply_anchor(workload, donor, trial.trace, target, space)
+            return sch.mod["main"], "anchor"
         except Exception as error:
             warnings.warn(
                 f"a record of {trial.implementation} does not apply any more ({error}); "
