@@ -69,6 +69,14 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
 
 @hookimpl
+def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
+    """Winograd's convolution, and products with padded extents."""
+    from tvmtune.operators.implementations import PADDED, WINOGRAD
+
+    return (WINOGRAD, PADDED)
+
+
+@hookimpl
 def implementations_gpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     """Register tiles, Winograd, implicit GEMM and split-K, for GPUs with fast shared memory."""
     from tvmtune.operators.implementations import IMPLICIT_GEMM, SPLIT_K, WINOGRAD

@@ -153,6 +153,8 @@ class Implementation:
     space: Space
     exact: bool = True
     """False if it rounds differently from the direct algorithm (Winograd does)."""
+    preferred: bool = False
+    """Whether compile takes it, in its default schedule, for a task without a record."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,9 @@ class Algorithm:
     only the program is needed: precomputed weights may stay uninitialized."""
     exact: bool = True
     """False if it rounds differently from the direct algorithm."""
+    prefers: Callable[[Any], bool] | None = None
+    """Whether its default schedule is expected to be faster than the direct one's for a call that it
+    applies to, so that compile takes it without a record. None: never."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +213,11 @@ class Task:
 
     def implementation(self, name: str) -> Implementation:
         return next(i for i in self.implementations if i.name == name)
+
+    @property
+    def untuned(self) -> Implementation:
+        """The implementation that compile takes without a record."""
+        return next((i for i in self.implementations if i.preferred), self.implementations[0])
 
 
 @dataclass

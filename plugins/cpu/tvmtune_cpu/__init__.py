@@ -9,7 +9,7 @@ from tvmtune.hookspecs import hookimpl
 from tvmtune.types import Device
 
 prepare = backend_defaults.prepare_quantized
-implementations = backend_defaults.implementations
+implementations = backend_defaults.implementations_cpu
 extract_tasks = backend_defaults.extract_tasks_quantized
 make_builder = backend_defaults.make_builder
 make_runner = backend_defaults.make_runner

@@ -157,10 +157,14 @@ def _run_check(path: Path, described: JSON) -> verify.CheckResult:
 
 def _task_row(task: Task, trial: Trial | None, record: str) -> JSON:
     measured = trial is not None and record == "exact" and trial.ok
+    if trial is None:
+        implementation = task.untuned.name
+    else:
+        implementation = trial.implementation if record != "default" else "direct"
     return {
         "name": task.name,
         "weight": task.weight,
-        "implementation": trial.implementation if trial and record != "default" else "direct",
+        "implementation": implementation,
         "record": record,
         "latency": trial.latency if trial is not None and measured else None,
         "flop": task.flop,

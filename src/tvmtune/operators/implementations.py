@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.operators import gemm, winograd
+from tvmtune.operators import gemm, padded, winograd
 from tvmtune.types import Algorithm
 
 if TYPE_CHECKING:
@@ -23,6 +23,14 @@ WINOGRAD = Algorithm("winograd", _CONV2D, winograd.applies, winograd.replace, ex
 IMPLICIT_GEMM = Algorithm("implicit-gemm", _CONV2D, gemm.applies, gemm.replace)
 """For GPUs whose schedule rules stage operands in shared memory, as is :data:`SPLIT_K`."""
 SPLIT_K = Algorithm("split-k", _CONV2D, gemm.splits, gemm.replace_split)
+PADDED = Algorithm(
+    "padded",
+    "relax.matmul",
+    padded.applies_to_matmul,
+    padded.replace_matmul,
+    prefers=lambda call: True,
+)
+"""For CPUs, whose schedule rules split loops into equal parts."""
 DEFAULT = (WINOGRAD,)
 """Implementations of a backend without the hook ``implementations``."""
 
@@ -47,10 +55,13 @@ class AlgorithmSelection:
         self.values = values
         self.applicable = {a.name: 0 for a in algorithms}
         """Number of calls each algorithm could compute, counted by the last legalization."""
+        self.preferred: dict[str, set[int]] = {a.name: set() for a in algorithms}
+        """Which of them (as in ``only``) it prefers to the direct algorithm."""
 
     def legalizers(self) -> dict[str, Legalizer]:
         """One legalizer per operator, for one run of ``LegalizeOps``."""
         self.applicable = {a.name: 0 for a in self.algorithms}
+        self.preferred = {a.name: set() for a in self.algorithms}
         return {a.operator: self._legalizer(a.operator) for a in self.algorithms}
 
     def _legalizer(self, operator: str) -> Legalizer:
@@ -64,6 +75,8 @@ class AlgorithmSelection:
                 if algorithm.operator == operator and algorithm.applies(call):
                     ordinal = self.applicable[algorithm.name]
                     self.applicable[algorithm.name] += 1
+                    if algorithm.prefers is not None and algorithm.prefers(call):
+                        self.preferred[algorithm.name].add(ordinal)
                     if self.only is None or ordinal in self.only.get(algorithm.name, ()):
                         chosen = chosen or algorithm
             if chosen is None:

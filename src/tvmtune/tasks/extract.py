@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
@@ -96,10 +97,16 @@ def extract_tasks(
             continue
         changed = changed_workloads(prepared, device, algorithm, keys)
         for task in tasks.values():
-            if task.sites[0] in changed:
-                key, mod = changed[task.sites[0]]
+            if (other := changed.get(task.sites[0])) is not None:
                 task.implementations.append(
-                    Implementation(algorithm.name, key, mod, make(mod), exact=algorithm.exact)
+                    Implementation(
+                        algorithm.name,
+                        other.key,
+                        other.mod,
+                        make(other.mod),
+                        exact=algorithm.exact,
+                        preferred=other.preferred,
+                    )
                 )
     return list(tasks.values())
 
@@ -128,25 +135,55 @@ def _add_templates(tasks: Iterable[Task], prepared: Prepared, device: Device) ->
         task.implementations.append(Implementation(TEMPLATE, task.key, mod, space))
 
 
+@dataclass(frozen=True)
+class ChangedWorkload:
+    """A call's workload if an algorithm computes it."""
+
+    key: str
+    mod: tvm.IRModule
+    preferred: bool
+    """Whether the algorithm prefers itself to the direct one."""
+
+
 def changed_workloads(
     prepared: Prepared, device: Device, algorithm: Algorithm, keys: Mapping[int, str]
-) -> dict[int, tuple[str, tvm.IRModule]]:
-    """Key and workload of the calls that ``algorithm`` computes, by index in program order.
+) -> dict[int, ChangedWorkload]:
+    """The workloads of the calls that ``algorithm`` computes, by index in program order.
 
     ``keys``: workload keys of the direct calls, by index. Empty if the algorithm changes how the
     network is fused: its kernels cannot be exchanged one by one then.
     """
+    if not _applies(prepared.graph, algorithm):
+        return {}  # legalizing a large network takes seconds
     selection = AlgorithmSelection([algorithm], values=False)
     sites = call_sites(legalize(prepared.graph, device, selection.legalizers()))
     if len(sites) != len(keys):
         return {}
-    changed = {}
+    changed: dict[int, ChangedWorkload] = {}
     for site in sites:
         mod = as_workload(site.func)
         if (key := workload_key(mod)) != keys[site.index]:
-            changed[site.index] = (key, mod)
+            preferred = len(changed) in selection.preferred[algorithm.name]
+            changed[site.index] = ChangedWorkload(key, mod, preferred)
     # As many calls, but more of them changed than were replaced: an operation moved between kernels.
     return changed if len(changed) == selection.applicable[algorithm.name] else {}
+
+
+def _applies(graph: tvm.IRModule, algorithm: Algorithm) -> bool:
+    """Whether the algorithm can compute any call of the network."""
+    from tvm import relax
+
+    found = False
+
+    def visit(node: Any) -> None:
+        nonlocal found
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == algorithm.operator:
+            found = found or algorithm.applies(node)
+
+    for function in graph.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
 
 
 def _flop(mod: tvm.IRModule) -> float:

@@ -88,15 +88,20 @@ def _calls_by_algorithm(
     """For each algorithm, which of its applicable calls (in program order) shall use it."""
     wanted: dict[str, set[int]] = {}
     names = {t.implementation for t in chosen.values()} - {DIRECT}
+    untuned = any(key not in chosen for key in keys.values())
     for algorithm in algorithms:
-        if algorithm.name not in names:
+        if algorithm.name not in names and not (untuned and algorithm.prefers is not None):
             continue
         # Empty for a log from before extraction checked the fusion.
         changed = changed_workloads(prepared, device, algorithm, keys)
         wanted[algorithm.name] = {
             ordinal
             for ordinal, index in enumerate(changed)
-            if keys[index] in chosen and chosen[keys[index]].implementation == algorithm.name
+            if (
+                chosen[keys[index]].implementation == algorithm.name
+                if keys[index] in chosen
+                else changed[index].preferred
+            )
         }
     return wanted
 

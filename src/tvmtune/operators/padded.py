@@ -1,0 +1,164 @@
+"""Matrix products whose extents have no good tiles, computed with padded ones.
+
+TVM's rules split loops into equal parts. 197 rows, a prime, leave tiles of 1 or 197 rows; 58 columns
+leave vectors of 2 or 29. Here rows and columns are rounded up until good tiles exist, and the last
+block leaves the rest out. Constant operands are padded at compile time, others by a block of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.passes import constants
+from tvmtune.types import product
+
+ROW_TILES = range(4, 17)
+"""Rows of a register tile for which products are fast."""
+COLUMNS = 8
+"""Columns must be a multiple of it: half a vector of AVX-512, one of AVX2, two of NEON."""
+FEWEST = 16
+"""Extents below are left as they are."""
+
+
+def padded_rows(rows: int) -> int:
+    """The least number of rows, at least ``rows``, with a tile in :data:`ROW_TILES`."""
+    if rows < FEWEST:
+        return rows
+    return min(-(-rows // tile) * tile for tile in ROW_TILES)
+
+
+def padded_columns(columns: int) -> int:
+    """``columns`` or, if that is no multiple of :data:`COLUMNS`, the next multiple of two times it."""
+    if columns < FEWEST or columns % COLUMNS == 0:
+        return columns
+    return -(-columns // (2 * COLUMNS)) * 2 * COLUMNS
+
+
+def applies_to_matmul(call: Any) -> bool:
+    """Static float32 operands, the second a matrix or of the same batch, and extents without tiles."""
+    left, right = (_shape(argument) for argument in call.args)
+    if left is None or right is None or min(len(left), len(right)) < 2:
+        return False
+    if any(str(argument.ty.dtype) != "float32" for argument in (*call.args, call)):
+        return False
+    if len(right) > 2 and left[:-2] != right[:-2]:
+        return False
+    rows = product(left[:-1]) if len(right) == 2 else left[-2]
+    return padded_rows(rows) > rows or padded_columns(right[-1]) > right[-1]
+
+
+def _shape(argument: Any) -> list[int] | None:
+    from tvm import tirx
+
+    shape = getattr(argument.ty, "shape", None)
+    if shape is None or not all(isinstance(n, (int, tirx.IntImm)) for n in shape):
+        return None
+    return [int(n) for n in shape]
+
+
+def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
+    """The padded product for a ``relax.matmul`` that :func:`applies_to_matmul` accepted. Without
+    ``values`` constants stay uninitialized."""
+    import tvm
+
+    left, right = call.args
+    columns = int(right.ty.shape[-1])
+    if isinstance(right, tvm.ir.GenericConst):
+        right = _padded_constant(right, padded_columns(columns), values)
+    output = [int(n) for n in call.ty.shape]
+
+    def program(a: Any, b: Any) -> Any:
+        return matmul(a, b, output)
+
+    return _call(builder, program, left, right, "matmul_padded")
+
+
+def matmul(a: Any, b: Any, output: list[int]) -> Any:
+    """(..., m, k) times (k, n), or times (..., k, n) with the same batch. The last axis of ``b`` may be
+    padded already."""
+    from tvm import te
+
+    shared = len(b.shape) == 2
+    batch = [] if shared else output[:-2]
+    rows = product(output[:-1]) if shared else output[-2]
+    length, columns = int(a.shape[-1]), int(b.shape[-1])
+    inner = output[:-1] if shared else output[-2:-1]
+    most_rows, most_columns = padded_rows(rows), padded_columns(columns)
+
+    def row(*index: Any) -> Any:
+        *outer, i, k = index
+        return a(*outer, *_unflattened(i, inner), k)
+
+    def column(*index: Any) -> Any:
+        return b(*index)
+
+    left = _padded([*batch, most_rows, length], len(batch), rows, row, "left")
+    right = b
+    if most_columns > columns:
+        right = _padded([*batch, length, most_columns], len(batch) + 1, columns, column, "right")
+    k = te.reduce_axis((0, length), "k")
+
+    def term(*index: Any) -> Any:
+        *outer, i, j = index
+        return te.sum(left(*outer, i, k) * right(*outer, k, j), axis=k)
+
+    sums = te.compute([*batch, most_rows, most_columns], term, name="product")
+
+    def element(*index: Any) -> Any:
+        outer, j = index[: len(batch)], index[-1]
+        return sums(*outer, _flattened(index[len(batch) : -1], inner), j)
+
+    return te.compute(output, element, name="matmul_padded")
+
+
+def _padded(shape: list[int], axis: int, extent: int, read: Any, name: str) -> Any:
+    """A tensor with zeros from ``extent`` on along ``axis``."""
+    from tvm import te, tirx
+
+    def value(*index: Any) -> Any:
+        if shape[axis] == extent:
+            return read(*index)
+        return tirx.if_then_else(index[axis] < extent, read(*index), tirx.const(0.0, "float32"))
+
+    # Else the rules may inline it, and each term of a sum would have a branch.
+    return te.compute(shape, value, name=name, attrs={"schedule_rule": "None"})
+
+
+def _flattened(index: Any, shape: list[int]) -> Any:
+    flat = index[0]
+    for i, extent in zip(index[1:], shape[1:], strict=True):
+        flat = flat * extent + i
+    return flat
+
+
+def _unflattened(flat: Any, shape: list[int]) -> list[Any]:
+    index = []
+    for extent in reversed(shape[1:]):
+        index.append(flat % extent)
+        flat = flat // extent
+    return [flat, *reversed(index)]
+
+
+def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
+    shape = [int(n) for n in constant.ty.shape]
+    if shape[-1] == columns:
+        return constant
+    if not values:
+        return constants.share(empty([*shape[:-1], columns], numpy_dtype(str(constant.ty.dtype))))
+    padding = [(0, 0)] * (len(shape) - 1) + [(0, columns - shape[-1])]
+    return constants.share(np.pad(constants.values(constant), padding))
+
+
+def _call(builder: Any, program: Any, left: Any, right: Any, name: str) -> Any:
+    return builder.call_te(
+        program,
+        left,
+        right,
+        primfunc_name_hint=name,
+        # The last block is element-wise in the output: epilogues fuse as with the direct product
+        # (4 = "out element-wise fusable").
+        primfunc_attrs={"op_pattern": 4},
+    )

@@ -1,0 +1,130 @@
+"""Products with padded extents equal plain ones, and compile takes them where tiles do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from kernels import error, random_args, run_kernel, sample_modules, this_machine
+from tvmtune import api
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators import padded
+from tvmtune.runtime.library import Library
+from tvmtune.spaces.rule_space import RuleSpace
+from tvmtune.tuning.budget import Budget
+
+SHAPES = [
+    # left, right
+    ((197, 64), (64, 48)),  # rows without a tile
+    ((32, 24), (24, 58)),  # columns without a vector
+    ((1, 53, 31), (31, 57)),
+    ((2, 3, 37, 16), (2, 3, 16, 37)),  # a batch
+    ((2, 29, 16), (16, 33)),  # a batch of rows
+    ((1, 64), (64, 1001)),  # one row
+]
+
+
+def product(
+    left: tuple[int, ...], right: tuple[int, ...], *, constant: bool, tail: bool = True
+) -> OnnxNetwork:
+    """``x`` times ``w``, and then a bias and Gelu's erf."""
+    rng = np.random.RandomState(0)
+    weight = rng.standard_normal(right).astype("float32")
+    bias = rng.standard_normal(right[-1:]).astype("float32")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["product"])]
+    last = "product"
+    if tail:
+        nodes += [
+            helper.make_node("Add", ["product", "b"], ["sum"]),
+            helper.make_node("Erf", ["sum"], ["y"]),
+        ]
+        last = "y"
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, left)]
+    weights = [numpy_helper.from_array(bias, "b")] if tail else []
+    if constant:
+        weights.append(numpy_helper.from_array(weight, "w"))
+    else:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, right))
+    output = helper.make_tensor_value_info(last, TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "product", inputs, [output], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.shape_inference.infer_shapes(model)
+    return OnnxNetwork(model, name="product")
+
+
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_every_schedule_equals_the_plain_product(left, right, constant):
+    (task,) = api.plan(product(left, right, constant=constant)).tasks
+    args = random_args(task.implementation("direct").mod)
+    want = run_kernel(task.implementation("direct").mod, args)
+    other = task.implementation("padded")
+    assert other.preferred
+    if constant:  # its weights have more columns
+        columns = int(other.mod["main"].params[1].shape[-1])
+        args[1] = np.pad(args[1], [(0, 0)] * (args[1].ndim - 1) + [(0, columns - right[-1])])
+    space = RuleSpace(this_machine().target)
+    assert error(run_kernel(other.mod, args), want) < 1e-5
+    default = other.space.default(other.mod, target())
+    for mod in [default.mod, *sample_modules(other.mod, space, 2)]:
+        weights = mod["main"].params[1]
+        if [int(n) for n in weights.shape] == list(args[1].shape):
+            assert error(run_kernel(mod, args), want) < 1e-5
+
+
+def target():
+    import tvm
+
+    return tvm.target.Target(this_machine().target)
+
+
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_compile_takes_it_without_a_record(left, right, tmp_path: Path):
+    network = product(left, right, constant=True)
+    compiled = api.compile(api.plan(network), tmp_path / "lib.so")
+    (row,) = compiled.metadata["tasks"]["list"]
+    assert row["implementation"] == "padded"
+    assert row["record"] == "default"
+    inputs = random_inputs(network.inputs, 3)
+    (got,) = Library.open(compiled.path).run(inputs)
+    (want,) = network.reference(inputs)
+    assert error(got, want) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_record_decides_between_the_two(tmp_path: Path):
+    plan = api.plan(product((197, 64), (64, 48), constant=True))
+    log = tmp_path / "log.json"
+    api.tune(plan, log, budget=Budget(trials=8))
+    compiled = api.compile(plan, tmp_path / "lib.so", [log])
+    (row,) = compiled.metadata["tasks"]["list"]
+    assert row["record"] == "exact"
+    assert row["implementation"] in ("direct", "padded")
+    inputs = random_inputs(plan.network.inputs, 3)
+    (got,) = Library.open(compiled.path).run(inputs)
+    (want,) = plan.network.reference(inputs)
+    assert error(got, want) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((128, 64), (64, 64)), ((1, 64), (64, 1000)), ((7, 64), (64, 16)), ((13, 5), (5, 7))],
+)
+def test_extents_with_good_tiles_are_left_alone(left, right):
+    (task,) = api.plan(product(left, right, constant=True)).tasks
+    assert [each.name for each in task.implementations] == ["direct"]
+
+
+@pytest.mark.parametrize(("rows", "most"), [(16, 16), (17, 18), (49, 49), (53, 54), (197, 198)])
+def test_rows_are_rounded_up_to_the_next_number_with_a_tile(rows, most):
+    assert padded.padded_rows(rows) == most
+
+
+@pytest.mark.parametrize(("columns", "most"), [(15, 15), (24, 24), (58, 64), (197, 208)])
+def test_columns_are_rounded_up_to_whole_vectors(columns, most):
+    assert padded.padded_columns(columns) == most
