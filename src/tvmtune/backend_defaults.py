@@ -10,6 +10,7 @@ has neither TVM's compiler nor most of tvmtune's dependencies, and ``tvmtune plu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,8 +149,15 @@ def lower(
     implementations: Sequence[Algorithm | ExtraSpace] | None,
 ) -> tvm.IRModule:
     """The counterpart of :func:`extract_tasks` and :func:`extract_tasks_quantized`."""
+    from tvmtune.quantize.network import QuantizedNetwork
     from tvmtune.tasks import lower as lowering
 
+    if isinstance(prepared.network, QuantizedNetwork):
+        # Its reference has the direct float kernels, and every bit must be the same.
+        implementations = [
+            replace(each, prefers=None) if isinstance(each, Algorithm) else each
+            for each in implementations or ()
+        ]
     return lowering.lower(prepared, chosen, device, implementations=implementations)
 
 

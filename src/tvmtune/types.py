@@ -176,7 +176,14 @@ class Algorithm:
     """False if it rounds differently from the direct algorithm."""
     prefers: Callable[[Any], bool] | None = None
     """Whether its default schedule is expected to be faster than the direct one's for a call that it
-    applies to, so that compile takes it without a record. None: never."""
+    applies to, so that compile takes it without a record. None: never. Only an exact algorithm may
+    prefer itself: networks that are off by too much fall back to exact ones."""
+
+    def __post_init__(self) -> None:
+        if self.prefers is not None and not self.exact:
+            raise ValueError(
+                f"algorithm '{self.name}' rounds more than the direct one: it cannot prefer itself"
+            )
 
 
 @dataclass(frozen=True)
@@ -241,7 +248,8 @@ class BuilderSpec:
     """``"package.module:function"``, called in a build worker as
     ``function(mod, target, options, directory) -> path``. If ``options["shipped"]`` is true, the kernel
     must be what the library will contain; otherwise the function may skip work that does not affect
-    the kernel's speed."""
+    the kernel's speed. ``options["reference"]`` marks an unscheduled workload to check candidates
+    against."""
     init: str | None = None
     """``"package.module:function"`` called once in each worker with ``options``."""
     options: JSON = field(default_factory=dict)

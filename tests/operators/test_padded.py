@@ -25,7 +25,7 @@ SHAPES = [
     ((1, 53, 31), (31, 57)),
     ((2, 3, 37, 16), (2, 3, 16, 37)),  # a batch
     ((2, 29, 16), (16, 33)),  # a batch of rows
-    ((1, 64), (64, 1001)),  # one row
+    ((16, 64), (64, 1001)),
 ]
 
 
@@ -72,9 +72,7 @@ def test_every_schedule_equals_the_plain_product(left, right, constant):
     assert error(run_kernel(other.mod, args), want) < 1e-5
     default = other.space.default(other.mod, target())
     for mod in [default.mod, *sample_modules(other.mod, space, 2)]:
-        weights = mod["main"].params[1]
-        if [int(n) for n in weights.shape] == list(args[1].shape):
-            assert error(run_kernel(mod, args), want) < 1e-5
+        assert error(run_kernel(mod, args), want) < 1e-5
 
 
 def target():

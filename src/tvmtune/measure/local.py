@@ -72,8 +72,10 @@ def build(
         passes = {**PASSES, "config": {**PASSES["config"], **passes["config"]}}
         if target["kind"] == "llvm":
             target = {**target, "cl-opt": [*target.get("cl-opt", ()), *LLVM]}
-    vector_math.register()
-    pipeline = "default" if options.get("reference") else vector_math.PIPELINE
+    pipeline = "default"
+    if target["kind"] == "llvm" and not options.get("reference"):
+        vector_math.register()
+        pipeline = vector_math.PIPELINE
     with tvm.transform.PassContext(**passes):
         library = tvm.compile(mod, tvm.target.Target(target), tir_pipeline=pipeline)
     path = str(Path(directory) / f"{uuid.uuid4().hex}.so")

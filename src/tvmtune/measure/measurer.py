@@ -341,13 +341,12 @@ class Measurer:
         self, trace: Any, options: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Target and options for a candidate, or for an unscheduled workload: a reference."""
-        options = {**self.builder.options, **options}
-        if trace is not None:
-            return self.device.target, options
-        options["reference"] = True
-        if self.builder.reference is None:
-            return self.device.target, options
-        return self.builder.reference.target, {**options, **self.builder.reference.options}
+        target, own, reference = self.device.target, self.builder.options, self.builder.reference
+        if trace is None:
+            own = {**own, "reference": True}
+            if reference is not None:
+                target, own = reference.target, {**own, **reference.options}
+        return target, {**own, **options}
 
     def _collect(
         self, handles: Sequence[Any], on_result: Callable[[int, Outcome], None] | None = None

@@ -1,4 +1,4 @@
-"""The core's convolution algorithms, and the legalizers that apply an algorithm to a network.
+"""Algorithms for convolutions and products, and the legalizers that apply them to a network.
 
 An :class:`~tvmtune.types.Algorithm` is a custom legalization: it replaces some calls of a Relax
 operator by another TensorIR program with the same result. Fusion then works as before, so the

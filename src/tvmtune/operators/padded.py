@@ -39,6 +39,8 @@ def padded_columns(columns: int) -> int:
 
 def applies_to_matmul(call: Any) -> bool:
     """Static float32 operands, the second a matrix or of the same batch, and extents without tiles."""
+    import tvm
+
     left, right = (_shape(argument) for argument in call.args)
     if left is None or right is None or min(len(left), len(right)) < 2:
         return False
@@ -47,6 +49,8 @@ def applies_to_matmul(call: Any) -> bool:
     if len(right) > 2 and left[:-2] != right[:-2]:
         return False
     rows = product(left[:-1]) if len(right) == 2 else left[-2]
+    if rows < FEWEST and not isinstance(call.args[1], tvm.ir.GenericConst):
+        return False  # padding the second operand would take longer than the product
     return padded_rows(rows) > rows or padded_columns(right[-1]) > right[-1]
 
 
@@ -95,7 +99,9 @@ def matmul(a: Any, b: Any, output: list[int]) -> Any:
     def column(*index: Any) -> Any:
         return b(*index)
 
-    left = _padded([*batch, most_rows, length], len(batch), rows, row, "left")
+    left = a
+    if most_rows > rows or len(a.shape) != len(batch) + 2:
+        left = _padded([*batch, most_rows, length], len(batch), rows, row, "left")
     right = b
     if most_columns > columns:
         right = _padded([*batch, length, most_columns], len(batch) + 1, columns, column, "right")
@@ -123,8 +129,9 @@ def _padded(shape: list[int], axis: int, extent: int, read: Any, name: str) -> A
             return read(*index)
         return tirx.if_then_else(index[axis] < extent, read(*index), tirx.const(0.0, "float32"))
 
-    # Else the rules may inline it, and each term of a sum would have a branch.
-    return te.compute(shape, value, name=name, attrs={"schedule_rule": "None"})
+    # Inlined by the rules, padding would put a branch into each term of a sum.
+    attrs = {} if shape[axis] == extent else {"schedule_rule": "None"}
+    return te.compute(shape, value, name=name, attrs=attrs)
 
 
 def _flattened(index: Any, shape: list[int]) -> Any:

@@ -26,6 +26,7 @@ functions, such as Mish's tanh(log(1 + exp(x))), took minutes to compile as Tens
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import math
 import re
@@ -103,13 +104,17 @@ _LOG = (
     3.3333312604050735e-01,
 )
 
-_in_pipeline = False
-"""Whether :data:`PIPELINE` is lowering a module."""
+_in_pipeline = contextvars.ContextVar("_in_pipeline", default=False)
+"""Whether :data:`PIPELINE` is lowering a module in this thread."""
 
 
 @functools.cache
 def register() -> None:
-    """Register :data:`PIPELINE` in this process. TVM's own pipelines stay as they are."""
+    """Register :data:`PIPELINE` in this process.
+
+    TVM's own pipelines compute the same as before, but take ``erf`` and ``log1p`` for vectorizable,
+    which their code for some GPUs is not prepared for: call this only to compile for CPUs.
+    """
     import tvm
     from tvm.tirx import compilation_pipeline
 
@@ -131,7 +136,7 @@ def _lowering(name: str, before: Any) -> Callable[[Any], Any]:
 
         dtype = str(call.ty.dtype)
         element, _, lanes = dtype.partition("x")
-        if not _in_pipeline or element not in ("float32", "float16"):
+        if not _in_pipeline.get() or element not in ("float32", "float16"):
             return call if before is None else before(call)
         single = dtype.replace("float16", "float32")
         symbol = f"{_PREFIX}{name}_x{lanes or 1}"
@@ -141,7 +146,7 @@ def _lowering(name: str, before: Any) -> Callable[[Any], Any]:
 
 
 def _by_lanes(call: Any) -> Any:
-    """A call of the C library for each element of a vector, for functions without an LLVM intrinsic."""
+    """A call of the C library for each element of a vector; some functions have no LLVM intrinsic."""
     from tvm import tirx
 
     dtype, _, lanes = str(call.ty.dtype).partition("x")
@@ -161,12 +166,11 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name="tvmtune.FinalizeHost")
     def finalize(mod: Any, context: Any) -> Any:
-        global _in_pipeline
-        _in_pipeline = True
+        token = _in_pipeline.set(True)
         try:
             return _define_functions()(finalize_host()(mod))
         finally:
-            _in_pipeline = False
+            _in_pipeline.reset(token)
 
     return passes, lambda: finalize, finalize_device
 
@@ -218,7 +222,7 @@ class _Value:
         return self._binary("fmul", "mul", other)
 
     def __truediv__(self, other: _Value) -> _Value:
-        return self._binary("fdiv", "sdiv", other)
+        return self._binary("fdiv", "", other)
 
     def __and__(self, other: _Value) -> _Value:
         return self._binary("", "and", other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.workload_keys import structure
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
-REGISTERS = {4: 24, 8: 12, 16: 28}
-"""Vector registers for sums, by lanes of a vector: of NEON and AVX-512, which have 32, and AVX2, which
-has 16. The others hold operands."""
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
@@ -69,14 +67,16 @@ class RuleSpace:
             designs = list(context.generate_design_space())
         except Exception:  # a kernel with hand-written loops, such as a scatter
             return _unscheduled(mod)
-        vector = lanes(self.target) if self.vector is None else self.vector
+        unit = vector_unit(self.target)
+        if self.vector is not None:
+            unit = replace(unit, lanes=self.vector)
         postprocs = list(context.space_generator.postprocs)
         # Weight re-ordering does not support every way in which a kernel may read a constant.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
         for usable in (postprocs, safe):
             best: tuple[float, Schedule] | None = None
             for design in designs:
-                for score, trace in preferred_traces(design, vector):
+                for score, trace in preferred_traces(design, unit):
                     sch = replay(mod, trace, usable)
                     if sch is not None and (best is None or score > best[0]):
                         best = (score, sch)
@@ -120,12 +120,42 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
     return "llvm" if any(llvm_cpu_has_features(f, known) for f in ("avx512f", "avxvnni")) else None
 
 
-def lanes(target: dict[str, Any]) -> int:
-    """float32 values in one of the target's vector registers."""
-    import tvm
+@dataclass(frozen=True)
+class VectorUnit:
+    """What a CPU computes in vectors with."""
 
-    bits = tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(target))
-    return max(4, int(bits) // 32)
+    lanes: int
+    """float32 values in a register."""
+    sums: int
+    """Registers that a tile's sums may take. The others hold operands."""
+
+
+AVX512 = VectorUnit(16, 28)
+AVX = VectorUnit(8, 12)
+SSE = VectorUnit(4, 12)
+NEON = VectorUnit(4, 24)
+NEON32 = VectorUnit(4, 12)
+"""AVX-512 and 64-bit NEON have 32 registers, the others 16."""
+
+
+def vector_unit(target: dict[str, Any]) -> VectorUnit:
+    """The vector unit of an LLVM target; 128 bits with 16 registers if it is not known."""
+    import tvm
+    from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_triple
+
+    if target["kind"] != "llvm":
+        return SSE
+    # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
+    triple = str(target.get("mtriple") or llvm_get_system_triple())
+    if triple.startswith(("aarch64", "arm64")):
+        return NEON
+    if triple.startswith(("arm", "thumb")):
+        return NEON32
+    known = tvm.target.Target(target)
+    for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
+        if llvm_cpu_has_features(feature, known):
+            return unit
+    return SSE
 
 
 def _unscheduled(mod: tvm.IRModule) -> Schedule:
@@ -177,7 +207,7 @@ def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -
     return None
 
 
-def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
+def preferred_traces(design: Schedule, unit: VectorUnit) -> list[tuple[float, Any]]:
     """Decisions for one design, the preferred first, each with a score for comparing designs."""
     options = []
     trace = design.trace
@@ -186,7 +216,7 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
     reduction = [i for i in tiles if len(i.outputs) == 2]
     sizes = [extent(trace, inst) for inst in reversed(spatial)]
     last, second = [*sizes, 1, 1][:2]
-    for rows, columns in register_tiles(second, last, vector):
+    for rows, columns in register_tiles(second, last, unit):
         trace = design.trace
         for position, inst in enumerate(reversed(spatial)):
             size = sizes[position]
@@ -204,13 +234,17 @@ def preferred_traces(design: Schedule, vector: int) -> list[tuple[float, Any]]:
         for inst in trace.insts:
             if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
                 trace = trace.with_decision(inst, 2, remove_postproc=True)
-        # What is computed per tile, an epilogue or a write cache's copy, finds the tile in the cache.
-        fused = sum(1 for i in trace.insts if i.kind.name in ("CacheWrite", "ReverseComputeAt"))
-        options.append((len(spatial) + 0.1 * fused, trace))
+        options.append((len(spatial) + 0.1 * _fused(trace), trace))
     return options
 
 
-def register_tiles(rows: int, columns: int, vector: int) -> list[tuple[int, int]]:
+def _fused(trace: Any) -> int:
+    """Instructions by which an epilogue or a write cache's copy is computed per tile, while the tile is
+    in the cache."""
+    return sum(1 for i in trace.insts if i.kind.name in ("CacheWrite", "ReverseComputeAt"))
+
+
+def register_tiles(rows: int, columns: int, unit: VectorUnit) -> list[tuple[int, int]]:
     """Rows and columns of tiles whose sums stay in registers, best first.
 
     The last spatial loop of a block (``columns``) is contiguous and becomes vector lanes; the one
@@ -218,15 +252,14 @@ def register_tiles(rows: int, columns: int, vector: int) -> list[tuple[int, int]
     a tile of r rows and n vectors multiplies r * n times and loads r values and n vectors. LLVM keeps
     the sums in registers only if vectors have a power of two lanes: others are ten times slower.
     """
-    registers = REGISTERS.get(vector, min(REGISTERS.values()))
     tiles = []
-    width = 4 * vector
+    width = 4 * unit.lanes
     while width:
         if columns % width == 0:
-            vectors = max(1, width // vector)
-            height = divisor(rows, registers // vectors)
+            vectors = max(1, width // unit.lanes)
+            height = divisor(rows, unit.sums // vectors)
             reuse = height * vectors / (height + vectors)
-            tiles.append((reuse * min(1.0, width / vector), height, width))
+            tiles.append((reuse * min(1.0, width / unit.lanes), height, width))
         width //= 2
     return [(height, width) for _, height, width in sorted(tiles, reverse=True)]
 
@@ -273,8 +306,7 @@ def _with_decisions(
     wanted = _samples(recorded)
     context = tune_context(mod, target, space.generator(), seed=1)
     designs = list(context.generate_design_space())
-    # One that computes the epilogue per tile, if there is one, as in :func:`preferred_traces`.
-    for design in sorted(designs, key=lambda design: len(design.trace.insts), reverse=True):
+    for design in sorted(designs, key=lambda design: _fused(design.trace), reverse=True):
         trace, own = design.trace, _samples(design.trace)
         if [(kind, size) for _, kind, size in own] != [(kind, size) for _, kind, size in wanted]:
             continue

@@ -192,8 +192,9 @@ class TuningSession:
         baseline that tuning must beat."""
         states = sorted(self.states, key=lambda s: -s.task.weight * s.task.flop)
         waiting = [(s, impl) for s in states for impl in s.implementations if not impl.trials]
-        # every task before any second implementation, in case the budget is that small
-        waiting.sort(key=lambda entry: entry[1] is not entry[0].implementations[0])
+        # Every task before any second implementation, in case the budget is that small. First comes
+        # the one that compile would take anyway.
+        waiting.sort(key=lambda entry: entry[1].implementation is not entry[0].task.untuned)
         candidates: list[Candidate] = []
         while (candidates or waiting) and not self.limits.reached():
             began = time.monotonic()
