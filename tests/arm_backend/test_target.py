@@ -243,7 +243,7 @@ def test_the_space_has_no_int8_intrinsics(mcpu):
 
 def test_the_default_schedule_vectorizes_for_neon():
     device = make(board="rk3399")
-    assert rule_space.lanes(device.target) == 4
+    assert rule_space.vector_unit(device.target) == rule_space.NEON
     target = tvm.target.Target(device.target)
     mod = conv()
     scheduled = rule_space.RuleSpace(device.target).default(mod, target).mod
