@@ -152,11 +152,11 @@ def lower(
     from tvmtune.quantize.network import QuantizedNetwork
     from tvmtune.tasks import lower as lowering
 
-    if isinstance(prepared.network, QuantizedNetwork):
+    if implementations is not None and isinstance(prepared.network, QuantizedNetwork):
         # Its reference has the direct float kernels, and every bit must be the same.
         implementations = [
             replace(each, prefers=None) if isinstance(each, Algorithm) else each
-            for each in implementations or ()
+            for each in implementations
         ]
     return lowering.lower(prepared, chosen, device, implementations=implementations)
 

@@ -82,16 +82,12 @@ def build(lowered: tvm.IRModule, device: Device) -> tvm.runtime.Executable:
     """Compile for the VM and write nothing. Raises TvmtuneError if that fails."""
     import tvm
 
-    pipeline = "default"
-    if device.target["kind"] == "llvm":
-        vector_math.register()
-        pipeline = vector_math.PIPELINE
     try:
         return tvm.compile(
             lowered,
             tvm.target.Target(device.target),
             relax_pipeline=tvm.transform.Sequential(_passes()),
-            tir_pipeline=pipeline,
+            tir_pipeline=vector_math.pipeline_for(device.target),
         )
     except Exception as exc:
         missing = without_kernel(lowered)

@@ -72,10 +72,9 @@ def build(
         passes = {**PASSES, "config": {**PASSES["config"], **passes["config"]}}
         if target["kind"] == "llvm":
             target = {**target, "cl-opt": [*target.get("cl-opt", ()), *LLVM]}
-    pipeline = "default"
-    if target["kind"] == "llvm" and not options.get("reference"):
-        vector_math.register()
-        pipeline = vector_math.PIPELINE
+    pipeline = vector_math.DEFAULT_PIPELINE
+    if not options.get("reference"):
+        pipeline = vector_math.pipeline_for(target)
     with tvm.transform.PassContext(**passes):
         library = tvm.compile(mod, tvm.target.Target(target), tir_pipeline=pipeline)
     path = str(Path(directory) / f"{uuid.uuid4().hex}.so")

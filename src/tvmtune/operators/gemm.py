@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
 from tvmtune.passes.precision import HALF_DTYPES
 from tvmtune.types import product
@@ -110,15 +111,7 @@ def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> A
         )
         return multiply(patches, weight, output, str(call.ty.dtype), parts, name, last)
 
-    return builder.call_te(
-        program,
-        call.args[0],
-        constants.share(matrix),
-        primfunc_name_hint=name,
-        # The last block is element-wise in the output: epilogues fuse as with the direct convolution
-        # (4 = "out element-wise fusable").
-        primfunc_attrs={"op_pattern": 4},
-    )
+    return call_fusable(builder, program, call.args[0], constants.share(matrix), name)
 
 
 def gather(

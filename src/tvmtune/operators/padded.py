@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
 from tvmtune.types import product
 
@@ -77,13 +78,14 @@ def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
     def program(a: Any, b: Any) -> Any:
         return matmul(a, b, output)
 
-    return _call(builder, program, left, right, "matmul_padded")
+    return call_fusable(builder, program, left, right, "matmul_padded")
 
 
 def matmul(a: Any, b: Any, output: list[int]) -> Any:
     """(..., m, k) times (k, n), or times (..., k, n) with the same batch. The last axis of ``b`` may be
     padded already."""
     from tvm import te
+    from tvm.topi.utils import ravel_index, unravel_index
 
     shared = len(b.shape) == 2
     batch = [] if shared else output[:-2]
@@ -94,17 +96,14 @@ def matmul(a: Any, b: Any, output: list[int]) -> Any:
 
     def row(*index: Any) -> Any:
         *outer, i, k = index
-        return a(*outer, *_unflattened(i, inner), k)
-
-    def column(*index: Any) -> Any:
-        return b(*index)
+        return a(*outer, *unravel_index(i, inner), k)
 
     left = a
     if most_rows > rows or len(a.shape) != len(batch) + 2:
         left = _padded([*batch, most_rows, length], len(batch), rows, row, "left")
     right = b
     if most_columns > columns:
-        right = _padded([*batch, length, most_columns], len(batch) + 1, columns, column, "right")
+        right = _padded([*batch, length, most_columns], len(batch) + 1, columns, b, "right")
     k = te.reduce_axis((0, length), "k")
 
     def term(*index: Any) -> Any:
@@ -115,7 +114,7 @@ def matmul(a: Any, b: Any, output: list[int]) -> Any:
 
     def element(*index: Any) -> Any:
         outer, j = index[: len(batch)], index[-1]
-        return sums(*outer, _flattened(index[len(batch) : -1], inner), j)
+        return sums(*outer, ravel_index(index[len(batch) : -1], inner), j)
 
     return te.compute(output, element, name="matmul_padded")
 
@@ -134,21 +133,6 @@ def _padded(shape: list[int], axis: int, extent: int, read: Any, name: str) -> A
     return te.compute(shape, value, name=name, attrs=attrs)
 
 
-def _flattened(index: Any, shape: list[int]) -> Any:
-    flat = index[0]
-    for i, extent in zip(index[1:], shape[1:], strict=True):
-        flat = flat * extent + i
-    return flat
-
-
-def _unflattened(flat: Any, shape: list[int]) -> list[Any]:
-    index = []
-    for extent in reversed(shape[1:]):
-        index.append(flat % extent)
-        flat = flat // extent
-    return [flat, *reversed(index)]
-
-
 def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
     shape = [int(n) for n in constant.ty.shape]
     if shape[-1] == columns:
@@ -157,15 +141,3 @@ def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
         return constants.share(empty([*shape[:-1], columns], numpy_dtype(str(constant.ty.dtype))))
     padding = [(0, 0)] * (len(shape) - 1) + [(0, columns - shape[-1])]
     return constants.share(np.pad(constants.values(constant), padding))
-
-
-def _call(builder: Any, program: Any, left: Any, right: Any, name: str) -> Any:
-    return builder.call_te(
-        program,
-        left,
-        right,
-        primfunc_name_hint=name,
-        # The last block is element-wise in the output: epilogues fuse as with the direct product
-        # (4 = "out element-wise fusable").
-        primfunc_attrs={"op_pattern": 4},
-    )

@@ -31,10 +31,12 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+DEFAULT_PIPELINE = "default"
+"""Name of TVM's own TensorIR pipeline."""
 PIPELINE = "tvmtune"
 """Name of a TensorIR pipeline, TVM's default with the functions here; see :func:`register`."""
 _LEVEL = 100
@@ -108,6 +110,14 @@ _in_pipeline = contextvars.ContextVar("_in_pipeline", default=False)
 """Whether :data:`PIPELINE` is lowering a module in this thread."""
 
 
+def pipeline_for(target: Mapping[str, Any]) -> str:
+    """The name of the pipeline for this target: :data:`PIPELINE`, once registered, for CPUs."""
+    if target["kind"] != "llvm":
+        return DEFAULT_PIPELINE
+    register()
+    return PIPELINE
+
+
 @functools.cache
 def register() -> None:
     """Register :data:`PIPELINE` in this process.
@@ -162,7 +172,7 @@ def _pipeline() -> Any:
     import tvm
     from tvm.tirx import compilation_pipeline
 
-    passes, finalize_host, finalize_device = compilation_pipeline.get_tir_pipeline("default")
+    passes, finalize_host, finalize_device = compilation_pipeline.get_tir_pipeline(DEFAULT_PIPELINE)
 
     @tvm.transform.module_pass(opt_level=0, name="tvmtune.FinalizeHost")
     def finalize(mod: Any, context: Any) -> Any:

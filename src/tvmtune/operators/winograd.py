@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty
+from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
 
 TILE = 4
@@ -82,15 +83,7 @@ def replace(builder: Any, call: Any, values: bool = True) -> Any:
     def program(data: Any, transformed: Any) -> Any:
         return convolution(data, transformed, padding)
 
-    return builder.call_te(
-        program,
-        call.args[0],
-        weight,
-        primfunc_name_hint="conv2d_winograd",
-        # The last block is element-wise in the output: epilogues fuse as with the direct convolution
-        # (4 = "out element-wise fusable").
-        primfunc_attrs={"op_pattern": 4},
-    )
+    return call_fusable(builder, program, call.args[0], weight, "conv2d_winograd")
 
 
 def transform_weight(weight: np.ndarray) -> np.ndarray:

@@ -109,15 +109,20 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
     if target["kind"] != "llvm":
         return None
     import tvm
-    from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_triple
+    from tvm.target.codegen import llvm_cpu_has_features
 
-    triple = str(target.get("mtriple") or llvm_get_system_triple())
-    if triple.startswith(("aarch64", "arm", "thumb")):
+    if _triple(target).startswith(("aarch64", "arm", "thumb")):
         return "llvm"
     known = tvm.target.Target(target)
     if llvm_cpu_has_features("avx512vnni", known):
         return None
     return "llvm" if any(llvm_cpu_has_features(f, known) for f in ("avx512f", "avxvnni")) else None
+
+
+def _triple(target: dict[str, Any]) -> str:
+    from tvm.target.codegen import llvm_get_system_triple
+
+    return str(target.get("mtriple") or llvm_get_system_triple())
 
 
 @dataclass(frozen=True)
@@ -141,12 +146,12 @@ NEON32 = VectorUnit(4, 12)
 def vector_unit(target: dict[str, Any]) -> VectorUnit:
     """The vector unit of an LLVM target; 128 bits with 16 registers if it is not known."""
     import tvm
-    from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_triple
+    from tvm.target.codegen import llvm_cpu_has_features
 
     if target["kind"] != "llvm":
         return SSE
     # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
-    triple = str(target.get("mtriple") or llvm_get_system_triple())
+    triple = _triple(target)
     if triple.startswith(("aarch64", "arm64")):
         return NEON
     if triple.startswith(("arm", "thumb")):
@@ -210,11 +215,10 @@ def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -
 def preferred_traces(design: Schedule, unit: VectorUnit) -> list[tuple[float, Any]]:
     """Decisions for one design, the preferred first, each with a score for comparing designs."""
     options = []
-    trace = design.trace
-    tiles = [i for i in trace.insts if i.kind.name == "SamplePerfectTile"]
+    tiles = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
     spatial = [i for i in tiles if len(i.outputs) == 4]
     reduction = [i for i in tiles if len(i.outputs) == 2]
-    sizes = [extent(trace, inst) for inst in reversed(spatial)]
+    sizes = [extent(design.trace, inst) for inst in reversed(spatial)]
     last, second = [*sizes, 1, 1][:2]
     for rows, columns in register_tiles(second, last, unit):
         trace = design.trace

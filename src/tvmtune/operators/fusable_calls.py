@@ -1,0 +1,22 @@
+"""Calls of TE programs whose epilogues fuse as with TVM's own convolutions and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_OUT_ELEMENTWISE_FUSABLE = 4
+"""``OpPatternKind`` of TVM's fusion."""
+
+
+def call_fusable(
+    builder: Any, program: Callable[[Any, Any], Any], data: Any, weight: Any, name: str
+) -> Any:
+    """A Relax call of ``program``, whose last block must be element-wise in the output."""
+    return builder.call_te(
+        program,
+        data,
+        weight,
+        primfunc_name_hint=name,
+        primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+    )
