@@ -1,9 +1,9 @@
 """Tiles of sums of products on CPUs, chosen from the shape and the vector unit alone.
 
 The rules tile such kernels in the order SSRSRS: outer tiles, which are shared among threads, tiles
-within them, outer parts of the sums, tiles within those, inner parts of the sums, the register tile. The
-second-to-last spatial loop gives the register tile's rows, and the last one, which is contiguous, its
-columns. All other decisions are about caches.
+within them, outer parts of the sums, tiles within those, inner parts of the sums, the register tile.
+The second-to-last spatial loop gives the register tile's rows, and the last one, which is contiguous,
+its columns. All other decisions are about caches.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.workload_keys import structure
-from tvmtune.spaces import cpu_tiles, rules, tensor_intrinsics, traces
+from tvmtune.spaces import cpu_rows, cpu_tiles, rules, tensor_intrinsics, traces
 from tvmtune.spaces.cpu_tiles import VectorUnit
 from tvmtune.types import Space, digest
 
@@ -68,10 +68,13 @@ class RuleSpace:
             designs = list(context.generate_design_space())
         except Exception:  # a kernel with hand-written loops, such as a scatter
             return _unscheduled(mod)
+        cores = int(self.target.get("num-cores") or 1)
         unit = cpu_tiles.vector_unit(self.target)
         if self.vector is not None:
             unit = replace(unit, lanes=self.vector)
-        cores = int(self.target.get("num-cores") or 1)
+        tiled = any(_tiled(design) for design in designs)
+        if self.target["kind"] == "llvm" and not tiled and (sch := _by_rows(mod, unit, cores)):
+            return sch
         group = cpu_tiles.column_group(mod)
         postprocs = list(context.space_generator.postprocs)
         # Weight re-ordering does not support every way in which a kernel may read a constant.
@@ -80,9 +83,9 @@ class RuleSpace:
             best: tuple[float, Schedule] | None = None
             for design in designs:
                 for score, trace in preferred_traces(design, unit, cores, group):
-                    sch = replay(mod, trace, usable)
-                    if sch is not None and (best is None or score > best[0]):
-                        best = (score, sch)
+                    tried = replay(mod, trace, usable)
+                    if tried is not None and (best is None or score > best[0]):
+                        best = (score, tried)
                         break
             if best is not None:
                 return best[1]
@@ -120,6 +123,17 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
     if llvm_cpu_has_features("avx512vnni", known):
         return None
     return "llvm" if any(llvm_cpu_has_features(f, known) for f in ("avx512f", "avxvnni")) else None
+
+
+def _tiled(design: Schedule) -> bool:
+    return any(inst.kind.name == "SamplePerfectTile" for inst in design.trace.insts)
+
+
+def _by_rows(mod: tvm.IRModule, unit: VectorUnit, cores: int) -> Schedule | None:
+    try:
+        return cpu_rows.schedule(mod, unit, cores)
+    except Exception:  # TVM raises several unrelated types for a stage that cannot be moved
+        return None
 
 
 def _unscheduled(mod: tvm.IRModule) -> Schedule:
