@@ -40,6 +40,7 @@ class Bfloat16Network:
         self.source = network.source | {"dtype": DTYPE}
         self.structure_hash = f"{self.rounded.structure_hash}-{DTYPE}"
         self.weights_hash = self.rounded.weights_hash
+        self.ranges = self.rounded.ranges
 
     def to_relax(self) -> tvm.IRModule:
         return _narrow(self.rounded.to_relax())
