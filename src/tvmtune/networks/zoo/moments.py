@@ -66,7 +66,7 @@ def clipped(x: Moments, top: float) -> Moments:
 
 def transformed(x: Moments, function: Callable[[np.ndarray], np.ndarray]) -> Moments:
     """Moments of ``function(x)`` for normal ``x``, by sums over a grid of up to 6 deviations."""
-    grid = np.linspace(-6.0, 6.0, 97)
+    grid = np.linspace(-6.0, 6.0, 49)
     density = np.exp(-0.5 * np.square(grid))
     density /= density.sum()
     values = function(x.mean[:, None] + np.sqrt(x.variance)[:, None] * grid)

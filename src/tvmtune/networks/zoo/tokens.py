@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from tvmtune.networks.zoo.graph_builder import GraphBuilder
 
-_ROWS = 1 << 10
-"""Rows of a matrix that are converted to float64 at a time."""
+_ROWS = 1 << 6
+"""Rows of a matrix that are converted to float64 at a time: they stay in the cache."""
 
 
 def embedding(
