@@ -71,10 +71,16 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
-    """Winograd's convolution, and products with padded extents."""
-    from tvmtune.operators.implementations import PADDED, WINOGRAD
+    """Winograd's convolution, and products and convolutions with padded extents."""
+    from tvmtune.operators.implementations import PADDED, WINOGRAD, padded_channels
+    from tvmtune.spaces import cpu_tiles
 
-    return (WINOGRAD, PADDED)
+    unit = cpu_tiles.vector_unit(device.target)
+
+    def columns(rows: int, columns: int) -> int:
+        return cpu_tiles.padded_columns(rows, columns, unit)
+
+    return (WINOGRAD, PADDED, padded_channels(columns))
 
 
 @hookimpl

@@ -101,8 +101,8 @@ def test_other_convolutions_are_not_matrix_products(case):
 @pytest.mark.parametrize(
     ("backend", "attrs", "names"),
     [
-        ("cpu", {}, ["winograd", "padded"]),
-        ("arm", {"board": "rk3399"}, ["winograd", "padded"]),
+        ("cpu", {}, ["winograd", "padded", "padded-channels"]),
+        ("arm", {"board": "rk3399"}, ["winograd", "padded", "padded-channels"]),
         ("cuda", {"arch": "sm_80"}, ["register-tiles", "winograd", "implicit-gemm", "split-k"]),
         ("rocm", {"arch": "gfx90a"}, ["register-tiles", "winograd", "implicit-gemm", "split-k"]),
         ("mali", {"board": "rk3399"}, ["shared", "winograd"]),

@@ -9,12 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from kernels import error, random_args, run_kernel, sample_modules, this_machine
+from kernels import error, one_conv, random_args, run_kernel, sample_modules, this_machine
 from tvmtune import api
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import padded
 from tvmtune.runtime.library import Library
+from tvmtune.spaces import cpu_tiles
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.tuning.budget import Budget
 
@@ -126,3 +127,48 @@ def test_rows_are_rounded_up_to_the_next_number_with_a_tile(rows, most):
 @pytest.mark.parametrize(("columns", "most"), [(15, 15), (24, 24), (58, 64), (197, 208)])
 def test_columns_are_rounded_up_to_whole_vectors(columns, most):
     assert padded.padded_columns(columns) == most
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"shape": (1, 24, 14, 14), "kernel": 1, "pads": (0, 0, 0, 0)},
+        {"shape": (1, 3, 15, 13), "stride": 2},
+        {"shape": (2, 20, 9, 9), "dilation": 2, "tail": ("bias", "relu", "sum")},
+        {"shape": (1, 16, 12, 12), "pads": (1, 0, 0, 1), "tail": ()},
+    ],
+)
+def test_padded_channels_equal_plain_ones(case, tmp_path: Path):
+    network = OnnxNetwork(one_conv(out=58, **case), name="conv")
+    plan = api.plan(network)
+    tasks = [t for t in plan.tasks if "padded-channels" in [i.name for i in t.implementations]]
+    (task,) = tasks
+    assert task.untuned.name == "padded-channels"
+    compiled = api.compile(plan, tmp_path / "lib.so")
+    inputs = random_inputs(network.inputs, 3)
+    (got,) = Library.open(compiled.path).run(inputs)
+    (want,) = network.reference(inputs)
+    assert error(got, want) < 1e-5
+    args = random_args(task.untuned.mod)
+    plain = run_kernel(task.untuned.mod, args)
+    space = RuleSpace(this_machine().target)
+    for mod in sample_modules(task.untuned.mod, space, 2):
+        assert error(run_kernel(mod, args), plain) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "case", [{"out": 64}, {"out": 48, "groups": 4}, {"out": 58, "constant": False}]
+)
+def test_other_convolutions_keep_their_channels(case):
+    network = OnnxNetwork(one_conv((1, 48, 14, 14), **case), name="conv")
+    for task in api.plan(network).tasks:
+        assert "padded-channels" not in [i.name for i in task.implementations]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "avx512", "avx"),
+    [(28, 58, 64, 64), (56, 24, 32, 24), (13, 1000, 1024, 1024), (14, 112, 112, 112)],
+)
+def test_channels_are_padded_where_that_saves_time(rows, columns, avx512, avx):
+    assert cpu_tiles.padded_columns(rows, columns, cpu_tiles.AVX512) == avx512
+    assert cpu_tiles.padded_columns(rows, columns, cpu_tiles.AVX) == avx

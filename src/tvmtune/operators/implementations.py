@@ -9,6 +9,7 @@ Backends choose among these values, and may add their own, in the hook ``impleme
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,19 @@ PADDED = Algorithm(
     prefers=lambda call: True,
 )
 """For CPUs, whose schedule rules split loops into equal parts."""
+
+
+def padded_channels(columns: padded.PaddedColumns) -> Algorithm:
+    """Convolutions with as many output channels as ``columns`` chooses, for CPUs."""
+    return Algorithm(
+        "padded-channels",
+        _CONV2D,
+        functools.partial(padded.applies_to_conv2d, columns),
+        functools.partial(padded.replace_conv2d, columns),
+        prefers=lambda call: True,
+    )
+
+
 DEFAULT = (WINOGRAD,)
 """Implementations of a backend without the hook ``implementations``."""
 

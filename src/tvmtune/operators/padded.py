@@ -1,12 +1,14 @@
-"""Matrix products whose extents have no good tiles, computed with padded ones.
+"""Matrix products and convolutions whose extents have no good tiles, computed with padded ones.
 
 TVM's rules split loops into equal parts. 197 rows, a prime, leave tiles of 1 or 197 rows; 58 columns
 leave vectors of 2 or 29. Here rows and columns are rounded up until good tiles exist, and the last
 block leaves the rest out. Constant operands are padded at compile time, others by a block of their own.
+A convolution's output channels are padded likewise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
 from tvmtune.types import product
 
+PaddedColumns = Callable[[int, int], int]
+"""How many columns to compute instead of (rows, columns): at least as many."""
 ROW_TILES = range(4, 17)
 """Rows of a register tile for which products are fast."""
 COLUMNS = 8
@@ -141,3 +145,43 @@ def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
         return constants.share(empty([*shape[:-1], columns], numpy_dtype(str(constant.ty.dtype))))
     padding = [(0, 0)] * (len(shape) - 1) + [(0, columns - shape[-1])]
     return constants.share(np.pad(constants.values(constant), padding))
+
+
+def applies_to_conv2d(columns: PaddedColumns, call: Any) -> bool:
+    """One group, NHWC, float32, constant weights, and output channels that ``columns`` would pad."""
+    import tvm
+
+    attrs = call.attrs
+    layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
+    data, weight = (_shape(argument) for argument in call.args)
+    output = _shape(call)
+    if data is None or weight is None or output is None:
+        return False
+    return (
+        attrs.groups == 1
+        and layouts == ("NHWC", "HWIO", "NHWC")
+        and isinstance(call.args[1], tvm.ir.GenericConst)
+        and all(str(a.ty.dtype) == "float32" for a in (*call.args, call))
+        and product(output[:-1]) >= FEWEST
+        and columns(output[-2], output[-1]) > output[-1]
+    )
+
+
+def replace_conv2d(columns: PaddedColumns, builder: Any, call: Any, values: bool = True) -> Any:
+    """The padded convolution for a ``relax.nn.conv2d`` that :func:`applies_to_conv2d` accepted. Without
+    ``values`` constants stay uninitialized."""
+    data, weight = call.args
+    output = [int(n) for n in call.ty.shape]
+    weight = _padded_constant(weight, columns(output[-2], output[-1]), values)
+    attrs = call.attrs
+    strides, dilation, padding = (
+        [int(n) for n in attr] for attr in (attrs.strides, attrs.dilation, attrs.padding)
+    )
+
+    def program(x: Any, w: Any) -> Any:
+        from tvm import te, topi
+
+        sums = topi.nn.conv2d_nhwc(x, w, strides, padding, dilation, out_dtype="float32")
+        return te.compute(output, lambda *index: sums(*index), name="conv2d_padded")
+
+    return call_fusable(builder, program, data, weight, "conv2d_padded")
