@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from kernels import error, one_conv, prepared, run_network, this_machine
 from models import tiny_cnn, tiny_encoder
@@ -94,3 +96,20 @@ def test_every_kind_of_convolution_equals_the_reference(options, layout):
     program = prepared(one_conv(**options), layout)
     inputs = random_inputs(program.network.inputs)
     assert error(outputs_of(program)[0], program.network.reference(inputs)[0]) < 1e-5
+
+
+@pytest.mark.filterwarnings("error")
+def test_axes_to_squeeze_may_count_from_the_end():
+    """torchvision's attention squeezes axis -2; TVM's conversion of layouts fails on it."""
+    model = one_conv(tail=("bias",))
+    last = model.graph.output[0].name
+    model.graph.node.append(helper.make_node("GlobalAveragePool", [last], ["pooled"]))
+    axes = numpy_helper.from_array(np.array([-2, -1]), "axes")
+    model.graph.initializer.append(axes)
+    model.graph.node.append(helper.make_node("Squeeze", ["pooled", "axes"], ["z"]))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, (1, 16)))
+    program = prepared(model)
+    assert "NHWC" in program.graph.script()
+    (expected,) = program.network.reference(random_inputs(program.network.inputs))
+    assert error(outputs_of(program)[0], expected) < 1e-5

@@ -16,13 +16,12 @@ def fix(module: tvm.IRModule) -> tvm.IRModule:
 
     Negative indices of ``take`` count from the end, as PyTorch's do, and none leaves the tensor; the
     importers' own read out of bounds. Transposed convolutions become NCHW, the only layout in which TVM
-    legalizes them. Axes to squeeze count from the start: ConvertLayout crashes on others.
+    legalizes them.
     """
     from tvm import ir, relax
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
-    names = ("relax.take", "relax.squeeze", "relax.nn.conv2d_transpose")
-    take, squeeze, transposed = map(ir.Op.get, names)
+    take, transposed = map(ir.Op.get, ("relax.take", "relax.nn.conv2d_transpose"))
 
     @mutator
     class Fix(PyExprMutator):
@@ -30,9 +29,6 @@ def fix(module: tvm.IRModule) -> tvm.IRModule:
             call = self.visit_expr_post_order(call)
             if call.op == take:
                 return relax.op.take(*call.args, axis=call.attrs.axis, mode="wrap")
-            if call.op == squeeze and call.attrs.axis is not None:
-                rank = call.args[0].ty.ndim
-                return relax.op.squeeze(call.args[0], [int(a) % rank for a in call.attrs.axis])
             if call.op == transposed and call.attrs.data_layout == "NHWC":
                 x = self.builder_.emit(relax.op.permute_dims(call.args[0], _NCHW))
                 y = self.builder_.emit(_transposed_convolution(x, call))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
-from tvmtune.passes import block_names, constants, folding
+from tvmtune.passes import block_names, constants, folding, squeeze_axes
 from tvmtune.passes.call_sites import blocks
 from tvmtune.passes.precision import sum_in_float32
 from tvmtune.passes.scans_and_sorts import SCANS_AND_SORTS
@@ -94,7 +94,7 @@ def _convert(
 
     try:
         converted = _run(
-            constants.widen(graph),
+            squeeze_axes.count_from_start(constants.widen(graph)),
             device,
             [relax.transform.ConvertLayout(layouts), relax.transform.Normalize()],
         )
