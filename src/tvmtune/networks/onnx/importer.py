@@ -37,7 +37,9 @@ class Importer(ONNXGraphImporter):
     def _convert_operator(
         self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
     ) -> Any:
-        def standard(*arguments: Any, operator: str = op_name) -> Any:
+        bare_name = op_name.rpartition(".")[2]  # TVM's converters have no domain
+
+        def standard(*arguments: Any, operator: str = bare_name) -> Any:
             """TVM's own converter, for these or other inputs."""
             values = onnx_input(arguments)
             return super(Importer, self)._convert_operator(operator, values, attrs, opset)
