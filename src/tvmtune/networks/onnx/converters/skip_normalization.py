@@ -93,4 +93,4 @@ CONVERTERS: dict[str, Converter] = {
     "com.microsoft.SkipLayerNormalization": skip_layer_normalization,
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_normalization,
 }
-"""Converters by operator. ONNX Runtime writes SimplifiedLayerNormalization into the standard's domain."""
+"""Converters by operator. In ONNX Runtime's files SimplifiedLayerNormalization has no domain."""
