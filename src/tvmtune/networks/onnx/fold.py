@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LARGEST = LARGEST
 """Tensors of up to this many elements are folded: shapes, axes and masks, not weights."""
 
-_NOT_PURE = {
+NOT_PURE = {
     "Bernoulli",
     "Dropout",
     "Multinomial",
@@ -125,7 +125,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     outputs = {info.name for info in model.graph.output}
     folded: dict[str, np.ndarray] = {}
     for node in model.graph.node:
-        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in _NOT_PURE:
+        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in NOT_PURE:
             continue
         name = node.output[0]
         if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
@@ -174,9 +174,7 @@ def fold_node(
 
     None if they are no function of them, too large or not supported by the evaluator.
     """
-    if operator in _NOT_PURE or any(
-        array is not None and array.size > _LARGEST for array in inputs
-    ):
+    if operator in NOT_PURE or any(array is not None and array.size > _LARGEST for array in inputs):
         return None
     names = ["" if array is None else f"input{i}" for i, array in enumerate(inputs)]
     node = helper.make_node(operator, names, [f"result{i}" for i in range(outputs)], **attributes)

@@ -25,7 +25,7 @@ from tvmtune.networks.onnx.converters import (
 )
 from tvmtune.networks.onnx.converters.request import Converter, Node
 
-__all__ = ["CONVERTERS", "Converter", "Node"]
+__all__ = ["CONVERTERS", "LIMITS", "Converter", "Node"]
 
 CONVERTERS: dict[str, Converter] = {
     **activations.CONVERTERS,
@@ -44,3 +44,20 @@ CONVERTERS: dict[str, Converter] = {
     **windows.CONVERTERS,
 }
 """Converters by operator."""
+
+LIMITS: dict[str, str] = {
+    **dict.fromkeys(
+        ("NonMaxSuppression", "NonZero", "Unique"), "results whose shape depends on the data"
+    ),
+    **attention_grouped.LIMITS,
+    **attention_microsoft.LIMITS,
+    **attention_standard.LIMITS,
+    **block_quantized.LIMITS,
+    **fused.LIMITS,
+    **indexing.LIMITS,
+    **rotary.LIMITS,
+    **skip_normalization.LIMITS,
+    **structure.LIMITS,
+    **windows.LIMITS,
+}
+"""What converters do not support, by operator, for docs/operators.md."""

@@ -165,3 +165,9 @@ def _mask(node: Node, lengths: _Lengths) -> Mask:
 
 
 CONVERTERS: dict[str, Converter] = {"com.microsoft.GroupQueryAttention": group_query_attention}
+
+LIMITS = {
+    "com.microsoft.GroupQueryAttention": "quantized or sliding caches; normalized queries and keys; "
+    "scores as a result; a past with a total_sequence_length that depends on the data",
+}
+"""What is not supported, by operator."""

@@ -155,3 +155,11 @@ CONVERTERS: dict[str, Converter] = {
     "com.microsoft.Attention": attention,
     "com.microsoft.MultiHeadAttention": multi_head_attention,
 }
+
+_SHARED = "buffers shared by past and present; masks of cumulated lengths or of rank 4"
+
+LIMITS = {
+    "com.microsoft.Attention": f"rotary embeddings; {_SHARED}",
+    "com.microsoft.MultiHeadAttention": f"packed queries, keys and values; {_SHARED}",
+}
+"""What is not supported, by operator."""

@@ -75,3 +75,8 @@ def _mask(node: Node, length: int, keys: int, past: int) -> Mask:
 
 
 CONVERTERS: dict[str, Converter] = {"Attention": attention}
+
+LIMITS = {
+    "Attention": "windows of opset 25; scores of modes 1 and 2 as a result",
+}
+"""What is not supported, by operator."""

@@ -49,3 +49,8 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 CONVERTERS: dict[str, Converter] = {"com.microsoft.MatMulNBits": matmul_nbits}
+
+LIMITS = {
+    "com.microsoft.MatMulNBits": "weights that are not constant, or prepacked; g_idx",
+}
+"""What is not supported, by operator."""

@@ -55,3 +55,11 @@ CONVERTERS: dict[str, Converter] = {
     "com.microsoft.FusedMatMul": fused_matmul,
     "com.microsoft.TransposeMatMul": fused_matmul,
 }
+
+_ACTIVATIONS = "activations other than Relu, LeakyRelu, Clip, Tanh, Sigmoid and HardSigmoid"
+
+LIMITS = {
+    "com.microsoft.FusedConv": _ACTIVATIONS,
+    "com.microsoft.FusedGemm": _ACTIVATIONS,
+}
+"""What is not supported, by operator."""

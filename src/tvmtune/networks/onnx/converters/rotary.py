@@ -89,3 +89,8 @@ CONVERTERS: dict[str, Converter] = {
     "RotaryEmbedding": standard,
     "com.microsoft.RotaryEmbedding": microsoft,
 }
+
+LIMITS = {
+    "com.microsoft.RotaryEmbedding": "ragged batches; a scale other than 1",
+}
+"""What is not supported, by operator."""

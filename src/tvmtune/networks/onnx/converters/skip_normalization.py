@@ -94,3 +94,10 @@ CONVERTERS: dict[str, Converter] = {
     "com.microsoft.SkipSimplifiedLayerNormalization": skip_simplified_layer_normalization,
 }
 """Converters by operator. In ONNX Runtime's files SimplifiedLayerNormalization has no domain."""
+
+LIMITS = {
+    "SimplifiedLayerNormalization": "axes other than the last; the inverse deviation as a result",
+    "com.microsoft.SkipLayerNormalization": "mean and inverse deviation as results",
+    "com.microsoft.SkipSimplifiedLayerNormalization": "mean and inverse deviation as results",
+}
+"""What is not supported, by operator."""
