@@ -39,13 +39,13 @@ def page() -> str:
         "# Supported operators",
         versions(),
         _wrapped(
-            "A network is imported if each of its operators is listed here. *tvmtune* marks a converter "
-            "of tvmtune's own, which is tested against the framework, *TVM* one of TVM's importer, and "
-            "*definition* an operator that is expanded into those by which ONNX defines it. A converter "
-            "may still refuse a form of its operator: the message names the node, the cause and a "
-            "remedy. Shapes must be static, and operators on constants are computed at import, whether "
-            "they are listed or not. Every library is compared with the framework's result before it "
-            "ships."
+            "A network is imported if each of its operators is listed here. *tvmtune* marks a "
+            "converter of tvmtune's own, which is tested against the framework, *TVM* one of TVM's "
+            "importer, and *definition* an operator that is expanded into those by which ONNX defines "
+            "it. A converter may still refuse a form of its operator: the message names the node, the "
+            "cause and a remedy. Shapes must be static, and operators on constants are computed at "
+            "import, whether they are listed or not. Every library is compared with the framework's "
+            "result before it ships."
         ),
         *_onnx(),
         *_torch(),
@@ -86,8 +86,8 @@ def _onnx() -> list[str]:
         "## ONNX Runtime",
         _wrapped(
             f"Operators of the domain `{MICROSOFT}`, which ONNX Runtime's optimizers write. Those of "
-            "other domains, such as `com.microsoft.nchwc`, are made for one machine: save the optimized "
-            "model at the level `ORT_ENABLE_EXTENDED` or `ORT_ENABLE_BASIC`."
+            "other domains, such as `com.microsoft.nchwc`, are made for one machine: save the "
+            "optimized model at the level `ORT_ENABLE_EXTENDED` or `ORT_ENABLE_BASIC`."
         ),
         _table(microsoft, CONVERTERS, LIMITS),
     ]
@@ -125,8 +125,8 @@ def _torch() -> list[str]:
     return [
         "## PyTorch",
         _wrapped(
-            "Operators of `torch.ops.aten`. A program is decomposed into PyTorch's core operators first "
-            "(`run_decompositions`), so that many others are supported, too: for instance, "
+            "Operators of `torch.ops.aten`. A program is decomposed into PyTorch's core operators "
+            "first (`run_decompositions`), so that many others are supported, too: for instance, "
             "`scaled_dot_product_attention` becomes products and a softmax."
         ),
         "\n".join(lines),

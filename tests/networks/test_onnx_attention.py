@@ -274,16 +274,27 @@ def test_group_query_attention_of_prompts_of_different_lengths():
 
 
 def test_group_query_attention_continues_sequences_of_different_lengths():
-    ends = (slice(None), slice(None), slice(2))  # the first sequence ends before the cache does
     assert_matches_onnxruntime(
         "ms.GroupQueryAttention",
         grouped(1, PAST + 1, past=True) | {"last": ints(1, PAST)} | TABLE,
         constant=["total"],
         outputs=("y", "present_key", "present_value"),
-        valid=[slice(None), ends, ends],
         num_heads=HEADS,
         kv_num_heads=GROUPS,
         do_rotary=1,
+    )
+
+
+def test_a_cache_with_room_for_later_tokens():
+    inputs = grouped(1, PAST, past=True)
+    inputs |= cache(GROUPS, room=PAST + 4)
+    assert_matches_onnxruntime(
+        "ms.GroupQueryAttention",
+        inputs,
+        constant=["total"],
+        outputs=("y", "present_key", "present_value"),
+        num_heads=HEADS,
+        kv_num_heads=GROUPS,
     )
 
 

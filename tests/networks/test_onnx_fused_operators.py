@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
+from models import tiny_cnn, tiny_encoder
+from networks.in_tvm import assert_tvm_agrees
 from networks.onnx_operators import (
     assert_matches_onnxruntime,
     floats,
@@ -18,7 +23,7 @@ from networks.onnx_operators import (
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.onnx.network import OnnxNetwork
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 X = floats(2, 5, 16)
 VECTOR = {name: floats(16, seed=seed) for seed, name in enumerate(("scale", "shift", "bias"), 1)}
@@ -168,6 +173,49 @@ def test_matmul_of_quantized_weights(bits: int, block: int, columns: int, zeros:
     assert_matches_onnxruntime("ms.MatMulNBits", inputs, constant=weights, **options)
 
 
+def optimized(model: onnx.ModelProto, level: str, path: Path) -> onnx.ModelProto:
+    """The model as ONNX Runtime writes it at an optimization level."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "fused"), [(tiny_cnn, "FusedConv"), (tiny_encoder, "FusedMatMul")]
+)
+def test_a_model_that_onnxruntime_optimized(make: Any, fused: str, tmp_path: Path):
+    model = optimized(make(), "ORT_ENABLE_EXTENDED", tmp_path / "model.onnx")
+    assert fused in {node.op_type for node in model.graph.node}
+    assert_tvm_agrees(OnnxNetwork(model, name="net"))
+
+
+def test_a_layout_for_one_machine_is_refused_with_the_level_to_save_at(tmp_path: Path):
+    model = optimized(tiny_cnn(), "ORT_ENABLE_ALL", tmp_path / "model.onnx")
+    if all(node.domain != "com.microsoft.nchwc" for node in model.graph.node):
+        pytest.skip("ONNX Runtime has no such layout for this machine")
+    assert "ORT_ENABLE_EXTENDED" in refusal(model)
+
+
+def test_shapes_are_known_behind_operators_that_shape_inference_does_not_know():
+    model = operator("ms.QuickGelu", {"x": X})
+    model.graph.node[0].output[0] = "activated"
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", ["activated"], ["shape"]),
+            helper.make_node("Split", ["shape"], ["batch", "length", "width"], num_outputs=3),
+            helper.make_node("Mul", ["length", "width"], ["joint"]),
+            helper.make_node("Concat", ["batch", "joint"], ["target"], axis=0),
+            helper.make_node("Reshape", ["activated", "target"], ["y"]),
+        ]
+    )
+    network = OnnxNetwork(model, name="net")
+    assert network.outputs[0].shape == (2, 80)
+    assert_tvm_agrees(network)
+
+
 def refusal(model: onnx.ModelProto) -> str:
     with pytest.raises(TvmtuneError) as raised:
         OnnxNetwork(model, name="net").to_relax()
@@ -190,6 +238,12 @@ def test_operators_of_a_machine_s_layout_are_refused_with_the_level_to_save_at()
     text = refusal(operator("com.microsoft.nchwc.Conv", {"x": IMAGE, "w": KERNEL}))
     assert "node 'the_node' (com.microsoft.nchwc.Conv, opset 1) of net" in text
     assert "ORT_ENABLE_EXTENDED" in text
+
+
+def test_onnxruntime_is_needed_for_its_own_operators(monkeypatch: pytest.MonkeyPatch):
+    model = operator("ms.QuickGelu", {"x": X})
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "QuickGelu, opset 1) of net needs ONNX Runtime" in refusal(model)
 
 
 def test_a_quantized_operator_is_refused_with_a_remedy():

@@ -37,6 +37,12 @@ def local_in(traceback: TracebackType | None, name: str, kind: type) -> Any:
     return innermost
 
 
+def end_block(builder: Any) -> None:
+    """End the block that an importer leaves open when it fails; TVM would print a warning about it."""
+    with contextlib.suppress(Exception):  # it failed before it opened one
+        builder._end_block()
+
+
 def constant_power(emit: Any, base: Any, exponent: float, *, floating: bool) -> Any | None:
     """Squares, cubes, roots and inverses by cheaper operators; None for other exponents."""
     from tvm import relax

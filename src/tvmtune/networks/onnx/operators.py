@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 import onnx
@@ -114,10 +115,14 @@ def check_domains(model: onnx.ModelProto, label: str) -> None:
     """Raise :class:`TvmtuneError` for the first node of a domain that nothing here can run."""
     versions = opsets(model)
     for node in nodes(model.graph):
-        if node.domain not in (*STANDARD, MICROSOFT):
+        if node.domain in STANDARD:
+            continue
+        where = f"{describe(node, versions)} of {label}"
+        if node.domain != MICROSOFT:
+            raise TvmtuneError(f"{where} is not supported: nothing here can run it; {remedy(node)}")
+        if importlib.util.find_spec("onnxruntime") is None:
             raise TvmtuneError(
-                f"{describe(node, versions)} of {label} is not supported: nothing here can run it; "
-                f"{remedy(node)}"
+                f"{where} needs ONNX Runtime, which is not installed: pip install onnxruntime"
             )
 
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import defs
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.importer_helpers import check_signature, local_in, quiet
+from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 from tvmtune.networks.onnx.fold import decide_branches, fold
@@ -69,12 +69,14 @@ def to_relax(
             f"weight '{name}' of {label} is sparse, which the importer does not support; "
             "export it as a dense tensor"
         )
+    importer = Importer(arrays)
     try:
         # It prints what it fails on, and warns of renamed inputs, which we identify by position.
         with quiet():
             version = next((versions[d] for d in STANDARD if d in versions), 1)
-            module = Importer(arrays).from_onnx(_with_full_names(model).graph, version)
+            module = importer.from_onnx(_with_full_names(model).graph, version)
     except Exception as error:
+        end_block(importer.bb)
         culprit = local_in(error.__traceback__, "node", onnx.NodeProto)
         where = f"{describe(culprit, versions)} of {label}" if culprit is not None else label
         raise TvmtuneError(

@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
-from tvmtune.networks.importer_helpers import check_signature, local_in, quiet
+from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
 from tvmtune.networks.torch.fold import fold
 from tvmtune.networks.torch.program import describe
@@ -66,6 +66,7 @@ def to_relax(
                 custom_convert_map=None,
             )
     except Exception as error:
+        end_block(importer.block_builder)
         culprit = local_in(error.__traceback__, "node", fx.Node)
         where = f"{describe(culprit)} of {label}" if culprit is not None else label
         raise TvmtuneError(

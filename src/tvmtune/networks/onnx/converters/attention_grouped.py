@@ -131,7 +131,7 @@ def _rotated(node: Node, query: Any, key: Any, lengths: _Lengths) -> tuple[Any, 
 
 
 def _cached(node: Node, past: Any, new: Any, lengths: _Lengths) -> Any:
-    """The cache after this step; what is in it beyond the last token is not defined."""
+    """The cache after this step, with zeros beyond the last token as in ONNX Runtime."""
     if lengths.starts is None:
         return new
     batch, groups, room, size = shape(past)
@@ -145,7 +145,9 @@ def _cached(node: Node, past: Any, new: Any, lengths: _Lengths) -> Any:
     source = node.op.minimum(source, relax.const(room + lengths.new - 1, kind))
     source = node.op.maximum(source, relax.const(0, kind))
     source = node.op.broadcast_to(source, (batch, groups, lengths.keys, size))
-    return node.op.gather_elements(both, source, axis=2)
+    tokens = node.op.gather_elements(both, source, axis=2)
+    end = node.op.add(start, relax.const(lengths.new, kind))
+    return node.op.where(node.op.less(index, end), tokens, relax.const(0.0, dtype(new)))
 
 
 def _mask(node: Node, lengths: _Lengths) -> Mask:
