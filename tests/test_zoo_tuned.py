@@ -12,16 +12,32 @@ from tvmtune.networks.zoo import ZOO
 
 TRIALS = 16
 SAMPLE = {
-    "densenet": ("densenet-121", "1x3x64x64"),
-    "inception": ("inception_v3", "1x3x75x75"),
-    "mobilenet": ("mobilenet", "1x3x96x96"),
-    "mobilenet_v2": ("mobilenet-v2", "1x3x64x64"),
-    "resnet": ("resnet-18", "1x3x64x64"),
-    "resnet3d": ("resnet3d-18", "1x3x4x32x32"),
-    "squeezenet": ("squeezenet_v1.1", "1x3x96x96"),
+    "bert": ("bert-base", "input_ids:1x16"),
+    "convnext": ("convnext-tiny", "data:1x3x64x64"),
+    "densenet": ("densenet-121", "data:1x3x64x64"),
+    "efficientnet": ("efficientnet-b0", "data:1x3x64x64"),
+    "gpt2": ("gpt2", "input_ids:1x16"),
+    "inception": ("inception_v3", "data:1x3x75x75"),
+    "mobilenet": ("mobilenet", "data:1x3x96x96"),
+    "mobilenet_v2": ("mobilenet-v2", "data:1x3x64x64"),
+    "mobilenet_v3": ("mobilenet-v3-small", "data:1x3x64x64"),
+    "resnet": ("resnet-18", "data:1x3x64x64"),
+    "resnet3d": ("resnet3d-18", "data:1x3x4x32x32"),
+    "squeezenet": ("squeezenet_v1.1", "data:1x3x96x96"),
     "vgg": ("vgg-11", None),
+    "vit": ("vit-b-16", "data:1x3x64x64"),
 }
-"""A network of each family, with smaller images if the default size takes minutes."""
+"""A network of each family, with smaller inputs if the default size takes minutes."""
+
+SOAK = {"convnext", "efficientnet", "gpt2", "vit"}
+"""Families much like bert and mobilenet_v3."""
+
+
+def samples() -> list[object]:
+    return [
+        pytest.param(*sample, id=family, marks=pytest.mark.soak if family in SOAK else ())
+        for family, sample in SAMPLE.items()
+    ]
 
 
 def test_there_is_a_sample_of_each_family():
@@ -30,9 +46,9 @@ def test_there_is_a_sample_of_each_family():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "shape"), SAMPLE.values(), ids=SAMPLE)
+@pytest.mark.parametrize(("name", "shape"), samples())
 def test_a_network_of_each_family_is_tuned_compiled_and_correct(name, shape, tmp_path):
-    network = [name, "--shape", f"data:{shape}"] if shape else [name]
+    network = [name, "--shape", shape] if shape else [name]
     # In three steps: ``tune`` alone would compile the untuned library, too.
     few = ["--repeat", 3]  # only correctness matters, not speed
     words = ["tune", *network, "--tasks", "top4", "--trials", TRIALS, *few]

@@ -23,6 +23,19 @@ def numpy_dtype(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
+def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in a smaller floating-point type whose largest values stand for larger finite ones.
+
+    Masks write the lowest float32 for minus infinity. As an infinity it would become NaN where a mask
+    multiplies it by 0.
+    """
+    import ml_dtypes
+
+    largest = float(ml_dtypes.finfo(dtype).max)
+    finite = np.isfinite(array)
+    return np.where(finite, np.clip(array, -largest, largest), array).astype(dtype)
+
+
 def aligned(array: np.ndarray) -> np.ndarray:
     """A contiguous copy at an address that is a multiple of :data:`ALIGNMENT`."""
     copy = empty(array.shape, array.dtype)

@@ -155,6 +155,12 @@ def test_a_nan_between_the_samples_is_detected():
     assert "NaN" in str(verdict(large, spoiled))
 
 
+def test_a_reference_without_a_finite_value_proves_nothing():
+    result = verdict(lambda x: [x * np.float32(np.nan)], lambda x: [x * np.float32(np.nan)])
+    assert not result.passed
+    assert "cannot be checked: no value of the reference is finite" in str(result)
+
+
 def test_a_damaged_check_gives_one_message():
     with pytest.raises(TvmtuneError, match="check is damaged"):
         compare([np.zeros(3)], {"outputs": [{"name": "y"}], "seed": 0, "varies": True})

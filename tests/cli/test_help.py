@@ -115,7 +115,8 @@ def test_an_environment_variable_sets_an_option(monkeypatch, capsys):
     ("words", "offered"),
     [
         ("tvmtune ta", ["tasks"]),
-        ("tvmtune tune --network mobilenet-", ["mobilenet-v2"]),
+        ("tvmtune tune --network mobilenet-v2", ["mobilenet-v2"]),
+        ("tvmtune tune --network mobilenet-v3-", ["mobilenet-v3-large", "mobilenet-v3-small"]),
         ("tvmtune compile squeeze", ["squeezenet_v1.0", "squeezenet_v1.1"]),
         ("tvmtune tune --target c", ["cpu", "cuda"]),
         ("tvmtune tune --tuner x", ["xgb", "xgb-knob"]),

@@ -21,6 +21,7 @@ from networks.onnx_operators import (
     quick_first,
 )
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -84,6 +85,18 @@ def test_embed_layer_normalization(full: bool):
     assert_matches_onnxruntime(
         "ms.EmbedLayerNormalization", inputs, outputs=outputs, constant=tables
     )
+
+
+def test_random_ids_are_drawn_from_the_tables_of_an_embedding():
+    tables = {"words": floats(12, 16), "places": floats(8, 16), "kinds": floats(2, 16)}
+    inputs = {"ids": IDS, "segments": IDS % 2} | tables
+    inputs |= {"scale": VECTOR["scale"], "shift": VECTOR["shift"]}
+    network, _ = operator_network(
+        "ms.EmbedLayerNormalization", inputs, constant=[*tables], outputs=("y", "")
+    )
+    random = random_inputs(network.inputs, seed=0, ranges=network.ranges)
+    assert 1 < random["ids"].max() < 12
+    assert random["segments"].max() <= 1
 
 
 IMAGE, KERNEL = floats(1, 4, 6, 6), floats(8, 4, 3, 3, seed=1) / 4

@@ -14,17 +14,33 @@ from onnx import helper, numpy_helper, shape_inference
 from tvmtune import networks
 from tvmtune.errors import UsageError
 from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.zoo import ZOO, canonical
 from tvmtune.types import Network, TensorSpec
 
-SMALL = ["mobilenet", "mobilenet-v2", "squeezenet_v1.0", "squeezenet_v1.1", "densenet-121"]
+SMALL = [
+    "mobilenet",
+    "mobilenet-v2",
+    "mobilenet-v3-large",
+    "mobilenet-v3-small",
+    "squeezenet_v1.0",
+    "squeezenet_v1.1",
+    "densenet-121",
+    "efficientnet-b0",
+]
 """Networks that are quick to build."""
 
 PARAMETERS = {
+    "bert-base": 109_482_240,
+    "convnext-tiny": 28_589_128,
     "densenet-121": 7_978_856,
+    "efficientnet-b0": 5_288_548,
+    "gpt2": 124_439_808,
     "inception_v3": 23_834_568,
     "mobilenet": 4_231_976,
     "mobilenet-v2": 3_504_872,
+    "mobilenet-v3-large": 5_483_032,
+    "mobilenet-v3-small": 2_542_856,
     "resnet-18": 11_689_512,
     "resnet-34": 21_797_672,
     "resnet-50": 25_557_032,
@@ -38,9 +54,11 @@ PARAMETERS = {
     "vgg-13": 133_047_848,
     "vgg-16": 138_357_544,
     "vgg-19": 143_667_240,
+    "vit-b-16": 86_567_656,
 }
 """As torchvision's tables have them, but for the first MobileNet (4.23 M in gluon's model zoo) and
-resnet3d-34, which no table has."""
+resnet3d-34, which no table has. Of bert-base (with the pooler) and gpt2 (with one matrix for embeddings
+and classifier) as PyTorch counts those of transformers."""
 
 SHAPES = {
     "inception_v3": (3, 299, 299),
@@ -66,19 +84,33 @@ VTA_TASKS = {
 CLASSES = {"resnet3d-18": 400, "resnet3d-34": 400}
 """Of networks without the 1000 of ImageNet."""
 
+TOKENS = {
+    "bert-base": (
+        ["input_ids", "attention_mask", "token_type_ids"],
+        128,
+        {"last_hidden_state": (1, 128, 768), "pooler_output": (1, 768)},
+    ),
+    "gpt2": (["input_ids"], 64, {"logits": (1, 64, 50257)}),
+}
+"""Of networks that take tokens: inputs, default length, outputs."""
+
 LARGER = ["resnet-101", "resnet-152", "vgg-13", "vgg-16", "vgg-19"]
 """Built by the same code as smaller ones of their families."""
 
 
-def sized(quick: list[str], soak: list[str] | None = None) -> list[object]:
-    """All networks, as parameters of a test that is slow but for the ``quick`` ones."""
+def sized(quick: list[str], soak: list[str] | None = None, *, tokens: bool = True) -> list[object]:
+    """All networks, as parameters of a test that is slow but for the ``quick`` ones.
+
+    ``tokens``: also those that take tokens.
+    """
 
     def marks(name: str) -> pytest.MarkDecorator | tuple[()]:
         if name in quick:
             return ()
         return pytest.mark.soak if name in (soak or ()) else pytest.mark.slow
 
-    return [pytest.param(name, marks=marks(name)) for name in networks.names()]
+    names = [name for name in networks.names() if tokens or name not in TOKENS]
+    return [pytest.param(name, marks=marks(name)) for name in names]
 
 
 @cache
@@ -124,18 +156,41 @@ def test_parameter_counts_match_the_published_ones(name: str):
     assert sum(int(np.prod(w.dims)) for w in trainable) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "inception_v3"], LARGER))
+@pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "inception_v3"], LARGER, tokens=False))
 def test_every_network_takes_one_sample_and_gives_raw_logits(name: str):
     network = load(name)
     sample = SHAPES.get(name, (3, 224, 224))
     assert network.inputs == (TensorSpec("data", (1, *sample), "float32"),)
     assert network.outputs == (TensorSpec("logits", (1, CLASSES.get(name, 1000)), "float32"),)
     assert network.source == {"zoo": name, "batch": 1}
-    operators = {node.op_type for node in model_of(network).graph.node}
-    assert not operators & {"Softmax", "Dropout"}
+    nodes = model_of(network).graph.node
+    assert not {node.op_type for node in nodes} & {"Dropout"}
+    (last,) = (node for node in nodes if "logits" in node.output)
+    assert last.op_type != "Softmax"
 
 
-@pytest.mark.parametrize("name", sized(["mobilenet-v2", "squeezenet_v1.1"], LARGER))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOKENS)
+def test_networks_of_tokens_take_ids_of_the_default_length_within_their_vocabulary(name: str):
+    network = networks.load(name)
+    inputs, length, outputs = TOKENS[name]
+    assert network.inputs == tuple(TensorSpec(key, (1, length), "int64") for key in inputs)
+    assert {spec.name: spec.shape for spec in network.outputs} == outputs
+    assert {spec.dtype for spec in network.outputs} == {"float32"}
+    assert isinstance(network, OnnxNetwork)
+    assert network.ranges["input_ids"] == (0, {"bert-base": 30521, "gpt2": 50256}[name])
+
+
+@pytest.mark.slow
+def test_one_shape_sets_the_length_of_all_inputs():
+    network = networks.load("bert-base", shapes={"attention_mask": (2, 7)})
+    assert {spec.shape for spec in network.inputs} == {(2, 7)}
+    assert network.outputs[0].shape == (2, 7, 768)
+
+
+@pytest.mark.parametrize(
+    "name", sized(["mobilenet-v2", "squeezenet_v1.1"], [*LARGER, "bert-base", "vit-b-16"])
+)
 def test_hashes_are_the_same_in_another_process(name: str):
     code = (
         f"from tvmtune.networks import load; n = load({name!r});"
@@ -144,6 +199,20 @@ def test_hashes_are_the_same_in_another_process(name: str):
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     network = load(name)
     assert shown.stdout.split() == [network.structure_hash, network.weights_hash]
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "values"),
+    [
+        ("efficientnet-b0", "stem.weight", [-0.013997444, 0.40610126, -0.01908371]),
+        ("convnext-tiny", "stage1.block1.mlp1.weight", [0.045582052, 0.10672167, 0.08577509]),
+    ],
+)
+def test_weights_of_later_networks_are_frozen(name: str, weight: str, values: list[float]):
+    weights = {w.name: w for w in model_of(load(name)).graph.initializer}
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(weights[weight]).ravel()[:3], np.float32(values)
+    )
 
 
 def test_weights_are_frozen():
@@ -170,6 +239,13 @@ def test_weights_are_frozen():
         ("inception-v3", "inception_v3"),
         ("inceptionv3", "inception_v3"),
         ("densenet121", "densenet-121"),
+        ("mobilenet_v3_large", "mobilenet-v3-large"),
+        ("mobilenetv3", "mobilenet-v3-large"),
+        ("efficientnet_b0", "efficientnet-b0"),
+        ("vit_b_16", "vit-b-16"),
+        ("convnext_tiny", "convnext-tiny"),
+        ("bert-base-uncased", "bert-base"),
+        ("gpt-2", "gpt2"),
     ],
 )
 def test_other_spellings_are_understood(alias: str, name: str):
@@ -225,13 +301,18 @@ def test_an_impossible_shape_is_refused(shapes: dict[str, tuple[int, ...]], caus
         ("vgg-11", (1, 3, 192, 224), "cannot take images of 192x224.*multiples of 224"),
         ("vgg-11", (1, 3, 256, 256), "cannot take images of 256x256.*multiples of 224"),
         ("resnet3d-18", (1, 3, 112, 112), "has 4 dimensions, but input 'data'.* has 5"),
+        ("vit-b-16", (1, 3, 224, 230), "cannot take images of 224x230.*multiples of 16"),
+        ("convnext-tiny", (1, 3, 16, 16), "too small: only 1x1 is left of it at layer"),
+        ("bert-base", (1, 513), "cannot take 513 tokens.* 512 positions"),
+        ("gpt2", (1, 1025), "cannot take 1025 tokens.* 1024 positions"),
+        ("gpt2", (1, 8, 1), "has 3 dimensions, but input 'input_ids' of gpt2 has 2"),
     ],
 )
-def test_an_unsuitable_image_size_is_refused_with_the_cause(
+def test_an_unsuitable_input_size_is_refused_with_the_cause(
     name: str, shape: tuple[int, ...], cause: str
 ):
     with pytest.raises(UsageError, match=cause):
-        networks.load(name, shapes={"data": shape})
+        networks.load(name, shapes={ZOO[name].inputs[0]: shape})
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 def with_weights(module: nn.Module, model: onnx.ModelProto) -> nn.Module:
     """``module`` for inference with the weights of ``model``, one after another."""
-    ours = [w for w in model.graph.initializer if w.dims]  # bounds of Clip are scalars
+    kinds = {"weight", "bias", "running_mean", "running_var"}  # others are shapes, bounds, masks
+    ours = [w for w in model.graph.initializer if w.name.rpartition(".")[2] in kinds]
     slots = {key: t for key, t in module.state_dict(keep_vars=True).items() if t.dim()}
     for weight, (key, tensor) in zip(ours, slots.items(), strict=True):
         assert tuple(weight.dims) == tuple(tensor.shape), (weight.name, key)

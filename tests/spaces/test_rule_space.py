@@ -12,18 +12,7 @@ from tvm_ffi import structural_equal
 from kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
 from models import tiny_cnn, tiny_encoder
 from tvmtune.spaces import traces
-from tvmtune.spaces.rule_space import (
-    AVX,
-    AVX512,
-    NEON,
-    NEON32,
-    SSE,
-    RuleSpace,
-    apply_anchor,
-    register_tiles,
-    tune_context,
-    vector_unit,
-)
+from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, tune_context
 from tvmtune.tasks.extract import extract_tasks
 from tvmtune.types import Implementation
 
@@ -173,40 +162,6 @@ def test_a_stored_workload_is_restored():
     for implementation in implementations(one_conv()):
         text = traces.store_module(implementation.mod)
         assert structural_equal(traces.load_module(text), implementation.mod)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "unit"),
-    [
-        ({"mcpu": "skylake-avx512"}, AVX512),
-        ({"mcpu": "haswell"}, AVX),
-        ({"mcpu": "x86-64-v2"}, SSE),
-        ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, NEON),
-        ({"mtriple": "armv7l-linux-gnueabihf", "mcpu": "cortex-a9"}, NEON32),
-    ],
-)
-def test_the_vector_unit_follows_from_the_target(attributes, unit):
-    attributes = {"mtriple": "x86_64-linux-gnu", **attributes}
-    assert vector_unit({"kind": "llvm", **attributes}) == unit
-
-
-@pytest.mark.parametrize("unit", [AVX512, AVX, SSE, NEON, NEON32])
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(14, 112), (7, 192), (128, 3072), (56, 24), (1, 1000), (197, 58), (1, 1)]
-)
-def test_sums_of_a_register_tile_fit_in_registers(rows, columns, unit):
-    tiles = register_tiles(rows, columns, unit)
-    assert tiles
-    for height, width in tiles:
-        assert rows % height == columns % width == 0
-        assert width & (width - 1) == 0, "a power of two"
-        assert height * max(1, width // unit.lanes) <= unit.sums
-
-
-def test_register_tiles_prefer_whole_vectors():
-    assert register_tiles(14, 112, AVX512)[0] == (14, 16)
-    assert register_tiles(128, 3072, AVX512)[0] == (4, 64)
-    assert register_tiles(128, 3072, AVX)[0] == (4, 16)
 
 
 def test_a_schedule_applies_to_another_epilogue():

@@ -17,7 +17,7 @@ from tvmtune import accuracy
 from tvmtune.accuracy import relative_error
 from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.inputs import inputs_of, random_inputs, ranges_of
 from tvmtune.types import is_operator
 
 if TYPE_CHECKING:
@@ -83,12 +83,11 @@ def make_check(network: Network, seed: int = 0) -> JSON:
     The result is JSON: ``seed``; ``varies``, whether the reference's outputs differ for the inputs of
     ``seed + 1``; and for each of ``outputs`` the ``name``, ``shape``, ``dtype``, ``max_abs``,
     ``finite``, ``tolerance`` and ``values``, the base64 text of the little-endian values at
-    :func:`sample_places`. An operator may add ``ranges``, see
+    :func:`sample_places`. ``ranges`` are those of integer inputs, if the network has any, see
     :func:`tvmtune.networks.inputs.random_inputs`.
     """
-    ranges = dict(getattr(network, "ranges", {}))
-    first = network.reference(random_inputs(network.inputs, seed, ranges))
-    second = network.reference(random_inputs(network.inputs, seed + 1, ranges))
+    first = network.reference(inputs_of(network, seed))
+    second = network.reference(inputs_of(network, seed + 1))
     outputs = []
     for spec, array in zip(network.outputs, first, strict=True):
         finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
@@ -107,6 +106,7 @@ def make_check(network: Network, seed: int = 0) -> JSON:
             }
         )
     check: JSON = {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
+    ranges = ranges_of(network)
     return check | ({"ranges": ranges} if ranges else {})
 
 
@@ -184,6 +184,10 @@ def _compare_one(array: np.ndarray, entry: dict[str, Any], seed: int) -> OutputC
         return OutputCheck(name, float("inf"), "holds NaN or infinity")
     raw = np.frombuffer(base64.b64decode(entry["values"]), dtype.newbyteorder("<"))
     values = array.reshape(-1)[sample_places(array.size, seed)]
+    if raw.size and raw.dtype.kind not in "biu" and not np.isfinite(raw).any():
+        return OutputCheck(
+            name, float("inf"), "cannot be checked: no value of the reference is finite"
+        )
     error = relative_error(values, raw, entry["max_abs"])
     return OutputCheck(name, error, "" if np.isfinite(error) else "holds NaN or infinity")
 

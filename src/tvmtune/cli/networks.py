@@ -13,13 +13,18 @@ import click
 def command(as_json: bool) -> None:
     """List the networks of the zoo.
 
-    For each: name, input, other names. Their weights are random but fixed, scaled to keep
-    activations near unit variance.
+    For each: name, inputs as --shape takes them, other names. Their weights are random but fixed,
+    scaled to keep activations near unit variance.
     """
     from tvmtune.networks.zoo import ZOO
 
     rows: list[dict[str, Any]] = [
-        {"name": name, "input": [1, *entry.sample], "aliases": list(entry.aliases)}
+        {
+            "name": name,
+            "input": [1, *entry.sample],
+            "inputs": list(entry.inputs),
+            "aliases": list(entry.aliases),
+        }
         for name, entry in sorted(ZOO.items())
     ]
     if as_json:
@@ -30,8 +35,10 @@ def command(as_json: bool) -> None:
     from tvmtune.cli.output import console
 
     table = Table()
-    for column in ("network", "input", "aliases"):
+    for column in ("network", "inputs", "aliases"):
         table.add_column(column)
     for row in rows:
-        table.add_row(row["name"], "x".join(map(str, row["input"])), ", ".join(row["aliases"]))
+        shape = "x".join(map(str, row["input"]))
+        inputs = "\n".join(f"{name}:{shape}" for name in row["inputs"])
+        table.add_row(row["name"], inputs, ", ".join(row["aliases"]))
     console().print(table)

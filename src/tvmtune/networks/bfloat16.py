@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.arrays import numpy_dtype
+from tvmtune.arrays import narrowed, numpy_dtype
 from tvmtune.errors import UsageError
 from tvmtune.networks.float16 import float32_model, round_weights
 from tvmtune.networks.onnx.network import OnnxNetwork
@@ -40,6 +40,7 @@ class Bfloat16Network:
         self.source = network.source | {"dtype": DTYPE}
         self.structure_hash = f"{self.rounded.structure_hash}-{DTYPE}"
         self.weights_hash = self.rounded.weights_hash
+        self.ranges = self.rounded.ranges
 
     def to_relax(self) -> tvm.IRModule:
         return _narrow(self.rounded.to_relax())
@@ -70,7 +71,7 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
         if isinstance(expr, relax.Var):
             return known[expr]
         if isinstance(expr, tvm.ir.GenericConst) and is_wide(expr):
-            return relax.const(expr.value.numpy().astype(numpy_dtype(DTYPE)))
+            return relax.const(narrowed(expr.value.numpy(), numpy_dtype(DTYPE)))
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([narrow(field) for field in expr.fields])
         if isinstance(expr, relax.TupleGetItem):

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from tvmtune.arrays import narrowed
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import check_inputs
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tvmtune.types import JSON, Network, TensorSpec
 
 _LARGEST = float(np.finfo(np.float16).max)
+_INFINITE = 1e9
+"""Larger constants stand for infinity, as in masks: weights are never that large."""
 
 
 class Float16Network:
@@ -30,7 +33,7 @@ class Float16Network:
     Batch norms are folded before weights are rounded, so that they are rounded once. The reference
     computes in float32 with the rounded weights: it differs by the rounding of activations.
     Raises :class:`UsageError` if ``network`` is not in ONNX form, :class:`TvmtuneError` if a weight
-    is too large for float16.
+    is too large for float16, unless it stands for infinity.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Float16Network:
         self.source = network.source | {"dtype": "float16"}
         self.structure_hash = self._half.structure_hash
         self.weights_hash = self._half.weights_hash
+        self.ranges = self.rounded.ranges
 
     def to_relax(self) -> tvm.IRModule:
         return self._half.to_relax()
@@ -73,7 +77,8 @@ def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
             array = numpy_helper.to_array(tensor)
-            most = float(np.abs(array).max(initial=0.0, where=np.isfinite(array)))
+            magnitude = np.abs(array)
+            most = float(magnitude.max(initial=0.0, where=magnitude < _INFINITE))
             if most > _LARGEST:
                 raise TvmtuneError(
                     f"weight '{tensor.name}' of {label} reaches {most:g}, and float16 ends at "
@@ -106,7 +111,7 @@ def round_weights(model: onnx.ModelProto, dtype: np.dtype) -> None:
     """Round float32 weights to ``dtype``, in place."""
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(dtype).astype(np.float32)
+            array = narrowed(numpy_helper.to_array(tensor), dtype).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from tvmtune.types import TensorSpec
+    from tvmtune.types import Network, TensorSpec
 
 
 def random_inputs(
@@ -26,9 +26,9 @@ def random_inputs(
     """Inputs that depend only on the specs, the seed and ``ranges``.
 
     Floats are standard normal. 8- and 16-bit integers are data (pixels) and take their full range.
-    Wider integers are usually masks or indices into a table of unknown length (token ids, segment ids):
-    0 and 1 are valid for all of them. ``ranges`` maps names of integer inputs to their lowest and
-    highest value, to override this.
+    Wider integers are usually masks or indices into a table (token ids, segment ids): 0 and 1 are valid
+    for all of them. ``ranges`` maps names of integer inputs to their lowest and highest value, where
+    these are known.
     """
     rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
     result: dict[str, np.ndarray] = {}
@@ -47,6 +47,16 @@ def random_inputs(
             values = rng.standard_normal(spec.shape)
         result[spec.name] = np.asarray(values).astype(dtype)
     return result
+
+
+def ranges_of(network: Network) -> dict[str, tuple[int, int]]:
+    """The ranges of a network's integer inputs, its attribute ``ranges``; empty if it has none."""
+    return dict(getattr(network, "ranges", {}))
+
+
+def inputs_of(network: Network, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of a network, integers within its ranges."""
+    return random_inputs(network.inputs, seed, ranges_of(network))
 
 
 def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tvmtune.networks.inputs import ranges_of
 from tvmtune.types import Network
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Int8Network:
         self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
         self.source = network.source | {"dtype": DTYPE}
         self.structure_hash, self.weights_hash = network.structure_hash, network.weights_hash
+        self.ranges = ranges_of(network)
 
     def to_relax(self) -> tvm.IRModule:
         return self._float.to_relax()

@@ -82,9 +82,9 @@ def split_runs(
 
 def random_samples(network: Network) -> list[dict[str, np.ndarray]]:
     """Seeded inputs of unit variance, for use without calibration data."""
-    from tvmtune.networks.inputs import random_inputs
+    from tvmtune.networks.inputs import inputs_of
 
-    return [random_inputs(network.inputs, seed) for seed in range(RANDOM_SAMPLES)]
+    return [inputs_of(network, seed) for seed in range(RANDOM_SAMPLES)]
 
 
 def _with_outputs(graph: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.errors import UsageError
-from tvmtune.networks.inputs import check_inputs
+from tvmtune.networks.inputs import check_inputs, ranges_of
 from tvmtune.quantize import calibrate, execute, groups, integers, scales
 from tvmtune.quantize.float_fallback import channels_last
 from tvmtune.quantize.graph import with_unique_names
@@ -75,6 +75,7 @@ class QuantizedNetwork:
         self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
         self.source, self.weights_hash = network.source, network.weights_hash
         self.structure_hash = network.structure_hash
+        self.ranges = ranges_of(network)
         self._samples = samples
 
     def to_relax(self) -> tvm.IRModule:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.spaces import rules, tensor_intrinsics, tiling
-from tvmtune.spaces.rule_space import applying, divisor, extent, replay, tune_context
+from tvmtune.spaces.cpu_tiles import divisor
+from tvmtune.spaces.rule_space import applying, extent, replay, tune_context
 
 if TYPE_CHECKING:
     import tvm

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.workload_keys import structure
-from tvmtune.spaces import rules, tensor_intrinsics, traces
+from tvmtune.spaces import cpu_rows, cpu_tiles, rules, tensor_intrinsics, traces
+from tvmtune.spaces.cpu_tiles import VectorUnit
 from tvmtune.types import Space, digest
 
 if TYPE_CHECKING:
@@ -67,19 +68,24 @@ class RuleSpace:
             designs = list(context.generate_design_space())
         except Exception:  # a kernel with hand-written loops, such as a scatter
             return _unscheduled(mod)
-        unit = vector_unit(self.target)
+        cores = int(self.target.get("num-cores") or 1)
+        unit = cpu_tiles.vector_unit(self.target)
         if self.vector is not None:
             unit = replace(unit, lanes=self.vector)
+        tiled = any(_tiled(design) for design in designs)
+        if self.target["kind"] == "llvm" and not tiled and (sch := _by_rows(mod, unit, cores)):
+            return sch
+        group = cpu_tiles.column_group(mod)
         postprocs = list(context.space_generator.postprocs)
         # Weight re-ordering does not support every way in which a kernel may read a constant.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
         for usable in (postprocs, safe):
             best: tuple[float, Schedule] | None = None
             for design in designs:
-                for score, trace in preferred_traces(design, unit):
-                    sch = replay(mod, trace, usable)
-                    if sch is not None and (best is None or score > best[0]):
-                        best = (score, sch)
+                for score, trace in preferred_traces(design, unit, cores, group):
+                    tried = replay(mod, trace, usable)
+                    if tried is not None and (best is None or score > best[0]):
+                        best = (score, tried)
                         break
             if best is not None:
                 return best[1]
@@ -111,7 +117,7 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
     import tvm
     from tvm.target.codegen import llvm_cpu_has_features
 
-    if _triple(target).startswith(("aarch64", "arm", "thumb")):
+    if cpu_tiles.llvm_triple(target).startswith(("aarch64", "arm", "thumb")):
         return "llvm"
     known = tvm.target.Target(target)
     if llvm_cpu_has_features("avx512vnni", known):
@@ -119,48 +125,15 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
     return "llvm" if any(llvm_cpu_has_features(f, known) for f in ("avx512f", "avxvnni")) else None
 
 
-def _triple(target: dict[str, Any]) -> str:
-    from tvm.target.codegen import llvm_get_system_triple
-
-    return str(target.get("mtriple") or llvm_get_system_triple())
+def _tiled(design: Schedule) -> bool:
+    return any(inst.kind.name == "SamplePerfectTile" for inst in design.trace.insts)
 
 
-@dataclass(frozen=True)
-class VectorUnit:
-    """What a CPU computes in vectors with."""
-
-    lanes: int
-    """float32 values in a register."""
-    sums: int
-    """Registers that a tile's sums may take. The others hold operands."""
-
-
-AVX512 = VectorUnit(16, 28)
-AVX = VectorUnit(8, 12)
-SSE = VectorUnit(4, 12)
-NEON = VectorUnit(4, 24)
-NEON32 = VectorUnit(4, 12)
-"""AVX-512 and 64-bit NEON have 32 registers, the others 16."""
-
-
-def vector_unit(target: dict[str, Any]) -> VectorUnit:
-    """The vector unit of an LLVM target; 128 bits with 16 registers if it is not known."""
-    import tvm
-    from tvm.target.codegen import llvm_cpu_has_features
-
-    if target["kind"] != "llvm":
-        return SSE
-    # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
-    triple = _triple(target)
-    if triple.startswith(("aarch64", "arm64")):
-        return NEON
-    if triple.startswith(("arm", "thumb")):
-        return NEON32
-    known = tvm.target.Target(target)
-    for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
-        if llvm_cpu_has_features(feature, known):
-            return unit
-    return SSE
+def _by_rows(mod: tvm.IRModule, unit: VectorUnit, cores: int) -> Schedule | None:
+    try:
+        return cpu_rows.schedule(mod, unit, cores)
+    except Exception:  # TVM raises several unrelated types for a stage that cannot be moved
+        return None
 
 
 def _unscheduled(mod: tvm.IRModule) -> Schedule:
@@ -212,29 +185,26 @@ def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -
     return None
 
 
-def preferred_traces(design: Schedule, unit: VectorUnit) -> list[tuple[float, Any]]:
+def preferred_traces(
+    design: Schedule, unit: VectorUnit, cores: int = 1, group: int | None = None
+) -> list[tuple[float, Any]]:
     """Decisions for one design, the preferred first, each with a score for comparing designs."""
-    options = []
     tiles = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
     spatial = [i for i in tiles if len(i.outputs) == 4]
     reduction = [i for i in tiles if len(i.outputs) == 2]
-    sizes = [extent(design.trace, inst) for inst in reversed(spatial)]
-    last, second = [*sizes, 1, 1][:2]
-    for rows, columns in register_tiles(second, last, unit):
+    options = []
+    for chosen in cpu_tiles.decisions(
+        [extent(design.trace, inst) for inst in spatial],
+        [extent(design.trace, inst) for inst in reduction],
+        unit,
+        cores,
+        group,
+    ):
         trace = design.trace
-        for position, inst in enumerate(reversed(spatial)):
-            size = sizes[position]
-            if position == 0:
-                decision = [size // columns, 1, 1, columns]
-            elif position == 1:
-                decision = [1, size // rows, 1, rows]
-            else:
-                decision = [size, 1, 1, 1]
-            trace = trace.with_decision(inst, decision, remove_postproc=True)
-        for position, inst in enumerate(reversed(reduction)):
-            size = extent(trace, inst)
-            inner = divisor(size, 16) if position == 0 else 1
-            trace = trace.with_decision(inst, [size // inner, inner], remove_postproc=True)
+        for inst, parts in zip(spatial, chosen.spatial, strict=True):
+            trace = trace.with_decision(inst, parts, remove_postproc=True)
+        for inst, parts in zip(reduction, chosen.reduction, strict=True):
+            trace = trace.with_decision(inst, parts, remove_postproc=True)
         for inst in trace.insts:
             if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
                 trace = trace.with_decision(inst, 2, remove_postproc=True)
@@ -248,37 +218,12 @@ def _fused(trace: Any) -> int:
     return sum(1 for i in trace.insts if i.kind.name in ("CacheWrite", "ReverseComputeAt"))
 
 
-def register_tiles(rows: int, columns: int, unit: VectorUnit) -> list[tuple[int, int]]:
-    """Rows and columns of tiles whose sums stay in registers, best first.
-
-    The last spatial loop of a block (``columns``) is contiguous and becomes vector lanes; the one
-    before it (``rows``) shares the vectors that were loaded for the columns. For each term of the sums,
-    a tile of r rows and n vectors multiplies r * n times and loads r values and n vectors. LLVM keeps
-    the sums in registers only if vectors have a power of two lanes: others are ten times slower.
-    """
-    tiles = []
-    width = 4 * unit.lanes
-    while width:
-        if columns % width == 0:
-            vectors = max(1, width // unit.lanes)
-            height = divisor(rows, unit.sums // vectors)
-            reuse = height * vectors / (height + vectors)
-            tiles.append((reuse * min(1.0, width / unit.lanes), height, width))
-        width //= 2
-    return [(height, width) for _, height, width in sorted(tiles, reverse=True)]
-
-
 def extent(trace: Any, inst: Any) -> int:
     """The extent of the loop that a SamplePerfectTile splits."""
     result = 1
     for part in trace.get_decision(inst):
         result *= int(part)
     return result
-
-
-def divisor(extent: int, most: int) -> int:
-    """The largest divisor of ``extent`` that is at most ``most``."""
-    return max(d for d in range(1, max(1, min(extent, most)) + 1) if extent % d == 0)
 
 
 def apply_anchor(

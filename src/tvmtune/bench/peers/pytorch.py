@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tvmtune.bench.peers import pnnx_convert
 from tvmtune.bench.peers.base import Peer
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.inputs import inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,7 +71,7 @@ class Torch(Peer):
             module = copy.deepcopy(module).to(self.device, memory_format=torch.channels_last)
         self._module = self._prepare(module)
         try:
-            self.run(random_inputs(network.inputs, 0))
+            self.run(inputs_of(network))
         except NameError as error:
             if to_torch is not None:
                 raise

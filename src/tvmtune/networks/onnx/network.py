@@ -16,6 +16,7 @@ from tvmtune.networks.onnx import file as onnx_file
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.fold import skeleton
 from tvmtune.networks.onnx.hash import hashes
+from tvmtune.networks.onnx.index_ranges import index_ranges
 from tvmtune.networks.onnx.operators import (
     MICROSOFT,
     UNOFFICIAL,
@@ -82,6 +83,8 @@ class OnnxNetwork:
     source: JSON
     structure_hash: str
     weights_hash: str
+    ranges: dict[str, tuple[int, int]]
+    """Of integer inputs that are indices; see :func:`tvmtune.networks.inputs.random_inputs`."""
     releases_weights: bool
     """Whether it drops its weights after use; callers should then do so as well."""
 
@@ -119,6 +122,7 @@ class OnnxNetwork:
         self.inputs = tuple(_spec(info, self._label) for info in _true_inputs(graph))
         self._infer_output_shapes(chosen=batch != 1 or bool(shapes))
         self.outputs = tuple(_spec(info, self._label) for info in graph.output)
+        self.ranges = index_ranges(self._model, self.inputs)
         self.structure_hash, self.weights_hash = hashes(self._model, self._weights)
 
     def to_relax(self) -> tvm.IRModule:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from onnx import TensorProto
 
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.zoo.moments import (
@@ -66,7 +67,12 @@ class GraphBuilder:
         self._seed = seed
         self._centered = centered
         self._writer = OnnxWriter(name)
-        self._clips = False
+        self._scalars: set[str] = set()
+
+    def input_integers(self, name: str, shape: Sequence[int]) -> str:
+        """An int64 input, such as token ids."""
+        self._writer.input(name, shape, TensorProto.INT64)
+        return name
 
     def input(self, name: str, shape: Sequence[int]) -> Value:
         """A float32 input, assumed to be standard normal."""
@@ -90,7 +96,7 @@ class GraphBuilder:
         weight, moments = self._filters(x, name, channels, kernel, groups)
         scale = np.sqrt(variance / moments.variance)
         weight *= scale.reshape(-1, *[1] * (weight.ndim - 1))
-        shift = mean + 0.1 * math.sqrt(variance) * self._random(f"{name}.bias", (channels,))
+        shift = mean + 0.1 * math.sqrt(variance) * self.random(f"{name}.bias", (channels,))
         bias = shift - scale * moments.mean
         shape = self._convolve(x, name, weight, bias, stride, pad, groups)
         return Value(name, shape, Moments.of(shift, np.full(channels, variance)))
@@ -125,7 +131,7 @@ class GraphBuilder:
         deviate from those of the next input.
         """
         before = x.moments
-        spread = self._random(name, (4, x.shape[1]))
+        spread = self.random(name, (4, x.shape[1]))
         deviation = np.sqrt(before.variance)
         gamma = np.sqrt(variance) * (1.0 + 0.1 * spread[0])
         beta = mean + 0.1 * spread[1]
@@ -166,11 +172,7 @@ class GraphBuilder:
 
     def relu6(self, x: Value) -> Value:
         """Clip a normally distributed value to [0, 6]."""
-        bounds = {"relu6.min": 0.0, "relu6.max": 6.0}
-        if not self._clips:
-            for key, bound in bounds.items():
-                self._writer.weight(key, np.array(bound))
-        self._clips = True
+        bounds = [self.scalar("relu6.min", 0.0), self.scalar("relu6.max", 6.0)]
         name = self._writer.node("Clip", f"{x.name}.relu6", [x.name, *bounds])
         return Value(name, x.shape, clipped(x.moments, 6.0))
 
@@ -240,7 +242,7 @@ class GraphBuilder:
         width = x.shape[1]
         scale = math.sqrt(3.0 / x.moments.variance.sum())  # uniform in [-1, 1]: variance 1/3
         weight = self._writer.empty_weight(f"{name}.weight", (units, width))
-        bias = 0.1 * self._random(f"{name}.bias", (units,))
+        bias = 0.1 * self.random(f"{name}.bias", (units,))
         draws = self._draws(f"{name}.weight")
         rows = max(1, _CHUNK // width)
         for start in range(0, units, rows):  # float64 of the whole weight is twice its size
@@ -252,6 +254,50 @@ class GraphBuilder:
         inputs = [x.name, f"{name}.weight", f"{name}.bias"]
         self._writer.node("Gemm", name, inputs, output=output, transB=1)
         return Value(output or name, (x.shape[0], units), Moments.standard(units))
+
+    def node(
+        self, op: str, name: str, inputs: Sequence[str], *, output: str = "", **attributes: Any
+    ) -> str:
+        """Append any operator, for layers that are written elsewhere; returns its output's name."""
+        return self._writer.node(op, name, inputs, output=output, **attributes)
+
+    def split(self, x: str, sizes: str, parts: Sequence[str], *, axis: int) -> None:
+        """Split a tensor into ``parts``; ``sizes`` names their extents along ``axis``."""
+        self._writer.split_node("Split", f"{x}.split", [x, sizes], parts, axis=axis)
+
+    def weight(self, name: str, array: np.ndarray) -> str:
+        """Add a float32 weight, and return its name."""
+        self._writer.weight(name, array)
+        return name
+
+    def drawn_weight(self, name: str, shape: Sequence[int], scale: float) -> np.ndarray:
+        """Add a weight that is uniform in [-scale, scale), and return it as float32.
+
+        Values are multiples of ``scale / 32768``: 16 bits each are drawn four times as fast as 53.
+        """
+        weight = self._writer.empty_weight(name, shape)
+        flat, draws = weight.reshape(-1), self._draws(name)
+        factor = np.float32(scale / 32768.0)
+        for start in range(0, flat.size, _CHUNK):
+            part = flat[start : start + _CHUNK]
+            np.multiply(np.frombuffer(draws.bytes(2 * part.size), "<i2"), factor, out=part)
+        return weight
+
+    def integers(self, name: str, array: np.ndarray) -> str:
+        """Add an int64 constant, and return its name."""
+        self._writer.integers(name, array)
+        return name
+
+    def scalar(self, name: str, number: float) -> str:
+        """The name of a float32 constant, which is added once."""
+        if name not in self._scalars:
+            self._writer.weight(name, np.array(number))
+        self._scalars.add(name)
+        return name
+
+    def random(self, name: str, shape: Sequence[int]) -> np.ndarray:
+        """Float64 values, uniform in [-1, 1]."""
+        return _uniform(self._draws(name), shape)
 
     def finish(self, *outputs: Value) -> Detached:
         """The model of ``outputs``, which the caller owns. No layer can be added afterwards."""
@@ -268,7 +314,7 @@ class GraphBuilder:
     ) -> tuple[np.ndarray, Moments]:
         """Filters with He initialization, and the moments of the result."""
         shape = (channels, x.shape[1] // groups, *each(kernel, len(x.shape) - 2))
-        draw = self._random(f"{name}.weight", shape)
+        draw = self.random(f"{name}.weight", shape)
         weight = draw * math.sqrt(6.0 / product(shape[1:]))  # uniform in [-1, 1]: variance 1/3
         # Channels of x that each output channel sees: (groups, channels / groups, C / groups).
         taps = weight.reshape(groups, channels // groups, shape[1], -1)
@@ -304,10 +350,6 @@ class GraphBuilder:
             "Conv", name, inputs, group=groups, dilations=[1] * rank, **window.attributes
         )
         return shape
-
-    def _random(self, name: str, shape: Sequence[int]) -> np.ndarray:
-        """Float64 values, uniform in [-1, 1]."""
-        return _uniform(self._draws(name), shape)
 
     def _draws(self, name: str) -> np.random.RandomState:
         seed = zlib.crc32(f"{self._seed}/{self._name}/{name}".encode())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,22 @@ def clipped(x: Moments, top: float) -> Moments:
     first = low.mean - high.mean
     second = _mean_square(low) - _mean_square(high) - 2.0 * top * high.mean
     return Moments.of(first, second - first**2)
+
+
+def transformed(x: Moments, function: Callable[[np.ndarray], np.ndarray]) -> Moments:
+    """Moments of ``function(x)`` for normal ``x``, by sums over a grid of up to 6 deviations."""
+    grid = np.linspace(-6.0, 6.0, 49)
+    density = np.exp(-0.5 * np.square(grid))
+    density /= density.sum()
+    values = function(x.mean[:, None] + np.sqrt(x.variance)[:, None] * grid)
+    first = values @ density
+    return Moments.of(first, np.square(values) @ density - first**2)
+
+
+def multiplied(x: Moments, y: Moments) -> Moments:
+    """Moments of the product of independent values."""
+    mean = x.mean * y.mean
+    return Moments.of(mean, _mean_square(x) * _mean_square(y) - mean**2)
 
 
 def averaged(x: Moments, samples: float, coverage: np.ndarray) -> Moments:

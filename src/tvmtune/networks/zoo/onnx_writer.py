@@ -35,8 +35,8 @@ class OnnxWriter:
         self._graph.name = name
         self._weights: dict[str, np.ndarray] = {}
 
-    def input(self, name: str, shape: Sequence[int]) -> None:
-        self._graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    def input(self, name: str, shape: Sequence[int], data_type: int = TensorProto.FLOAT) -> None:
+        self._graph.input.append(helper.make_tensor_value_info(name, data_type, shape))
 
     def output(self, name: str, shape: Sequence[int]) -> None:
         self._graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
@@ -50,13 +50,23 @@ class OnnxWriter:
         self._weights[name] = arrays.empty(shape, np.float32)
         return self._weights[name]
 
+    def integers(self, name: str, array: np.ndarray) -> None:
+        """Add an int64 constant: a shape, axes or indices."""
+        constant = numpy_helper.from_array(np.asarray(array, np.int64), name)
+        self._graph.initializer.append(constant)
+
     def node(
         self, op: str, name: str, inputs: Sequence[str], *, output: str = "", **attributes: Any
     ) -> str:
         """Add a node whose only output is named ``output``, by default like the node."""
-        output = output or name
-        self._graph.node.append(helper.make_node(op, inputs, [output], name=name, **attributes))
-        return output
+        self.split_node(op, name, inputs, [output or name], **attributes)
+        return output or name
+
+    def split_node(
+        self, op: str, name: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any
+    ) -> None:
+        """Add a node with any number of outputs."""
+        self._graph.node.append(helper.make_node(op, inputs, outputs, name=name, **attributes))
 
     def finish(self) -> Detached:
         """The model, which the caller owns. Nothing can be added afterwards."""

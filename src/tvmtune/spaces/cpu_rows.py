@@ -1,0 +1,250 @@
+"""Default schedules for kernels without products on CPUs: elementwise chains, softmax, normalizations,
+reductions.
+
+Each thread computes some rows of the output, and all stages of a row follow one another while it is in
+the cache. TVM's rules schedule stages by themselves and vectorize loops fused across rows, which makes
+gathers of loads where a row is no multiple of the vector.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.spaces.cpu_tiles import VectorUnit
+from tvmtune.types import product
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+
+VECTORS = 4
+"""Vectors per step of a loop over a row, for independent sums and fewer jumps."""
+SERIAL = 4096
+"""Values below which threads cost more than they bring."""
+
+
+def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | None:
+    """The rows of the kernel's output in parallel; None for a kernel that has no such rows.
+
+    Raises whatever TVM raises if a stage cannot be moved.
+    """
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(mod, error_render_level="none")
+    outputs = _inline(sch)
+    stages = _stages(sch)
+    sums = [stage for stage in stages if _sums(sch, stage)]
+    if not sums:
+        for stage in outputs:
+            _elementwise(sch, stage, unit)
+        return sch
+    if len(outputs) > 1:
+        return None
+    output = outputs[0]
+    extents = _extents(sch, output)[: _spatial(sch, output)]
+    spatial = [_extents(sch, stage)[: _spatial(sch, stage)] for stage in sums]
+    if len(sums) == 1 and len(stages) <= 2 and spatial[0] == extents:
+        if _contiguous_terms(sch, sums[0]):
+            return None
+        _columns(sch, sums[0], output, unit, cores)
+        return sch
+    rows = min(len(s) for s in spatial)
+    if _sums(sch, output) or not 0 < rows < len(extents) or product(extents[:rows]) == 1:
+        return None
+    if any(_extents(sch, stage)[:rows] != extents[:rows] for stage in stages):
+        return None
+    terms = [product(_extents(sch, stage)[_spatial(sch, stage) :]) for stage in sums]
+    if all(n % unit.lanes == 0 or n < 2 * unit.lanes for n in terms):
+        _rows(sch, output, rows, unit)
+    else:
+        _separate(sch, rows, unit)
+    return sch
+
+
+def _stages(sch: Schedule) -> list[Any]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _inline(sch: Schedule) -> list[Any]:
+    """Inline stages whose values are computed once nevertheless, and return the outputs' stages."""
+    outputs = []
+    for block in _stages(sch):
+        consumers = sch.get_consumers(block)
+        if not consumers:
+            outputs.append(block)
+        elif not _sums(sch, block) and (
+            len(consumers) == 1 or not any(_sums(sch, consumer) for consumer in consumers)
+        ):
+            sch.compute_inline(block)
+    return outputs
+
+
+def _same(sch: Schedule, one: Any, other: Any) -> bool:
+    return sch.get(one).name_hint == sch.get(other).name_hint
+
+
+def _sums(sch: Schedule, block: Any) -> bool:
+    from tvm import tirx
+
+    return any(v.iter_type != tirx.IterVar.DataPar for v in sch.get(block).iter_vars)
+
+
+def _extents(sch: Schedule, block: Any) -> list[int]:
+    return [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+
+
+def _width(extent: int, unit: VectorUnit) -> int:
+    """Lanes for a loop: the largest power of two, up to :data:`VECTORS` vectors, that divides it."""
+    width = VECTORS * unit.lanes
+    while extent % width:
+        width //= 2
+    return width
+
+
+def _vectorize(sch: Schedule, loop: Any, unit: VectorUnit) -> None:
+    """In whole vectors if they fit; LLVM vectorizes other loops, with a remainder."""
+    extent = int(sch.get(loop).extent)
+    width = _width(extent, unit)
+    if 2 * width >= unit.lanes:
+        sch.vectorize(sch.split(loop, [None, width])[1] if width < extent else loop)
+
+
+def _elementwise(sch: Schedule, block: Any, unit: VectorUnit) -> None:
+    loops = sch.get_loops(block)
+    size = product(_extents(sch, block))
+    if not loops:
+        return
+    *outer, last = loops
+    if outer and product(_extents(sch, block)[:-1]) > 1:
+        rows = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+    else:
+        extent = int(sch.get(last).extent)
+        rows, last = sch.split(last, [None, _width(extent, unit)])
+    _vectorize(sch, last, unit)
+    if size >= SERIAL:
+        sch.parallel(rows)
+
+
+def _columns(sch: Schedule, total: Any, output: Any, unit: VectorUnit, cores: int) -> None:
+    """Sums over outer axes, such as pooling: neighboring outputs in the lanes of vectors."""
+    spatial = _spatial(sch, total)
+    extents = _extents(sch, total)
+    width = _width(extents[spatial - 1], unit)
+    shared = product(extents[:spatial]) // width < 2 * cores <= extents[spatial]
+    if shared:
+        # Few outputs of many terms: threads share the first axis of terms.
+        partial = sch.rfactor(sch.get_loops(total)[spatial], 0)
+        _sum_columns(sch, partial, spatial - 1, 1, width)
+    if _same(sch, total, output):
+        _sum_columns(sch, total, spatial - 1, 0, width)
+        return
+    *outer, last = sch.get_loops(output)
+    tile, lanes = sch.split(last, [None, width])
+    tile = _fuse(sch, [*outer, tile])
+    sch.vectorize(lanes)
+    sch.parallel(tile)
+    sch.compute_at(total, tile, preserve_unit_loops=False)
+    if width > 1:
+        _, *loops = sch.get_loops(total)
+        lanes, *terms = reversed(loops) if shared else loops
+        sch.reorder(*terms, lanes)
+        sch.vectorize(lanes)
+        sch.decompose_reduction(total, terms[0])
+
+
+def _sum_columns(sch: Schedule, block: Any, column: int, more: int, width: int) -> None:
+    """One tile of ``width`` sums at a time along the loop at position ``column``, which is followed by
+    ``more`` loops over outputs and the loops over terms."""
+    loops = sch.get_loops(block)
+    outer = [*loops[column + 1 : column + 1 + more], *loops[:column]]
+    terms = loops[column + 1 + more :]
+    tile, lanes = sch.split(loops[column], [None, width])
+    sch.reorder(*outer, tile, *terms, lanes)
+    sch.parallel(_fuse(sch, [*outer, tile]))
+    sch.vectorize(lanes)
+    sch.decompose_reduction(block, terms[0])
+
+
+def _rows(sch: Schedule, output: Any, rows: int, unit: VectorUnit) -> None:
+    """All stages of a row of the output one after another."""
+    for stage in _stages(sch):
+        if _sums(sch, stage):
+            _sum_in_lanes(sch, stage, unit)
+    row = _fuse(sch, sch.get_loops(output)[:rows])
+    _vectorize_inner(sch, output, unit)
+    for stage in reversed(_stages(sch)):
+        if not _same(sch, stage, output):
+            sch.compute_at(stage, row, preserve_unit_loops=False)
+            if not _sums(sch, stage):
+                _vectorize_inner(sch, stage, unit)
+    partial = []
+    for stage in sch.get_child_blocks(row):
+        loops = sch.get_loops(stage)
+        if _sums(sch, stage) and len(loops) == 3:  # row, lanes, terms
+            sch.reorder(loops[2], loops[1])
+            sch.vectorize(loops[1])
+            partial.append((stage, loops[2]))
+    sch.parallel(row)
+    for stage, terms in partial:  # last, because TVM moves no loops beside decomposed sums
+        sch.decompose_reduction(stage, terms)
+
+
+def _separate(sch: Schedule, rows: int, unit: VectorUnit) -> None:
+    """Each stage for all rows: TVM loses the bounds of split loops when it moves a stage."""
+    for stage in _stages(sch):
+        loops = sch.get_loops(stage)
+        if _sums(sch, stage):
+            terms = _fuse(sch, loops[_spatial(sch, stage) :])
+            if int(sch.get(terms).extent) >= 2 * unit.lanes:
+                lanes = sch.split(terms, [None, unit.lanes])[1]
+                partial = sch.rfactor(lanes, _spatial(sch, stage))
+                inner = sch.get_loops(partial)
+                sch.parallel(_fuse(sch, inner[:rows]))
+                sch.vectorize(inner[-1])
+                sch.decompose_reduction(partial, inner[-2])
+            loops = sch.get_loops(stage)
+        sch.parallel(_fuse(sch, loops[:rows]))
+        if not _sums(sch, stage):
+            _vectorize_inner(sch, stage, unit)
+
+
+def _fuse(sch: Schedule, loops: list[Any]) -> Any:
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def _spatial(sch: Schedule, block: Any) -> int:
+    from tvm import tirx
+
+    return sum(v.iter_type == tirx.IterVar.DataPar for v in sch.get(block).iter_vars)
+
+
+def _vectorize_inner(sch: Schedule, block: Any, unit: VectorUnit) -> None:
+    """Vectorize what is within the loop over rows."""
+    inner = sch.get_loops(block)[1:]
+    if inner:
+        _vectorize(sch, _fuse(sch, inner), unit)
+
+
+def _sum_in_lanes(sch: Schedule, stage: Any, unit: VectorUnit) -> None:
+    """Sum in the lanes of some vectors, then over the lanes, a quarter of them at a time."""
+    loop = _fuse(sch, sch.get_loops(stage)[_spatial(sch, stage) :])
+    extent = int(sch.get(loop).extent)
+    if extent < 2 * unit.lanes:
+        return
+    width = _width(extent, unit)
+    if width == extent:
+        width //= 2
+    sch.rfactor(sch.split(loop, [None, width])[1], 0)
+    while width > 4:
+        width //= 4
+        loop = sch.get_loops(stage)[-1]
+        sch.rfactor(sch.split(loop, [None, width])[1], 0)
+
+
+def _contiguous_terms(sch: Schedule, stage: Any) -> bool:
+    """Whether neighboring terms of the sum are neighbors in memory."""
+    from tvm import tirx
+
+    block = sch.get(stage)
+    terms = [v.var for v in block.iter_vars if v.iter_type != tirx.IterVar.DataPar]
+    return any(read.region[-1].min.same_as(v) for read in block.reads for v in terms)

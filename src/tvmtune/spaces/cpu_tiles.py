@@ -1,0 +1,223 @@
+"""Tiles of sums of products on CPUs, chosen from the shape and the vector unit alone.
+
+The rules tile such kernels in the order SSRSRS: outer tiles, which are shared among threads, tiles
+within them, outer parts of the sums, tiles within those, inner parts of the sums, the register tile.
+The second-to-last spatial loop gives the register tile's rows, and the last one, which is contiguous,
+its columns. All other decisions are about caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.types import product
+
+if TYPE_CHECKING:
+    import tvm
+
+CACHED = 512 * 1024
+"""Bytes of an operand that stay in a core's own cache while the other operands pass."""
+TERMS = 128
+"""Terms of a sum that are added for a block of rows at a time. Their weights for a register tile's
+columns, 16 to 32 KiB, stay in the first-level cache."""
+BLOCK_ROWS = 320
+"""Rows of such a block. Its sums stay in the second-level cache."""
+_VECTOR_LOAD = 4
+"""What loading a vector costs, often from the second-level cache, in loads of a single value."""
+_LATENCY = 8
+"""Sums that must be open for a core to start a multiply-add in each cycle: two at a time, for four
+cycles."""
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    """What a CPU computes in vectors with."""
+
+    lanes: int
+    """float32 values in a register."""
+    sums: int
+    """Registers that a tile's sums may take. The others hold operands."""
+
+
+AVX512 = VectorUnit(16, 28)
+AVX = VectorUnit(8, 12)
+SSE = VectorUnit(4, 12)
+NEON = VectorUnit(4, 24)
+NEON32 = VectorUnit(4, 12)
+"""AVX-512 and 64-bit NEON have 32 registers, the others 16."""
+
+
+def vector_unit(target: dict[str, Any]) -> VectorUnit:
+    """The vector unit of an LLVM target; 128 bits with 16 registers if it is not known."""
+    import tvm
+    from tvm.target.codegen import llvm_cpu_has_features
+
+    if target["kind"] != "llvm":
+        return SSE
+    # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
+    triple = llvm_triple(target)
+    if triple.startswith(("aarch64", "arm64")):
+        return NEON
+    if triple.startswith(("arm", "thumb")):
+        return NEON32
+    known = tvm.target.Target(target)
+    for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
+        if llvm_cpu_has_features(feature, known):
+            return unit
+    return SSE
+
+
+def llvm_triple(target: dict[str, Any]) -> str:
+    """The target's triple; this machine's if it has none."""
+    from tvm.target.codegen import llvm_get_system_triple
+
+    return str(target.get("mtriple") or llvm_get_system_triple())
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Parts of each loop, outermost first."""
+
+    spatial: list[list[int]]
+    """Four parts each."""
+    reduction: list[list[int]]
+    """Two parts each."""
+
+
+def decisions(
+    spatial: Sequence[int],
+    reduction: Sequence[int],
+    unit: VectorUnit,
+    cores: int = 1,
+    group: int | None = None,
+) -> list[Decisions]:
+    """Tilings of a kernel with these loops, the one that should be fastest first.
+
+    ``spatial`` and ``reduction`` are extents. The last spatial loop is contiguous in the output, and
+    the last loop of the sum in the first operand. Columns of one tile must lie in the same group of
+    ``group`` columns, if that is given.
+    """
+    terms = _terms(reduction)
+    if not spatial:
+        return [Decisions([], terms)]
+    *_, second, last = (1, *spatial)
+    result = []
+    for rows, columns in register_tiles(second, last, unit, group):
+        register = [1] * len(spatial)
+        register[-1] = columns
+        if len(spatial) > 1:
+            register[-2] = rows
+        rest = [size // part for size, part in zip(spatial, register, strict=True)]
+        if _weights_once(spatial, reduction, rest):
+            block = _row_block(rest[:-1], rows, 2 * cores // rest[-1])
+            parts = [
+                [1, outer // inner, inner, part]
+                for outer, inner, part in zip(rest[:-1], block, register[:-1], strict=True)
+            ]
+            parts.append([rest[-1], 1, 1, columns])
+        else:
+            parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
+        result.append(Decisions(parts, terms))
+    return result
+
+
+def _weights_once(spatial: Sequence[int], reduction: Sequence[int], rest: Sequence[int]) -> bool:
+    """Whether to compute all rows for a tile of columns before the next columns, so that the second
+    operand is read from memory once, rather than all columns for a tile of rows.
+
+    The first operand's size is estimated: a convolution's data, of which neighboring sums share values,
+    as if its kernel were 1x1.
+    """
+    rows, columns = product(spatial[:-1]), spatial[-1]
+    weights = 4 * product(reduction) * columns
+    data = 4 * rows * (reduction[-1] if reduction else 1)
+    *row_tiles, column_tiles = rest
+    columns_first = data + weights * (1 if weights <= CACHED else product(row_tiles))
+    rows_first = weights + data * (1 if data <= CACHED else column_tiles)
+    return rows_first < columns_first
+
+
+def _row_block(tiles: Sequence[int], rows: int, blocks: int) -> list[int]:
+    """How many of the tiles along each loop form a block that shares each group of :data:`TERMS`
+    weights. ``rows`` is a tile's height, and ``blocks`` how many blocks there should be at least."""
+    most = max(1, min(BLOCK_ROWS // rows, product(tiles) // max(1, blocks)))
+    block = []
+    for size in reversed(tiles):
+        inner = divisor(size, most)
+        block.append(inner)
+        most = most // inner if inner == size else 1
+    return block[::-1]
+
+
+def _terms(reduction: Sequence[int]) -> list[list[int]]:
+    """Parts of the loops over terms, the inner ones at most :data:`TERMS` in all: as much of a
+    convolution's kernel as leaves room for some channels."""
+    if not reduction:
+        return []
+    *kernel, channels = reduction
+    terms = 1
+    parts = []
+    for size in reversed(kernel):
+        if terms * size * min(channels, 8) <= TERMS:
+            terms *= size
+            parts.append([1, size])
+        else:
+            parts.append([size, 1])
+    inner = divisor(channels, TERMS // terms)
+    return [*reversed(parts), [channels // inner, inner]]
+
+
+def register_tiles(
+    rows: int, columns: int, unit: VectorUnit, group: int | None = None
+) -> list[tuple[int, int]]:
+    """Rows and columns of tiles whose sums stay in registers, best first.
+
+    ``columns`` become vector lanes, and ``rows`` share the vectors that were loaded for them. For each
+    term of the sums, a tile of r rows and n vectors multiplies r * n times and loads r values and n
+    vectors. LLVM keeps the sums in registers only if vectors have a power of two lanes: others are ten
+    times slower.
+    """
+    tiles = []
+    width = 8 * unit.lanes
+    while width:
+        vectors = max(1, width // unit.lanes)
+        fits = columns % width == 0 and (group or columns) % width == 0
+        if fits and (vectors <= 4 or rows * vectors <= _LATENCY):
+            height = divisor(rows, max(1, unit.sums // vectors))
+            sums = height * vectors
+            loads = (_VECTOR_LOAD * vectors + height) / (height * width / unit.lanes)
+            tiles.append((loads * max(1.0, _LATENCY / sums), -width, height))
+        width //= 2
+    return [(height, -width) for _, width, height in sorted(tiles)]
+
+
+def column_group(mod: tvm.IRModule) -> int | None:
+    """How many neighboring columns of a grouped convolution read the same values of the first operand;
+    None for kernels without groups."""
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+    def divisors(index: Any, variable: Any) -> Iterator[int]:
+        if isinstance(index, tirx.FloorDiv) and index.a.same_as(variable):
+            yield int(index.b)
+        for operand in (getattr(index, "a", None), getattr(index, "b", None)):
+            if operand is not None:
+                yield from divisors(operand, variable)
+
+    groups: set[int] = set()
+    sch = Schedule(mod)
+    for child in sch.get_child_blocks(sch.get_sblock("root")):
+        block = sch.get(child)
+        spatial = [v.var for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
+        if spatial and len(spatial) < len(block.iter_vars):
+            for read in block.reads:
+                for axis in read.region:
+                    groups.update(divisors(axis.min, spatial[-1]))
+    return min(groups, default=None)
+
+
+def divisor(extent: int, most: int) -> int:
+    """The largest divisor of ``extent`` that is at most ``most``."""
+    return max(d for d in range(1, max(1, min(extent, most)) + 1) if extent % d == 0)

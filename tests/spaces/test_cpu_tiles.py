@@ -1,0 +1,113 @@
+"""Tiles that CPUs' kernels get without measurements."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import tvm
+from tvm import te, topi
+
+from tvmtune.spaces.cpu_tiles import (
+    AVX,
+    AVX512,
+    BLOCK_ROWS,
+    NEON,
+    NEON32,
+    SSE,
+    column_group,
+    decisions,
+    register_tiles,
+    vector_unit,
+)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "unit"),
+    [
+        ({"mcpu": "skylake-avx512"}, AVX512),
+        ({"mcpu": "haswell"}, AVX),
+        ({"mcpu": "x86-64-v2"}, SSE),
+        ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, NEON),
+        ({"mtriple": "armv7l-linux-gnueabihf", "mcpu": "cortex-a9"}, NEON32),
+    ],
+)
+def test_the_vector_unit_follows_from_the_target(attributes, unit):
+    attributes = {"mtriple": "x86_64-linux-gnu", **attributes}
+    assert vector_unit({"kind": "llvm", **attributes}) == unit
+
+
+@pytest.mark.parametrize("unit", [AVX512, AVX, SSE, NEON, NEON32])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(14, 112), (7, 192), (128, 3072), (56, 24), (1, 1000), (197, 58), (1, 1)]
+)
+def test_sums_of_a_register_tile_fit_in_registers(rows, columns, unit):
+    tiles = register_tiles(rows, columns, unit)
+    assert tiles
+    for height, width in tiles:
+        assert rows % height == columns % width == 0
+        assert width & (width - 1) == 0, "a power of two"
+        assert height * max(1, width // unit.lanes) <= unit.sums
+
+
+def test_register_tiles_prefer_whole_vectors():
+    assert register_tiles(14, 112, AVX512)[0] == (14, 16)
+    assert register_tiles(128, 3072, AVX512)[0] == (8, 32)
+    assert register_tiles(128, 3072, AVX)[0] == (4, 16)
+
+
+@pytest.mark.parametrize("unit", [AVX512, AVX, NEON])
+@pytest.mark.parametrize(
+    ("spatial", "reduction"),
+    [
+        ([1, 56, 56, 64], [3, 3, 64]),
+        ([1, 7, 7, 512], [3, 3, 512]),
+        ([8, 28, 28, 512], [3, 3, 512]),
+        ([1, 17, 17, 192], [7, 1, 128]),
+        ([1, 112, 112, 64], [7, 7, 3]),
+        ([128, 768], [3072]),
+        ([12, 197, 64], [197]),
+        ([1000], [2048]),
+        ([5], []),
+        ([], [100]),
+    ],
+)
+def test_the_parts_of_a_loop_multiply_to_its_extent(spatial, reduction, unit):
+    for chosen in decisions(spatial, reduction, unit, cores=4):
+        assert [math.prod(parts) for parts in chosen.spatial] == spatial
+        assert [math.prod(parts) for parts in chosen.reduction] == reduction
+        assert all(len(parts) == 4 for parts in chosen.spatial)
+        assert all(len(parts) == 2 for parts in chosen.reduction)
+
+
+def test_large_weights_are_read_once_and_small_ones_stay_in_the_cache():
+    large = decisions([1, 7, 7, 512], [3, 3, 512], AVX512)[0]
+    assert large.spatial[1] == [1, 1, 7, 1], "all rows share a group of weights"
+    small = decisions([1, 56, 56, 64], [3, 3, 64], AVX512)[0]
+    assert small.spatial[1] == [56, 1, 1, 1], "threads share the rows"
+
+
+def test_a_block_of_rows_is_bounded_and_leaves_work_for_all_cores():
+    rows = decisions([1, 56, 56, 512], [3, 3, 512], AVX512)[0].spatial
+    assert math.prod(parts[2] * parts[3] for parts in rows[:-1]) <= BLOCK_ROWS
+    for cores in (1, 2, 16, 64):
+        parts = decisions([1, 28, 28, 512], [3, 3, 512], AVX512, cores)[0].spatial
+        assert math.prod(part[0] * part[1] for part in parts) >= 2 * cores
+
+
+def test_the_channels_of_an_image_are_summed_with_the_columns_of_the_kernel():
+    assert decisions([1, 112, 112, 64], [7, 7, 3], AVX512)[0].reduction == [[7, 1], [1, 7], [1, 3]]
+
+
+def test_a_tile_stays_within_a_group_of_channels():
+    """Lanes of one vector would otherwise gather the values of several groups."""
+    assert column_group(convolution(groups=1)) is None
+    assert column_group(convolution(groups=26)) == 8
+    assert {width for _, width in register_tiles(14, 208, AVX512, group=8)} == {8, 4, 2, 1}
+
+
+def convolution(groups: int) -> tvm.IRModule:
+    data = te.placeholder((1, 14, 14, 208), name="data")
+    weight = te.placeholder((3, 3, 208 // groups, 208), name="weight")
+    output = topi.nn.conv(data, weight, 1, 1, 1, groups, "NHWC", "HWIO", "float32")
+    return tvm.IRModule({"main": te.create_prim_func([data, weight, output])})
