@@ -1,6 +1,7 @@
 """The documentation matches the code."""
 
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -38,6 +39,19 @@ def test_the_log_format_documents_every_field_of_a_trial():
 def test_the_log_format_documents_every_failure_stage():
     text = read("docs/log-format.md")
     assert [s for s in Stage.__args__ if f"`{s}`" not in text] == []
+
+
+def test_the_table_of_operators_is_up_to_date():
+    for package in ("torch", "tflite"):
+        pytest.importorskip(package)
+    path = ROOT / "scripts/operator_table.py"
+    spec = importlib.util.spec_from_file_location("operator_table", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = read("docs/operators.md")
+    if script.versions() not in text:
+        pytest.skip(f"the table is not of these packages: {script.versions()}")
+    assert text == script.page(), "run: python scripts/operator_table.py"
 
 
 @pytest.mark.parametrize("tuner", TUNERS)

@@ -145,11 +145,11 @@ def import_failure(model: onnx.ModelProto) -> str:
 
 def test_an_operator_of_onnxruntime_is_named_with_its_node():
     pytest.importorskip("onnxruntime", reason="only ONNX Runtime finds the shape of y")
-    model = one_node("FusedMatMul", domain="com.microsoft", shape=(3, 3))
+    model = one_node("CDist", domain="com.microsoft", shape=(3, 3))
     model.graph.node[0].input.append("x")
     text = import_failure(model)
     assert text.startswith(
-        "node 'the_node' (com.microsoft.FusedMatMul, opset 1) of net.onnx is not supported"
+        "node 'the_node' (com.microsoft.CDist, opset 1) of net.onnx is not supported"
     )
     assert "before ONNX Runtime's optimizer" in text
 

@@ -16,12 +16,17 @@ def fix(module: tvm.IRModule) -> tvm.IRModule:
 
     Negative indices of ``take`` count from the end, as PyTorch's do, and none leaves the tensor; the
     importers' own read out of bounds. Transposed convolutions become NCHW, the only layout in which TVM
-    legalizes them.
+    legalizes them. Booleans are compared as integers: TVM gives LLVM an instruction for floats, which
+    it refuses.
     """
     from tvm import ir, relax
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
     take, transposed = map(ir.Op.get, ("relax.take", "relax.nn.conv2d_transpose"))
+    comparisons = {
+        ir.Op.get(f"relax.{name}"): getattr(relax.op, name)
+        for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+    }
 
     @mutator
     class Fix(PyExprMutator):
@@ -29,6 +34,9 @@ def fix(module: tvm.IRModule) -> tvm.IRModule:
             call = self.visit_expr_post_order(call)
             if call.op == take:
                 return relax.op.take(*call.args, axis=call.attrs.axis, mode="wrap")
+            if call.op in comparisons and str(call.args[0].ty.dtype) == "bool":
+                numbers = [self.builder_.emit(relax.op.astype(x, "uint8")) for x in call.args]
+                return comparisons[call.op](*numbers)
             if call.op == transposed and call.attrs.data_layout == "NHWC":
                 x = self.builder_.emit(relax.op.permute_dims(call.args[0], _NCHW))
                 y = self.builder_.emit(_transposed_convolution(x, call))

@@ -1,4 +1,4 @@
-"""Helpers for TVM's importers: quiet calls, the culprit of an error, a check of the result."""
+"""Helpers for TVM's importers: quiet calls, the culprit of an error, powers, a check of the result."""
 
 from __future__ import annotations
 
@@ -37,6 +37,28 @@ def local_in(traceback: TracebackType | None, name: str, kind: type) -> Any:
     return innermost
 
 
+def end_block(builder: Any) -> None:
+    """End the block that an importer leaves open when it fails; TVM would print a warning about it."""
+    with contextlib.suppress(Exception):  # it failed before it opened one
+        builder._end_block()
+
+
+def constant_power(emit: Any, base: Any, exponent: float, *, floating: bool) -> Any | None:
+    """Squares, cubes, roots and inverses by cheaper operators; None for other exponents."""
+    from tvm import relax
+
+    if exponent in (1, 2, 3):
+        result = base
+        for _ in range(int(exponent) - 1):
+            result = emit(relax.op.multiply(result, base))
+        return result
+    if floating and exponent == 0.5:
+        return emit(relax.op.sqrt(base))
+    if floating and exponent == -1:
+        return emit(relax.op.divide(relax.const(1.0, str(base.ty.dtype)), base))
+    return None
+
+
 def check_signature(
     module: tvm.IRModule,
     inputs: Sequence[TensorSpec],
@@ -56,8 +78,8 @@ def check_signature(
         ("inputs", inputs, [parameter.ty for parameter in main.params]),
         ("outputs", outputs, results),
     ):
-        imported = [_text(one) for one in types]
-        wanted = [f"{'x'.join(map(str, spec.shape)) or 'scalar'} {spec.dtype}" for spec in specs]
+        imported = [type_text(one) for one in types]
+        wanted = [tensor_text(spec.shape, spec.dtype) for spec in specs]
         if imported != wanted:
             raise TvmtuneError(
                 f"TVM's importer gave {label} the {what} {', '.join(imported)}, but it has "
@@ -65,10 +87,15 @@ def check_signature(
             )
 
 
-def _text(tensor_type: Any) -> str:
+def type_text(tensor_type: Any) -> str:
     """A Relax type as :class:`TensorSpec` prints it; TVM's text for all but tensors of static shape."""
     try:
         extents = [int(extent) for extent in tensor_type.shape]
     except (AttributeError, TypeError, ValueError):
         return str(tensor_type)
-    return f"{'x'.join(map(str, extents)) or 'scalar'} {tensor_type.dtype}"
+    return tensor_text(extents, str(tensor_type.dtype))
+
+
+def tensor_text(shape: Sequence[int], dtype: str) -> str:
+    """``1x128 int64``"""
+    return f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}"

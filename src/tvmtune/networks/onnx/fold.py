@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -17,12 +17,12 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_infere
 from tvmtune.networks.onnx.weights import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _LARGEST = LARGEST
 """Tensors of up to this many elements are folded: shapes, axes and masks, not weights."""
 
-_NOT_PURE = {
+NOT_PURE = {
     "Bernoulli",
     "Dropout",
     "Multinomial",
@@ -125,24 +125,25 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     outputs = {info.name for info in model.graph.output}
     folded: dict[str, np.ndarray] = {}
     for node in model.graph.node:
-        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in _NOT_PURE:
+        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in NOT_PURE:
             continue
         name = node.output[0]
         if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
             # The evaluator needs only the shape: broadcasting makes one without the memory.
             shape = shapes[node.input[0]]
-            value = _evaluate(node, {node.input[0]: np.broadcast_to(np.float32(0), shape)}, model)
+            hollow = {node.input[0]: np.broadcast_to(np.float32(0), shape)}
+            values = _evaluate(node, hollow, model.opset_import)
         elif all(not source or source in known for source in node.input):
             if math.prod(shapes.get(name, ())) > _LARGEST or _has_subgraph(node):
                 continue
-            value = _evaluate(node, known, model)
+            values = _evaluate(node, known, model.opset_import)
         else:
             continue
-        if value is None or value.size > _LARGEST:
+        if values is None or values[0].size > _LARGEST:
             continue
-        known[name] = value
+        known[name] = values[0]
         if name not in outputs:
-            folded[name] = value
+            folded[name] = values[0]
     return folded
 
 
@@ -161,10 +162,35 @@ def static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def fold_node(
+    operator: str,
+    inputs: Sequence[np.ndarray | None],
+    attributes: Mapping[str, Any],
+    *,
+    outputs: int,
+    opset: int,
+) -> list[np.ndarray] | None:
+    """The results of an operator of the standard on constants.
+
+    None if they are no function of them, too large or not supported by the evaluator.
+    """
+    if operator in NOT_PURE or any(array is not None and array.size > _LARGEST for array in inputs):
+        return None
+    names = ["" if array is None else f"input{i}" for i, array in enumerate(inputs)]
+    node = helper.make_node(operator, names, [f"result{i}" for i in range(outputs)], **attributes)
+    if _has_subgraph(node):
+        return None
+    known = {name: a for name, a in zip(names, inputs, strict=True) if a is not None}
+    values = _evaluate(node, known, [helper.make_opsetid("", opset)])
+    return None if values is None or any(v.size > _LARGEST for v in values) else values
+
+
 def _evaluate(
-    node: onnx.NodeProto, known: Mapping[str, np.ndarray], model: onnx.ModelProto
-) -> np.ndarray | None:
-    """The single result of ``node``, or None if the evaluator does not support it."""
+    node: onnx.NodeProto,
+    known: Mapping[str, np.ndarray],
+    opsets: Iterable[onnx.OperatorSetIdProto],
+) -> list[np.ndarray] | None:
+    """The results of ``node``, or None if the evaluator does not support it."""
     from onnx.reference import ReferenceEvaluator
 
     feed = {name: known[name] for name in node.input if name}
@@ -173,13 +199,18 @@ def _evaluate(
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
             for name, a in feed.items()
         ]
-        result = helper.make_tensor_value_info(node.output[0], TensorProto.UNDEFINED, None)
-        graph = helper.make_graph([node], "fold", infos, [result])
-        single = helper.make_model(graph, opset_imports=model.opset_import)
-        value = next(iter(ReferenceEvaluator(single).run(None, feed)))
+        results = [
+            helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in node.output
+        ]
+        graph = helper.make_graph([node], "fold", infos, results)
+        single = helper.make_model(graph, opset_imports=list(opsets))
+        with np.errstate(all="ignore"):  # infinities and NaN are results as any other
+            values = ReferenceEvaluator(single).run(None, feed)
     except Exception:  # the node stays, and the importer reports a real error
         return None
-    return np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+    if not all(isinstance(value, (np.ndarray, np.generic)) for value in values):
+        return None
+    return [np.asarray(value) for value in values]
 
 
 def _has_subgraph(node: onnx.NodeProto) -> bool:

@@ -11,6 +11,8 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.converters import CONVERTERS, Node
+from tvmtune.networks.onnx.converters.request import constant, is_tensor, shape
+from tvmtune.networks.onnx.fold import fold_node
 
 if TYPE_CHECKING:
     import onnx
@@ -37,7 +39,12 @@ class Importer(ONNXGraphImporter):
     def _convert_operator(
         self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
     ) -> Any:
-        def standard(*arguments: Any, operator: str = op_name) -> Any:
+        folded = _folded(op_name, inputs, attrs, opset)
+        if folded is not None:
+            return folded
+        bare_name = op_name.rpartition(".")[2]  # TVM's converters have no domain
+
+        def standard(*arguments: Any, operator: str = bare_name) -> Any:
             """TVM's own converter, for these or other inputs."""
             values = onnx_input(arguments)
             return super(Importer, self)._convert_operator(operator, values, attrs, opset)
@@ -51,6 +58,31 @@ class Importer(ONNXGraphImporter):
                 result = self.bb.normalize(result)
         _check_static(result)
         return result
+
+
+def _folded(op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int) -> Any:
+    """The result of arithmetic on shapes and constants; None for any other node.
+
+    Shape inference, which :mod:`tvmtune.networks.onnx.fold` relies on, stops at operators of ONNX
+    Runtime. The importer's own arithmetic on shapes has few operators.
+    """
+    if "." in op_name:
+        return None
+    if op_name == "Shape" and is_tensor(inputs[0]):
+        extents = np.array(shape(inputs[0]), "int64")
+        return relax.const(extents[attrs.get("start", 0) : attrs.get("end")], "int64")
+    arrays = [None if tensor is None else constant(tensor) for tensor in inputs]
+    if not inputs or any(
+        array is None and tensor is not None for array, tensor in zip(arrays, inputs, strict=True)
+    ):
+        return None
+    attributes = {name: value for name, value in attrs.items() if name != "tvm_custom"}
+    outputs = attrs["tvm_custom"]["num_outputs"]
+    results = fold_node(op_name, arrays, attributes, outputs=outputs, opset=opset)
+    if results is None:
+        return None
+    constants = [relax.const(result, result.dtype.name) for result in results]
+    return constants[0] if outputs == 1 else relax.Tuple(constants)
 
 
 def _check_static(result: Any) -> None:

@@ -17,7 +17,14 @@ from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.fold import skeleton
 from tvmtune.networks.onnx.hash import hashes
 from tvmtune.networks.onnx.index_ranges import index_ranges
-from tvmtune.networks.onnx.relax import check_domains, check_operators, to_relax
+from tvmtune.networks.onnx.operators import (
+    MICROSOFT,
+    UNOFFICIAL,
+    check_domains,
+    check_operators,
+    opsets,
+)
+from tvmtune.networks.onnx.relax import to_relax
 from tvmtune.networks.shapes import resolve
 from tvmtune.types import TensorSpec
 
@@ -319,6 +326,11 @@ def _set_shape(info: onnx.ValueInfoProto, extents: Sequence[int]) -> None:
 def _check(model: onnx.ModelProto, label: str) -> None:
     """Raise :class:`TvmtuneError` unless the model is valid ONNX."""
     light_model = skeleton(model)
+    for node in light_model.graph.node:
+        if node.op_type in UNOFFICIAL:  # the checker knows no operators of other domains
+            node.domain = MICROSOFT
+            if MICROSOFT not in opsets(light_model):
+                light_model.opset_import.add(domain=MICROSOFT, version=1)
     for info in light_model.graph.output:
         # Only the checker needs types of outputs: they are inferred later.
         info.type.tensor_type.shape.SetInParent()

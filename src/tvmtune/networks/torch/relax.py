@@ -16,9 +16,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
-from tvmtune.networks.importer_helpers import check_signature, local_in, quiet
+from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
-from tvmtune.networks.torch.converters import CONVERTERS
+from tvmtune.networks.torch.fold import fold
 from tvmtune.networks.torch.program import describe
 
 if TYPE_CHECKING:
@@ -42,27 +42,31 @@ def to_relax(
 ) -> tvm.IRModule:
     """Import ``program``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
-    It is decomposed into core ATen operators first, and batch normalization is folded into the
-    convolution before it. Raises :class:`TvmtuneError` that names the node if an operator is missing,
-    random or has side effects, or if its conversion fails.
+    It is decomposed into core ATen operators first, batch normalization is folded into the convolution
+    before it, and what does not depend on the inputs is computed. Raises :class:`TvmtuneError` that
+    names the node if an operator is missing, random or has side effects, or if its conversion fails.
     """
-    from tvm.relax.frontend.torch import from_exported_program
+    from tvmtune.networks.torch.importer import Importer
 
     _check_layouts(program, label)
     with quiet():
         program = program.run_decompositions()
     _check_state(program, label)
-    _check_operators(program, label)
     fold_batch_norms(program)
+    fold(program)
+    importer = Importer()
+    _check_operators(program, {*importer.convert_map}, label)
     try:
         with quiet():
-            module = from_exported_program(
+            module = importer.from_exported_program(
                 program,
+                keep_params_as_input=False,
                 unwrap_unit_return_tuple=True,
-                run_ep_decomposition=False,
-                custom_convert_map=CONVERTERS,
+                no_bind_return_tuple=False,
+                custom_convert_map=None,
             )
     except Exception as error:
+        end_block(importer.block_builder)
         culprit = local_in(error.__traceback__, "node", fx.Node)
         where = f"{describe(culprit)} of {label}" if culprit is not None else label
         raise TvmtuneError(
@@ -138,11 +142,8 @@ def _check_state(program: ExportedProgram, label: str) -> None:
         )
 
 
-def _check_operators(program: ExportedProgram, label: str) -> None:
+def _check_operators(program: ExportedProgram, convertible: set[str], label: str) -> None:
     """Raise :class:`TvmtuneError` for the first node that the importer would get wrong."""
-    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
-
-    convertible = {*ExportedProgramImporter().convert_map, *CONVERTERS}
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue

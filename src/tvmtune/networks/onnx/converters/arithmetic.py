@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import relax
 
+from tvmtune.networks.importer_helpers import constant_power
 from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
@@ -97,15 +98,9 @@ def power(node: Node) -> Any:
     value = constant(exponent)
     if value is not None and value.size == 1 and value.ndim <= len(shape(base)):
         number = float(value.reshape(-1)[0])
-        if number in (1.0, 2.0, 3.0):
-            result = base
-            for _ in range(int(number) - 1):
-                result = node.emit(relax.op.multiply(result, base))
+        result = constant_power(node.emit, base, number, floating=floating)
+        if result is not None:
             return result
-        if floating and number == 0.5:
-            return relax.op.sqrt(base)
-        if floating and number == -1.0:
-            return relax.op.divide(relax.const(1.0, kind), base)
     if floating:
         if dtype(exponent) != kind:
             exponent = node.emit(relax.op.astype(exponent, kind))

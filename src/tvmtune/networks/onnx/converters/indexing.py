@@ -134,3 +134,9 @@ CONVERTERS: dict[str, Converter] = {
     "ScatterND": scatter_nd,
     "Slice": slice_,
 }
+
+LIMITS = {
+    "Compress": "a condition that is not constant",
+    "OneHot": "a depth or values that are not constant",
+}
+"""What is not supported, by operator."""

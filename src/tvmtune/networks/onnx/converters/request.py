@@ -37,6 +37,49 @@ class Node:
     def emit(self, expression: Any) -> Any:
         return self.builder.normalize(expression)
 
+    @property
+    def op(self) -> Operators:
+        return Operators(self.builder, relax.op)
+
+    def results(self, *values: Any) -> Any:
+        """The first of ``values``, as many as the node has results."""
+        if self.outputs > len(values):
+            raise ValueError(f"of its results only the first {len(values)} are supported")
+        return values[0] if self.outputs == 1 else relax.Tuple(list(values[: self.outputs]))
+
+    def refuse(self, defaults: dict[str, Any]) -> None:
+        """Raise ValueError for the first attribute whose value is not the one that is supported."""
+        for name, default in defaults.items():
+            value = self.attrs.get(name, default)
+            if value != default:
+                raise ValueError(f"its attribute {name}={value} is not supported")
+
+
+class Operators:
+    """Relax operators bound to variables: ``node.op.add(x, y)``, ``node.op.nn.softmax(x)``.
+
+    A number in place of a tensor gets the dtype of the first argument.
+    """
+
+    def __init__(self, builder: Any, namespace: Any) -> None:
+        self._builder, self._namespace = builder, namespace
+
+    @property
+    def nn(self) -> Operators:
+        return Operators(self._builder, self._namespace.nn)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operator = getattr(self._namespace, name)
+
+        def call(first: Any, *others: Any, **attributes: Any) -> Any:
+            tensors = [
+                relax.const(other, dtype(first)) if isinstance(other, float) else other
+                for other in others
+            ]
+            return self._builder.emit(operator(first, *tensors, **attributes))
+
+        return call
+
 
 Converter = Callable[[Node], Any]
 

@@ -72,3 +72,8 @@ CONVERTERS: dict[str, Converter] = {
     "EyeLike": eye_like,
     "Split": split,
 }
+
+LIMITS = {
+    "Dropout": "training mode",
+}
+"""What is not supported, by operator."""

@@ -69,3 +69,9 @@ CONVERTERS: dict[str, Converter] = {
     "MaxPool": pool,
     "RoiAlign": roi_align,
 }
+
+LIMITS = {
+    "MaxPool": "the indices of the maxima as a result",
+    "RoiAlign": "mode max",
+}
+"""What is not supported, by operator."""

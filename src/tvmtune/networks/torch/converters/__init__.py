@@ -1,0 +1,27 @@
+"""Converters of PyTorch operators to Relax that the importer lacks or gets wrong.
+
+Each is a function of the node and the importer, whose ``env`` holds the Relax value of each node, and
+raises NotImplementedError for what it does not support; the caller names the node. Its docstring, or
+that of its module, says what the importer of TVM 0.27 gets wrong.
+"""
+
+from __future__ import annotations
+
+from tvmtune.networks.torch.converters import (
+    arithmetic,
+    normalization,
+    products,
+    reductions,
+    results,
+)
+
+__all__ = ["CONVERTERS"]
+
+CONVERTERS = {
+    **arithmetic.CONVERTERS,
+    **normalization.CONVERTERS,
+    **products.CONVERTERS,
+    **reductions.CONVERTERS,
+    **results.CONVERTERS,
+}
+"""Converters by operator and overload."""

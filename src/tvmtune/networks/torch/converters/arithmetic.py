@@ -1,0 +1,161 @@
+"""Element-wise operators.
+
+The importer converts numbers to the dtype of the tensor (``ids * 0.5`` becomes 0), divides integers as
+integers, ignores ``alpha`` of sums and two parameters of ELU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tvm import relax
+
+from tvmtune.networks.importer_helpers import constant_power
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def value(node: Any, importer: Any, argument: Any, dtype: torch.dtype) -> Any:
+    """An argument, a node or a number, as a Relax value of ``dtype``."""
+    wanted = dtype_name(dtype)
+    if not isinstance(argument, torch.fx.Node):
+        return relax.const(argument, wanted)
+    tensor = importer.env[argument]
+    if str(tensor.ty.dtype) == wanted:
+        return tensor
+    return importer.block_builder.emit(relax.op.astype(tensor, wanted))
+
+
+def _binary(operator: Callable[..., Any]) -> Any:
+    """PyTorch's promotion: both operands get the dtype in which PyTorch computes."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        emit = importer.block_builder.emit
+        first, second = node.args[:2]
+        dtype = _common_dtype(node)
+        left, right = (value(node, importer, argument, dtype) for argument in (first, second))
+        alpha = node.kwargs.get("alpha", 1)
+        if alpha != 1:
+            right = emit(relax.op.multiply(right, relax.const(alpha, dtype_name(dtype))))
+        return emit(operator(left, right))
+
+    return convert
+
+
+def _common_dtype(node: Any) -> torch.dtype:
+    """The dtype in which PyTorch computes: that of the result, or of the operands of a comparison."""
+    result = node.meta["val"].dtype
+    if result is not torch.bool:
+        return result
+    operands = (a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args[:2])
+    return torch.result_type(*operands)
+
+
+def _reversed_subtraction(a: Any, b: Any) -> Any:
+    return relax.op.subtract(b, a)
+
+
+def _where(node: Any, importer: Any) -> Any:
+    condition, *branches = node.args
+    dtype = node.meta["val"].dtype
+    first, second = (value(node, importer, argument, dtype) for argument in branches)
+    chosen = relax.op.where(value(node, importer, condition, torch.bool), first, second)
+    return importer.block_builder.emit(chosen)
+
+
+def _power(node: Any, importer: Any) -> Any:
+    base, exponent = node.args
+    dtype = node.meta["val"].dtype
+    emit = importer.block_builder.emit
+    if isinstance(exponent, (int, float)):
+        x = value(node, importer, base, dtype)
+        result = constant_power(emit, x, exponent, floating=dtype.is_floating_point)
+        if result is not None:
+            return result
+    if dtype.is_floating_point:
+        return _binary(relax.op.power)(node, importer)
+    wide = (value(node, importer, argument, torch.float64) for argument in (base, exponent))
+    return emit(
+        relax.op.astype(emit(relax.op.round(emit(relax.op.power(*wide)))), dtype_name(dtype))
+    )
+
+
+def _logical(operator: Callable[..., Any]) -> Any:
+    def convert(node: Any, importer: Any) -> Any:
+        operands = (value(node, importer, argument, torch.bool) for argument in node.args)
+        return importer.block_builder.emit(operator(*operands))
+
+    return convert
+
+
+def _bitwise(operator: Callable[..., Any], logical: Callable[..., Any]) -> Any:
+    """On booleans, LLVM's bitwise operators of TVM see bytes rather than bits."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        dtype = node.meta["val"].dtype
+        operands = (value(node, importer, argument, dtype) for argument in node.args)
+        return importer.block_builder.emit(
+            (logical if dtype is torch.bool else operator)(*operands)
+        )
+
+    return convert
+
+
+def _elu(node: Any, importer: Any) -> Any:
+    """``scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))``, as in SELU."""
+    values: dict[str, Any] = {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}
+    values |= dict(zip(values, node.args[1:], strict=False)) | node.kwargs
+    x, emit = importer.env[node.args[0]], importer.block_builder.emit
+    alpha, scale, inner, one, zero = (
+        relax.const(value, str(x.ty.dtype)) for value in (*values.values(), 1.0, 0.0)
+    )
+    below = emit(relax.op.exp(emit(relax.op.multiply(emit(relax.op.minimum(x, zero)), inner))))
+    below = emit(relax.op.multiply(emit(relax.op.subtract(below, one)), alpha))
+    return emit(relax.op.multiply(emit(relax.op.add(emit(relax.op.nn.relu(x)), below)), scale))
+
+
+_BINARY = {
+    "add": relax.op.add,
+    "div": relax.op.divide,
+    "eq": relax.op.equal,
+    "ge": relax.op.greater_equal,
+    "gt": relax.op.greater,
+    "le": relax.op.less_equal,
+    "lt": relax.op.less,
+    "mul": relax.op.multiply,
+    "ne": relax.op.not_equal,
+    "remainder": relax.op.floor_mod,
+    "rsub": _reversed_subtraction,
+    "sub": relax.op.subtract,
+}
+
+CONVERTERS = {
+    **{
+        f"{name}.{overload}": _binary(operator)
+        for name, operator in _BINARY.items()
+        for overload in ("Tensor", "Scalar")
+    },
+    **{
+        f"bitwise_{name}.{overload}": _bitwise(
+            getattr(relax.op, f"bitwise_{name}"), getattr(relax.op, f"logical_{name}")
+        )
+        for name in ("and", "or", "xor")
+        for overload in ("Tensor", "Scalar")
+    },
+    "bitwise_not.default": _bitwise(relax.op.bitwise_not, relax.op.logical_not),
+    "elu.default": _elu,
+    "logical_and.default": _logical(relax.op.logical_and),
+    "logical_not.default": _logical(relax.op.logical_not),
+    "logical_or.default": _logical(relax.op.logical_or),
+    "logical_xor.default": _logical(relax.op.logical_xor),
+    "maximum.default": _binary(relax.op.maximum),
+    "minimum.default": _binary(relax.op.minimum),
+    "pow.Scalar": _binary(relax.op.power),
+    "pow.Tensor_Scalar": _power,
+    "pow.Tensor_Tensor": _power,
+    "where.self": _where,
+}

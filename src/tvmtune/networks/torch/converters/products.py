@@ -1,0 +1,37 @@
+"""Matrix products: the importer's return float32 for any operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+
+def _product(node: Any, importer: Any) -> Any:
+    return _matmul(importer, importer.env[node.args[0]], importer.env[node.args[1]])
+
+
+def _product_and_sum(node: Any, importer: Any) -> Any:
+    """``beta * bias + alpha * left @ right``"""
+    bias, left, right = (importer.env[argument] for argument in node.args[:3])
+    emit = importer.block_builder.emit
+    result = _matmul(importer, left, right)
+    for name in ("alpha", "beta"):
+        factor = node.kwargs.get(name, 1)
+        if factor != 1:
+            scaled = result if name == "alpha" else bias
+            scaled = emit(relax.op.multiply(scaled, relax.const(factor, str(scaled.ty.dtype))))
+            result, bias = (scaled, bias) if name == "alpha" else (result, scaled)
+    return emit(relax.op.add(result, bias))
+
+
+def _matmul(importer: Any, left: Any, right: Any) -> Any:
+    return importer.block_builder.emit(relax.op.matmul(left, right))
+
+
+CONVERTERS = {
+    "addmm.default": _product_and_sum,
+    "baddbmm.default": _product_and_sum,
+    "bmm.default": _product,
+    "mm.default": _product,
+}

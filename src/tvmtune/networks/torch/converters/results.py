@@ -1,0 +1,26 @@
+"""Operators with several results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tvm import relax
+
+_VALUES_ONLY = (
+    torch.ops.aten.max_pool2d_with_indices.default,
+    torch.ops.aten.max_pool3d_with_indices.default,
+)
+"""Operators whose second result the importer fills with zeros."""
+
+
+def _getitem(node: Any, importer: Any) -> Any:
+    """The importer makes up the second result of some operators."""
+    maker, index = node.args
+    single = isinstance(importer.env[maker].ty, relax.TensorType)
+    if index and (single or maker.target in _VALUES_ONLY):  # it would return the first, or zeros
+        raise NotImplementedError("of its results only the first is supported")
+    return importer._getitem(node)
+
+
+CONVERTERS = {"getitem": _getitem}

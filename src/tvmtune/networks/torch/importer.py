@@ -1,0 +1,53 @@
+"""TVM's importer of PyTorch programs with our converters and checked results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from tvmtune.networks.importer_helpers import tensor_text, type_text
+from tvmtune.networks.torch.converters import CONVERTERS
+from tvmtune.networks.torch.converters.arithmetic import dtype_name
+
+
+class Importer(ExportedProgramImporter):
+    """Imports a program of core ATen operators and static shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        converters = dict(self.create_convert_map())
+        converters |= {name: self._bound(convert) for name, convert in CONVERTERS.items()}
+        self.convert_map: dict[str, Any] = {
+            name: self._checked(convert) for name, convert in converters.items()
+        }
+
+    def _check_unsupported_func_type(self, nodes: list[fx.Node]) -> None:
+        """Skipped: :mod:`tvmtune.networks.torch.relax` checks them and names the nodes."""
+
+    def _bound(self, convert: Callable[[fx.Node, Any], Any]) -> Callable[[fx.Node], Any]:
+        return lambda node: convert(node, self)
+
+    def _checked(self, convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
+        def call(node: fx.Node) -> Any:
+            result = convert(node)
+            _check_result(node.meta.get("val"), result)
+            return result
+
+        return call
+
+
+def _check_result(expected: Any, result: Any) -> None:
+    """Raise NotImplementedError if a tensor has another dtype or shape than in PyTorch."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(
+        getattr(result, "ty", None), relax.TensorType
+    ):
+        return
+    found = type_text(result.ty)
+    wanted = tensor_text(list(expected.shape), dtype_name(expected.dtype))
+    if found != wanted:
+        raise NotImplementedError(f"the importer returns {found} instead of {wanted}")

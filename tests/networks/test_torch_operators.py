@@ -1,0 +1,120 @@
+"""Operators of PyTorch programs that the importer gets wrong: dtypes, booleans, constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from networks.in_tvm import assert_tvm_agrees
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.torch.network import TorchNetwork
+
+torch = pytest.importorskip("torch")
+
+from networks.torch_models import Function  # noqa: E402
+
+
+def network(function: Any, *examples: Any) -> TorchNetwork:
+    program = torch.export.export(Function(function).eval(), examples)
+    return TorchNetwork(program, name="net", label="net.pt2")
+
+
+FLOATS, IDS = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
+
+
+def numbers_and_integers(i: Any) -> Any:
+    return i * 0.5, i + 1.5, 1.5 - i, i / 2, i / i.abs().add(1), i > 0.5, i.eq(1.0), i % 2
+
+
+def mixed_dtypes(x: Any, i: Any) -> Any:
+    return x + i, i * x, torch.where(i > 1, x, 0), torch.maximum(x, i), i < x, x.double() - x
+
+
+def scaled_sums(x: Any, y: Any) -> Any:
+    return torch.add(x, y, alpha=2), torch.sub(x, y, alpha=3), torch.rsub(x, y, alpha=2), x - 1
+
+
+def powers(x: Any, i: Any) -> Any:
+    return (
+        x**2,
+        x**3,
+        x.abs() ** 0.5,
+        x.abs() ** 1.5,
+        2.0**x,
+        x.abs() ** x,
+        i**2,
+        i.abs() ** i.abs(),
+    )
+
+
+def booleans(x: Any, i: Any) -> Any:
+    a, b = x > 0, i > 1
+    bits = a & b, a | b, a ^ b, ~a, a.logical_and(i), a == b, a != b
+    return *bits, a.sum(), a.sum(1), a.cumsum(1), i.to(torch.int32).cumsum(0), a * x, b.to(x.dtype)
+
+
+def products(x: Any, y: Any) -> Any:
+    left, right = x.double(), y.double().t()
+    return left @ right, torch.baddbmm(x[:, :1, None], x[:, None], y[:, :, None], beta=2, alpha=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "examples"),
+    [
+        (numbers_and_integers, [IDS]),
+        (mixed_dtypes, [FLOATS, IDS]),
+        (scaled_sums, [FLOATS, FLOATS]),
+        (powers, [FLOATS, IDS]),
+        (booleans, [FLOATS, IDS]),
+        (products, [FLOATS, FLOATS]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_dtypes_are_promoted_as_in_pytorch(function: Any, examples: Any):
+    assert_tvm_agrees(network(function, *examples))
+
+
+def causal(x: Any) -> Any:
+    """Adds a mask and the sine of positions, as exporters of decoders leave them in a file."""
+    length = x.shape[1]
+    position = torch.arange(length)
+    blocks = (torch.diff(position, prepend=position[:1] - 1) != 1).cumsum(0)
+    mask = (position[None] <= position[:, None]) & (blocks[None] == blocks[:, None])
+    bias = torch.where(mask, 0.0, -1e4)
+    return (x @ x.transpose(1, 2) + bias).softmax(-1) @ (x + position[:, None].float().sin())
+
+
+def test_what_does_not_depend_on_the_inputs_is_computed_at_import():
+    decoder = network(causal, torch.zeros(1, 5, 4))
+    text = decoder.to_relax().script(show_meta=False)
+    for operator in ("arange", "cumsum", "less_equal", "sin"):
+        assert f"R.{operator}" not in text
+    assert_tvm_agrees(decoder)
+
+
+def test_an_operator_that_the_importer_lacks_is_fine_on_constants():
+    determinant = network(lambda x: x * torch.linalg.det(torch.eye(3) * 2), FLOATS)
+    assert_tvm_agrees(determinant)
+
+
+def test_constants_may_be_outputs():
+    assert_tvm_agrees(network(lambda x: (torch.arange(3) * 2, x + 1), FLOATS))
+
+
+def test_random_constants_are_refused():
+    with pytest.raises(TvmtuneError, match="draws random numbers"):
+        network(lambda x: x + torch.rand(3), FLOATS).to_relax()
+
+
+def test_a_result_of_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch):
+    from tvm import relax
+
+    from tvmtune.networks.torch.converters import CONVERTERS
+
+    def wrong(node: Any, importer: Any) -> Any:
+        return importer.block_builder.emit(relax.op.astype(importer.env[node.args[0]], "float64"))
+
+    monkeypatch.setitem(CONVERTERS, "relu.default", wrong)
+    with pytest.raises(TvmtuneError, match=r"node 'relu' .*2x3 float64 instead of 2x3 float32"):
+        network(torch.relu, FLOATS).to_relax()
