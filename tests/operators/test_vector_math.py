@@ -147,3 +147,10 @@ def test_double_precision_and_references_use_the_c_library(name: str) -> None:
     assert np.allclose(double, exact, rtol=1e-12, atol=0, equal_nan=True)
     reference = build(name, pipeline="default")
     assert re.search(r"expf|erff|logf|log1pf|tanhf", reference.mod.inspect_source("asm"))
+
+
+@pytest.mark.parametrize("name", ["cosh", "sinh"])
+def test_functions_that_have_no_vector_form_compile_in_vectorized_loops(name):
+    x = np.linspace(-5, 5, 1000, dtype="float32")
+    got = compute(build(name), x)
+    np.testing.assert_allclose(got, getattr(np, name)(x.astype("float64")), rtol=1e-5)

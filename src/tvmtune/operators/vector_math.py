@@ -106,6 +106,9 @@ _LOG = (
     3.3333312604050735e-01,
 )
 
+_SCALAR = ("cosh", "sinh")
+"""Functions that TVM vectorizes, though it can lower only scalar calls of them."""
+
 _in_pipeline = contextvars.ContextVar("_in_pipeline", default=False)
 """Whether :data:`PIPELINE` is lowering a module in this thread."""
 
@@ -137,6 +140,8 @@ def register() -> None:
         )
         # Else TVM makes loops around it scalar before it comes to the lowering (erf).
         tvm.ir.register_op_attr(operator.name, "TVectorizable", True, level=_LEVEL)
+    for name in _SCALAR:
+        tvm.tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=_by_lanes, level=_LEVEL)
     compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)
 
 

@@ -75,7 +75,7 @@ class RuleSpace:
         tiled = any(_tiled(design) for design in designs)
         if self.target["kind"] == "llvm" and not tiled and (sch := _by_rows(mod, unit, cores)):
             return sch
-        group = cpu_tiles.column_group(mod)
+        group = cpu_tiles.column_group(mod) if tiled else None
         postprocs = list(context.space_generator.postprocs)
         # Weight re-ordering does not support every way in which a kernel may read a constant.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
