@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -57,7 +57,7 @@ def run(
             except subprocess.TimeoutExpired:
                 peak = max(peak, _resident(process.pid))
             if limit is not None and time.monotonic() - begun > limit:
-                process.kill()
+                _kill(process.pid)
                 raise Failed(f"it took longer than {limit:.0f} s")
     if process.returncode:
         raise Failed(_reason(process.returncode, stderr))
@@ -76,6 +76,15 @@ def _reason(status: int, stderr: Path | None) -> str:
         return f"it crashed ({signal.Signals(-status).name})"
     lines = stderr.read_text(errors="replace").splitlines() if stderr else []
     return next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and its descendants."""
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for each in (*root.children(recursive=True), root):
+            with suppress(psutil.Error):
+                each.kill()
 
 
 def _resident(pid: int) -> int:

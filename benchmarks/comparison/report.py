@@ -6,11 +6,14 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from math import exp, inf, log
+from typing import Any
 
 from comparison.roofline import shares
 from comparison.rows import Row
 
 NONE = "-"
+WRONG = 1e-2
+"""Error of a peer from which its time does not count: it computes something else."""
 
 
 def newest(rows: Iterable[Row]) -> tuple[list[Row], int]:
@@ -69,9 +72,13 @@ def _times(rows: Sequence[Row]) -> str:
     ratios: dict[tuple[int, str], list[float]] = {}
     for row in rows:
         medians = {run["runtime"]: run["median_ms"] for run in row["runs"]}
-        best = min((name for name in peers if name in medians), key=medians.get, default=None)
+        wrong = {run["runtime"] for run in row["runs"] if _is_wrong(run)}
+        right = [name for name in peers if name in medians and name not in wrong]
+        best = min(right, key=medians.__getitem__, default=None)
         cells = [row["network"], str(row["threads"])]
-        cells += [_ms(medians.get(name)) for name in (*kinds, *peers)] + [best or NONE]
+        for name in (*kinds, *peers):
+            cells.append(_ms(medians.get(name)) + (" (wrong)" if name in wrong else ""))
+        cells.append(best or NONE)
         for kind in kinds:
             if best is None or kind not in medians:
                 cells.append(NONE)
@@ -170,6 +177,11 @@ def _names(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     measuring = rows[0]["state"]["measuring"]
     seen = {run["runtime"] for row in rows for run in row["runs"]}
     return measuring["kinds"], [name for name in measuring["peers"] if name in seen]
+
+
+def _is_wrong(run: dict[str, Any]) -> bool:
+    error = run["errors"]["1"]
+    return error is None or error > WRONG
 
 
 def _geometric(ratios: Sequence[float]) -> str:

@@ -86,6 +86,14 @@ def test_a_network_that_no_peer_runs_has_no_ratio_and_does_not_count():
     assert "0.50 (1) | 1.00 (1)" in mean
 
 
+def test_a_peer_that_computes_something_else_is_not_the_best():
+    one = row("a", untuned=8.0, tuned=4.0, onnxruntime=6.0, openvino=1.0, ncnn=2.0)
+    one["runs"][-2]["errors"]["1"] = 0.5
+    one["runs"][-1]["errors"]["1"] = None
+    expected = "| a | 2 | 8.00 | 4.00 | 6.00 | 1.00 (wrong) | 2.00 (wrong) | onnxruntime | 0.75 |"
+    assert any(line.startswith(expected) for line in lines([one]))
+
+
 def test_a_failed_network_is_listed_with_its_reason():
     failed = row("b")
     failed = {key: failed[key] for key in ("network", "threads", "state", "state_key", "measured")}

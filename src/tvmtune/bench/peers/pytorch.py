@@ -162,7 +162,7 @@ class TorchCompile(Torch):
     """
 
     name = "torch-compile"
-    aliases = ("torch-compiled", "inductor")
+    aliases: ClassVar[tuple[str, ...]] = ("torch-compiled", "inductor")
 
     def available(self) -> str | None:
         return super().available() or _no_compiler()
