@@ -53,6 +53,8 @@ def main() -> int:
     try:
         if options.report:
             return _report(options)
+        if options.out.exists() and not options.out.is_dir():
+            raise UsageError(f"--out: {options.out} is not a directory")
         options.out.mkdir(parents=True, exist_ok=True)
         with (options.out / "lock").open("a") as lock:
             try:
