@@ -168,11 +168,11 @@ def test_a_second_run_continues_and_other_networks_are_rejected(tmp_path):
 @pytest.mark.slow
 def test_only_selected_tasks_are_tuned(tmp_path):
     plan, log = plan_of(tiny_cnn(), tmp_path), tmp_path / "log.json"
-    (task,) = [t for t in plan.tasks if len(t.implementations) == 2]
+    (task,) = [t for t in plan.tasks if len(t.implementations) > 1]
     api.tune(plan, log, budget=Budget(trials=6), timing=QUICK, tasks=[task])
     trials = read_log(log).trials
     assert {t.task for t in trials} == {task.key}
-    assert {t.implementation for t in trials} == {"direct", "winograd"}
+    assert {t.implementation for t in trials} == {"direct", "winograd-4x4", "winograd-2x2"}
     compiled = api.compile(plan, tmp_path / "lib.so", [log])
     assert compiled.counts == {"exact": 1, "anchor": 0, "default": len(plan.tasks) - 1}
     assert_correct(compiled.path, plan)

@@ -153,14 +153,20 @@ def compile(
     """
     from tvmtune.bench.verify import make_check
     from tvmtune.compiling.accuracy_fallbacks import accuracy_fallbacks
-    from tvmtune.compiling.compile import WrongOutput, compile_library
+    from tvmtune.compiling.compile import WrongOutput, can_check, compile_library
 
     check = None if check_seed is None else make_check(plan.network, check_seed)
+    checked = check is not None and can_check(plan.device)
     wrong = None
     for attempt in accuracy_fallbacks([read_log(Path(p)) for p in logs], plan.tasks, plan.device):
         try:
             compiled = compile_library(
-                plan, attempt.records, Path(output), check=check, verify_output=True
+                plan,
+                attempt.records,
+                Path(output),
+                check=check,
+                verify_output=True,
+                exact_defaults=attempt.exact_defaults or not checked,
             )
         except WrongOutput as error:
             wrong = wrong or error

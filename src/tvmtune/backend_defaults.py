@@ -71,8 +71,14 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
-    """Winograd's convolution, and products and convolutions with padded extents."""
-    from tvmtune.operators.implementations import PADDED, WINOGRAD, padded_channels
+    """Winograd's convolutions, and products and convolutions with padded extents."""
+    from tvmtune.operators.implementations import (
+        PADDED,
+        WINOGRAD,
+        WINOGRAD_2X2,
+        WINOGRAD_4X4,
+        padded_channels,
+    )
     from tvmtune.spaces import cpu_tiles
 
     unit = cpu_tiles.vector_unit(device.target)
@@ -80,7 +86,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     def columns(rows: int, columns: int) -> int:
         return cpu_tiles.padded_columns(rows, columns, unit)
 
-    return (WINOGRAD, PADDED, padded_channels(columns))
+    superseded = replace(WINOGRAD, superseded=True)
+    return (WINOGRAD_4X4, WINOGRAD_2X2, PADDED, padded_channels(columns), superseded)
 
 
 @hookimpl

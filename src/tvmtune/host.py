@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import pluggy
 
 from tvmtune import hookspecs
 from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.types import Algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-    from tvmtune.types import Algorithm, Device, ExtraSpace, Network, Prepared, Task, Trial
+    from tvmtune.types import Device, ExtraSpace, Network, Prepared, Task, Trial
 
 GROUP = "tvmtune"
 
@@ -127,8 +128,24 @@ class Backend:
         )
         return tasks
 
-    def lower(self, prepared: Prepared, chosen: dict[str, Trial], device: Device) -> tvm.IRModule:
-        return self._call("lower", prepared, chosen, device, self.implementations(device))
+    def lower(
+        self,
+        prepared: Prepared,
+        chosen: dict[str, Trial],
+        device: Device,
+        *,
+        exact_defaults: bool = True,
+    ) -> tvm.IRModule:
+        """With ``exact_defaults``, tasks without a record get no algorithm that is not exact."""
+        offered = self.implementations(device)
+        if offered is not None and exact_defaults:
+            offered = [
+                replace(each, prefers=None)
+                if isinstance(each, Algorithm) and not each.exact
+                else each
+                for each in offered
+            ]
+        return self._call("lower", prepared, chosen, device, offered)
 
     def serve_init(self, options: dict[str, Any] | None = None) -> None:
         """Does nothing if the backend has nothing to prepare."""

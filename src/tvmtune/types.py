@@ -176,14 +176,10 @@ class Algorithm:
     """False if it rounds differently from the direct algorithm."""
     prefers: Callable[[Any], bool] | None = None
     """Whether its default schedule is expected to be faster than the direct one's for a call that it
-    applies to, so that compile takes it without a record. None: never. Only an exact algorithm may
-    prefer itself: networks that are off by too much fall back to exact ones."""
-
-    def __post_init__(self) -> None:
-        if self.prefers is not None and not self.exact:
-            raise ValueError(
-                f"algorithm '{self.name}' rounds more than the direct one: it cannot prefer itself"
-            )
+    applies to, so that compile takes it without a record. None: never. Of several algorithms compile
+    takes the first; one that is not exact only where it can check the network's output."""
+    superseded: bool = False
+    """Whether only records in logs of earlier versions use it: tuning does not try it."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +221,12 @@ class Task:
     def untuned(self) -> Implementation:
         """The implementation that compile takes without a record."""
         return next((i for i in self.implementations if i.preferred), self.implementations[0])
+
+    @property
+    def untuned_exact(self) -> Implementation:
+        """The same where compile may take only exact implementations."""
+        exact = (i for i in self.implementations if i.preferred and i.exact)
+        return next(exact, self.implementations[0])
 
 
 @dataclass

@@ -13,6 +13,7 @@ from tvmtune.bench import verify
 from tvmtune.compiling.accuracy_fallbacks import accuracy_fallbacks
 from tvmtune.compiling.compile import compile_library
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.zoo.graph_builder import GraphBuilder
 from tvmtune.records.log import read_log
 from tvmtune.runtime.library import Library
@@ -39,15 +40,18 @@ def log(plan, tmp_path_factory):
     """Trials of each implementation; the log claims that Winograd's are the fastest by far."""
     path = tmp_path_factory.mktemp("log") / "log.json"
     patient = Timing(build_timeout=120.0, run_timeout=60.0)
-    api.tune(plan, path, budget=Budget(trials=len(plan.tasks) + 3), timing=patient)
+    trials = sum(len(task.implementations) for task in plan.tasks)
+    api.tune(plan, path, budget=Budget(trials=trials), timing=patient)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     # On a busy machine some were measured again, which would outweigh the claimed times.
     lines = [line for line in lines if line["type"] != "remeasure"]
     trials = [line for line in lines if line["type"] == "trial"]
-    quick = [line for line in trials if line["implementation"] == "winograd" and line["seconds"]]
+    quick = [
+        line for line in trials if line["implementation"] == "winograd-4x4" and line["seconds"]
+    ]
     assert len({line["task"] for line in quick}) == 3, trials
     for line in lines:
-        if line.get("implementation") == "winograd" and line.get("seconds"):
+        if line.get("implementation") == "winograd-4x4" and line.get("seconds"):
             line |= {"seconds": [1e-9], "verified": True}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -78,7 +82,7 @@ def test_kernels_that_gain_least_fall_back_first_and_more_in_each_attempt(plan, 
     assert [attempt.fallbacks for attempt in attempts] == [0, 1, 2, 3]
     for attempt in attempts:
         names = [trial.implementation for trial in attempt.records.values()]
-        assert names.count("winograd") == 3 - attempt.fallbacks
+        assert names.count("winograd-4x4") == 3 - attempt.fallbacks
         assert set(attempt.records) == {task.key for task in plan.tasks}
     quick, exact = attempts[0].records, attempts[-1].records
     gains = [
@@ -91,8 +95,40 @@ def test_kernels_that_gain_least_fall_back_first_and_more_in_each_attempt(plan, 
     assert gains == sorted(gains)
 
 
-def test_without_inexact_records_there_is_one_attempt(plan):
+def test_without_records_the_exact_defaults_are_the_second_attempt(plan):
+    attempts = accuracy_fallbacks([], plan.tasks, plan.device)
+    assert [(a.fallbacks, a.exact_defaults) for a in attempts] == [(0, False), (2, True)]
+
+
+def test_a_network_without_inexact_defaults_needs_one_attempt():
+    g = GraphBuilder("dense", seed=0)
+    network = g.model(g.flatten(g.relu(g.input("data", (1, 16, 4, 4))), "flat"))
+    plan = api.plan(OnnxNetwork(network, name="dense"))
     assert len(accuracy_fallbacks([], plan.tasks, plan.device)) == 1
+
+
+def test_an_untuned_network_falls_back_to_exact_algorithms(plan, tmp_path, monkeypatch):
+    quick = api.compile(plan, tmp_path / "quick.so")
+    assert (quick.fallbacks, algorithms(quick).count("winograd-4x4")) == (0, 2)
+    check = quick.metadata["check"]
+    exact = compile_library(plan, {}, tmp_path / "exact.so", check=check)
+    errors = [
+        verify.run_check(Library.open(compiled.path), check).error for compiled in (quick, exact)
+    ]
+    assert errors[1] < errors[0]
+    allow(monkeypatch, sum(errors) / 2)
+    compiled = api.compile(plan, tmp_path / "compiled.so")
+    assert compiled.fallbacks == 2
+    assert algorithms(compiled) == algorithms(exact)
+    assert "winograd-4x4" not in algorithms(exact)
+
+
+def test_defaults_are_exact_where_the_output_is_not_checked(plan, tmp_path):
+    unchecked = api.compile(plan, tmp_path / "unchecked.so", check_seed=None)
+    assert "winograd-4x4" not in algorithms(unchecked)
+    there = api.plan(plan.network, "arm", attrs={"board": "rk3399"})
+    lowered = api.compile(there, tmp_path / "there.so")
+    assert "winograd-4x4" not in algorithms(lowered)
 
 
 def test_a_network_keeps_as_many_fast_kernels_as_its_tolerance_allows(
@@ -106,7 +142,7 @@ def test_a_network_keeps_as_many_fast_kernels_as_its_tolerance_allows(
     shipped = api.ship(plan, tmp_path / "shipped.so", [log])
     assert needed > 0
     assert compiled.fallbacks == needed
-    assert algorithms(compiled).count("winograd") == 3 - needed
+    assert algorithms(compiled).count("winograd-4x4") == 3 - needed
     assert shipped.verdict.passed
     if shipped.kind == "tuned":
         assert shipped.compiled.fallbacks == needed

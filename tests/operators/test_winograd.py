@@ -1,11 +1,11 @@
-"""Winograd's F(4x4, 3x3) equals the direct convolution, and applies only where it can."""
+"""Winograd's algorithms equal the direct convolution, and apply only where they can."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tvm
-from tvm import te
+from tvm import te, topi
 
 from kernels import (
     convolution_of,
@@ -17,9 +17,12 @@ from kernels import (
     this_machine,
 )
 from tvmtune.operators import winograd
+from tvmtune.operators.winograd import Transform
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.tasks.extract import extract_tasks
 
+TRANSFORMS = (winograd.F2, winograd.F4, winograd.F4_INTEGERS)
+NAMES = ("2x2", "4x4", "4x4-integers")
 SHAPES = [
     # data (n, h, w, in), out, pads (top, left, bottom, right)
     ((1, 7, 7, 16), 16, (1, 1, 1, 1)),
@@ -48,40 +51,61 @@ def random_arrays(shape, out: int) -> tuple[np.ndarray, np.ndarray]:
     return data, rng.standard_normal((3, 3, shape[3], out)).astype("float32")
 
 
-def program(shape, out: int, pads: tuple[int, ...]) -> tvm.IRModule:
+def program(transform: Transform, shape, out: int, pads: tuple[int, ...]) -> tvm.IRModule:
     data = te.placeholder(shape, "float32", name="data")
-    weight = te.placeholder((6, 6, shape[3], out), "float32", name="weight")
-    result = winograd.convolution(data, weight, list(pads))
+    alpha = transform.alpha
+    weight = te.placeholder((alpha, alpha, shape[3], out), "float32", name="weight")
+    result = winograd.convolution(transform, data, weight, list(pads))
     func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
 
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
-def test_it_equals_the_direct_convolution(shape, out, pads):
+def test_it_equals_the_direct_convolution(shape, out, pads, transform):
     data, weight = random_arrays(shape, out)
-    computed = run_kernel(program(shape, out, pads), [data, winograd.transform_weight(weight)])
+    transformed = winograd.transform_weight(transform, weight)
+    computed = run_kernel(program(transform, shape, out, pads), [data, transformed])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
 
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
 @pytest.mark.slow
-def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads):
+def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, transform):
     data, weight = random_arrays(shape, out)
     device = this_machine()
-    mod = program(shape, out, pads)
+    mod = program(transform, shape, out, pads)
     schedule = RuleSpace(device.target).default(mod, tvm.target.Target(device.target))
-    computed = run_kernel(schedule.mod, [data, winograd.transform_weight(weight)])
+    computed = run_kernel(schedule.mod, [data, winograd.transform_weight(transform, weight)])
     assert error(computed, direct(data, weight, pads)) < 1e-4
+
+
+def test_f2_rounds_no_more_than_the_direct_algorithm_and_f4_less_than_with_integer_points():
+    shape, out, pads = (1, 14, 14, 128), 32, (1, 1, 1, 1)
+    data, weight = random_arrays(shape, out)
+    wanted = direct(data, weight, pads)
+    mods = [program(t, shape, out, pads) for t in TRANSFORMS]
+    f2, f4, integers = (
+        error(run_kernel(mod, [data, winograd.transform_weight(t, weight)]), wanted)
+        for t, mod in zip(TRANSFORMS, mods, strict=True)
+    )
+    plain = te.placeholder(shape, name="data"), te.placeholder(weight.shape, name="weight")
+    func = te.create_prim_func([*plain, topi.nn.conv2d_nhwc(*plain, 1, 1, 1)])
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    assert f2 <= error(run_kernel(mod, [data, weight]), wanted)
+    assert f2 < f4 < integers / 2
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 7, 9), (1, 32, 14, 14)])
 def test_a_fused_kernel_equals_the_direct_one(shape):
     network = prepared(one_conv(shape, 16, tail=("bias", "relu")))
-    (task,) = [t for t in extract_tasks(network, network.device) if len(t.implementations) == 2]
+    (task,) = [t for t in extract_tasks(network, network.device) if len(t.implementations) > 1]
     plain, other = task.implementations
     data, weight, bias = random_args(plain.mod)
     expected = run_kernel(plain.mod, [data, weight, bias])
-    computed = run_kernel(other.mod, [data, winograd.transform_weight(weight), bias])
+    transformed = winograd.transform_weight(winograd.F4_INTEGERS, weight)
+    computed = run_kernel(other.mod, [data, transformed, bias])
     assert error(computed, expected) < 1e-4
 
 
@@ -98,7 +122,7 @@ def test_weights_are_transformed_by_the_published_formula():
             [0, 0, 1],
         ]
     )
-    computed = winograd.transform_weight(weight)
+    computed = winograd.transform_weight(winograd.F4_INTEGERS, weight)
     assert computed.shape == (6, 6, 16, 32)
     assert computed.dtype == np.float32
     for i, o in ((0, 0), (3, 17), (15, 31)):
@@ -107,12 +131,14 @@ def test_weights_are_transformed_by_the_published_formula():
         np.testing.assert_allclose(computed[:, :, i, o], wanted, rtol=2**-23, atol=1e-15)
 
 
-def test_the_transforms_compute_a_convolution():
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
+def test_the_transforms_compute_a_convolution(transform):
     rng = np.random.RandomState(0)
-    tile, weight = rng.standard_normal((6, 6)), rng.standard_normal((3, 3))
-    b, g, a = (np.array(m) for m in (winograd.INPUT, winograd.WEIGHT, winograd.OUTPUT))
+    alpha = transform.alpha
+    tile, weight = rng.standard_normal((alpha, alpha)), rng.standard_normal((3, 3))
+    b, g, a = (np.array(m) for m in (transform.input, transform.weight, transform.output))
     computed = a @ ((g @ weight @ g.T) * (b @ tile @ b.T)) @ a.T
-    wanted = direct(tile.reshape(1, 6, 6, 1), weight.reshape(3, 3, 1, 1), (0, 0, 0, 0))
+    wanted = direct(tile.reshape(1, alpha, alpha, 1), weight.reshape(3, 3, 1, 1), (0, 0, 0, 0))
     np.testing.assert_allclose(computed, wanted[0, :, :, 0], atol=1e-12)
 
 
@@ -143,3 +169,18 @@ def test_it_does_not_apply_to_other_convolutions(options):
 
 def test_it_does_not_apply_to_other_layouts():
     assert not winograd.applies(convolution_of(prepared(one_conv(), "NCHW")))
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "transform"),
+    [
+        ((1, 64, 56, 56), 64, winograd.F4),
+        ((1, 512, 7, 7), 512, winograd.F2),
+        ((1, 192, 8, 8), 192, winograd.F2),
+        ((1, 512, 3, 3), 512, None),
+    ],
+    ids=["large-images", "large-weights", "small-images", "tiny-images"],
+)
+def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, out, transform):
+    """The multiplications saved must make up for transforms, and for weights that come from memory."""
+    assert winograd.fastest(convolution_of(prepared(one_conv(shape, out)))) is transform

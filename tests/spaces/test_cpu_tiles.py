@@ -87,6 +87,13 @@ def test_large_weights_are_read_once_and_small_ones_stay_in_the_cache():
     assert small.spatial[1] == [56, 1, 1, 1], "threads share the rows"
 
 
+def test_several_tiles_of_columns_share_each_pass_over_large_data():
+    assert decisions([198, 768], [3072], AVX512)[0].spatial[1] == [6, 1, 4, 32]
+    assert decisions([198, 768], [768], AVX512)[0].spatial[1] == [24, 1, 1, 32]
+    cores = 16
+    assert decisions([198, 768], [3072], AVX512, cores)[0].spatial[1] == [24, 1, 1, 32]
+
+
 def test_a_block_of_rows_is_bounded_and_leaves_work_for_all_cores():
     rows = decisions([1, 56, 56, 512], [3, 3, 512], AVX512)[0].spatial
     assert math.prod(parts[2] * parts[3] for parts in rows[:-1]) <= BLOCK_ROWS

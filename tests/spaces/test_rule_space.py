@@ -11,7 +11,7 @@ from tvm_ffi import structural_equal
 
 from kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
 from models import tiny_cnn, tiny_encoder
-from tvmtune.spaces import traces
+from tvmtune.spaces import cpu_rows, cpu_tiles, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, tune_context
 from tvmtune.tasks.extract import extract_tasks
 from tvmtune.types import Implementation
@@ -126,6 +126,17 @@ def test_the_default_schedule_of_a_convolution_packs_weights_vectorizes_and_para
     assert "meta_schedule.layout_rewrite_preproc" in script
     assert "T.vectorized" in script
     assert "T.parallel" in script
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 197, 197), (1, 12, 128, 128), (2, 50, 100)])
+def test_the_default_schedule_of_a_kernel_without_products_is_by_rows(shape):
+    """TVM's rules also have designs for these kernels, which split the sums alone."""
+    mod = operator(topi.nn.softmax, shape)
+    machine = this_machine().target
+    cores = int(machine["num-cores"])
+    by_rows = cpu_rows.schedule(mod, cpu_tiles.vector_unit(machine), cores)
+    assert by_rows is not None
+    assert structural_equal(default(mod).mod, by_rows.mod)
 
 
 def test_a_trace_round_trips_through_json():

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kernels import one_conv, prepared
 from models import tiny_cnn, tiny_encoder
-from tvmtune import networks
+from tvmtune import host, networks
 from tvmtune.passes import pipeline
 from tvmtune.passes.call_sites import call_sites
 from tvmtune.tasks.extract import extract_tasks
@@ -144,6 +144,18 @@ def test_a_3x3_convolution_of_stride_1_has_two_implementations():
     assert (direct.name, direct.exact) == ("direct", True)
     assert (winograd.name, winograd.exact) == ("winograd", False)
     assert direct.workload_key != winograd.workload_key
+
+
+def test_on_a_cpu_it_has_two_by_winograd_and_none_that_is_superseded():
+    made = prepared(one_conv())
+    offered = host.backend("cpu").implementations(made.device)
+    found = the_conv(extract_tasks(made, made.device, implementations=offered)).implementations
+    assert [(i.name, i.exact) for i in found] == [
+        ("direct", True),
+        ("winograd-4x4", False),
+        ("winograd-2x2", True),
+    ]
+    assert len({i.workload_key for i in found}) == 3
 
 
 @pytest.mark.parametrize(

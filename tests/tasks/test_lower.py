@@ -21,11 +21,13 @@ from tvmtune.compiling.compile import compile_library
 from tvmtune.library.export import build
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators.implementations import WINOGRAD
 from tvmtune.passes.call_sites import call_sites
 from tvmtune.passes.pipeline import legalize
 from tvmtune.records.log import read_log
 from tvmtune.runtime.library import Library
 from tvmtune.spaces import traces
+from tvmtune.tasks.extract import extract_tasks
 from tvmtune.tasks.lower import RECORD
 from tvmtune.tuning.budget import Budget
 from tvmtune.types import Task, Trial
@@ -104,8 +106,12 @@ def named(plan: api.Plan, part: str) -> Task:
     return next(t for t in plan.tasks if part in t.name)
 
 
-def two_implementations(plan: api.Plan) -> list[Task]:
-    return [t for t in plan.tasks if len(t.implementations) == 2]
+def for_winograd(plan: api.Plan) -> list[Task]:
+    return [t for t in plan.tasks if any(i.name == "winograd-4x4" for i in t.implementations)]
+
+
+def is_winograd_4x4(program: str) -> bool:
+    return "winograd_product = T.sblock_alloc_buffer((T.int64(6), T.int64(6)" in program
 
 
 def two_convs() -> onnx.ModelProto:
@@ -151,13 +157,13 @@ def test_records_for_every_implementation_of_every_kind_of_kernel():
 @pytest.mark.slow
 def test_a_winograd_record_changes_only_its_own_kernel():
     plan = cnn()
-    (task,) = two_implementations(plan)
-    lowered = lower(plan, {task.key: record(plan, task, "winograd")})
+    (task,) = for_winograd(plan)
+    lowered = lower(plan, {task.key: record(plan, task, "winograd-4x4")})
     assert kinds(lowered)[task.key] == "exact"
     plain = programs(plain_cnn())
     changed = [i for i, (a, b) in enumerate(zip(plain, programs(lowered), strict=True)) if a != b]
     assert changed == list(task.sites)
-    assert "winograd_product" in programs(lowered)[task.sites[0]]
+    assert is_winograd_4x4(programs(lowered)[task.sites[0]])
     assert deviation(plan, lowered) < 1e-4
 
 
@@ -165,13 +171,29 @@ def test_a_winograd_record_changes_only_its_own_kernel():
 @pytest.mark.slow
 def test_winograd_is_used_exactly_where_records_select_it(which):
     plan = plan_of(two_convs())
-    tasks = two_implementations(plan)
+    tasks = for_winograd(plan)
     assert len(tasks) == 2
-    chosen = {tasks[i].key: record(plan, tasks[i], "winograd") for i in which}
+    chosen = {tasks[i].key: record(plan, tasks[i], "winograd-4x4") for i in which}
     lowered = lower(plan, chosen)
     computed = programs(lowered)
     for index, task in enumerate(tasks):
-        assert ("winograd_product" in computed[task.sites[0]]) == (index in which)
+        assert is_winograd_4x4(computed[task.sites[0]]) == (index in which)
+    assert deviation(plan, lowered) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_record_of_a_superseded_algorithm_still_applies():
+    """Logs from before winograd-4x4 hold records of winograd."""
+    plan = cnn()
+    (task,) = for_winograd(plan)
+    (before,) = [
+        t
+        for t in extract_tasks(plan.prepared, plan.device, implementations=[WINOGRAD])
+        if t.key == task.key
+    ]
+    lowered = lower(plan, {task.key: record(plan, before, "winograd")})
+    assert kinds(lowered)[task.key] == "exact"
+    assert is_winograd_4x4(programs(lowered)[task.sites[0]])
     assert deviation(plan, lowered) < 1e-4
 
 
@@ -179,7 +201,7 @@ def test_winograd_is_used_exactly_where_records_select_it(which):
 def test_weights_are_packed_when_the_network_is_compiled():
     plan = plan_of(one_conv(out=128))
     task = named(plan, "conv2d")
-    for chosen in ({}, {task.key: record(plan, task, "winograd")}):
+    for chosen in ({}, {task.key: record(plan, task, "winograd-4x4")}):
         lowered = lower(plan, chosen)
         called = [s.name for s in call_sites(lowered)]
         assert len(called) == len(call_sites(legalize(plan.prepared.graph, plan.device)))
@@ -232,13 +254,13 @@ def test_a_record_of_an_unknown_workload_is_replaced_by_the_default():
 @pytest.mark.slow
 def test_metadata_counts_the_records_and_names_the_algorithms(tmp_path):
     plan = cnn()
-    (task,) = two_implementations(plan)
+    (task,) = for_winograd(plan)
     stem = named(plan, "conv2d_add_relu")
-    chosen = {task.key: record(plan, task, "winograd"), stem.key: record(plan, stem)}
+    chosen = {task.key: record(plan, task, "winograd-4x4"), stem.key: record(plan, stem)}
     compiled = compile_library(plan, chosen, tmp_path / "lib.so")
     assert compiled.counts == {"exact": 2, "anchor": 0, "default": len(plan.tasks) - 2}
     rows = {row["name"]: row for row in compiled.metadata["tasks"]["list"]}
-    assert rows[task.name]["implementation"] == "winograd"
+    assert rows[task.name]["implementation"] == "winograd-4x4"
     assert rows[stem.name]["implementation"] == "direct"
     assert rows[stem.name]["latency"] == 1e-3
     # Profiles show the kernels' names, and another algorithm's is not the task's.
@@ -251,7 +273,7 @@ def test_metadata_counts_the_records_and_names_the_algorithms(tmp_path):
     assert rows[stem.name]["bytes"] == 4 * sum(args)
 
 
-@pytest.mark.parametrize("implementation", ["direct", "winograd"])
+@pytest.mark.parametrize("implementation", ["direct", "winograd-4x4"])
 def test_a_record_of_the_same_anchor_is_adapted(implementation):
     source, plan = (plan_of(one_conv(tail=tail)) for tail in (("bias",), ("bias", "relu")))
     donor, task = named(source, "conv2d"), named(plan, "conv2d")
@@ -263,7 +285,7 @@ def test_a_record_of_the_same_anchor_is_adapted(implementation):
     lowered = lower(plan, {task.key: trial})
     assert kinds(lowered)[task.key] == "anchor"
     script = programs(lowered)[task.sites[0]]
-    assert ("winograd_product" in script) == (implementation == "winograd")
+    assert is_winograd_4x4(script) == (implementation == "winograd-4x4")
     assert deviation(plan, lowered) < 1e-4
 
 

@@ -24,13 +24,19 @@ class Attempt:
     fallbacks: int = 0
     """Tasks that get a more accurate kernel than their fastest."""
 
+    @property
+    def exact_defaults(self) -> bool:
+        """Whether tasks without a record get only exact implementations."""
+        return self.fallbacks > 0
+
 
 def accuracy_fallbacks(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -> list[Attempt]:
     """What to compile, most promising first: the best records, then ever more accurate ones.
 
     A fallback replaces a kernel that rounds more than the direct algorithm. Tasks that lose least per
     call go first, however often they are called: each call rounds. Each attempt has one more fallback
-    than the one before, or half as many more; the last has them all.
+    than the one before, or half as many more; the last has them all. Tasks without a record fall back
+    together, in the first of these attempts.
     """
     best = choose_records(logs, tasks, device)
     inexact = [task for task in tasks if task.key in best and _rounds_more(task, best[task.key])]
@@ -42,16 +48,20 @@ def accuracy_fallbacks(logs: Sequence[Log], tasks: Sequence[Task], device: Devic
         return fallback.latency - best[task.key].latency if fallback else inf
 
     inexact.sort(key=loss)
+    untuned = sum(task.key not in best and not task.untuned.exact for task in tasks)
     attempts = [Attempt(best)]
+    if untuned:
+        attempts.append(Attempt(best, untuned))
     count = 0
     while count < len(inexact):
         count = min(len(inexact), max(count + 1, 3 * count // 2))
         replaced = {task.key for task in inexact[:count]}
         kept = {key: trial for key, trial in best.items() if key not in replaced}
         fallbacks = {key: trial for key, trial in exact.items() if key in replaced}
-        attempts.append(Attempt(kept | fallbacks, count))
+        attempts.append(Attempt(kept | fallbacks, untuned + count))
     return attempts
 
 
 def _rounds_more(task: Task, trial: Trial) -> bool:
-    return any(i.name == trial.implementation and not i.exact for i in task.implementations)
+    """Also if the implementation is superseded: the task does not have it any more."""
+    return not any(i.name == trial.implementation and i.exact for i in task.implementations)

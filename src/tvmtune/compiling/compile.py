@@ -13,6 +13,7 @@ from tvmtune.atomic_write import replacing
 from tvmtune.bench import verify
 from tvmtune.errors import TvmtuneError
 from tvmtune.library import embedded_weights, metadata
+from tvmtune.machine import cpu_features, triples
 from tvmtune.records.best import best_of, comparable
 from tvmtune.records.log import Log
 from tvmtune.records.schema import workload_module
@@ -56,9 +57,9 @@ def choose_records(
     if not trials and not modelled and any(log.trials for log in logs):
         raise TvmtuneError(_other_device(logs, device))
     usable = trials or modelled
-    inexact = {(t.key, i.name) for t in tasks for i in t.implementations if not i.exact}
+    accurate = {(t.key, i.name) for t in tasks for i in t.implementations if i.exact}
     best = best_of(
-        t for t in usable if t.task not in exact or (t.task, t.implementation) not in inexact
+        t for t in usable if t.task not in exact or (t.task, t.implementation) in accurate
     )
     lines = {key: line for log in logs for key, line in log.tasks.items()}
     # Schedules of other algorithms reach into the epilogue. Only those of the direct workload, whose
@@ -94,19 +95,23 @@ def compile_library(
     *,
     check: JSON | None = None,
     verify_output: bool = False,
+    exact_defaults: bool = True,
 ) -> Compiled:
     """Lower with these records, by task key; export to ``path`` and append the metadata.
 
     An existing file is replaced atomically. With ``verify_output`` the library is first run and
-    compared with ``check``; raises :class:`WrongOutput` if it is wrong.
+    compared with ``check``, if :func:`can_check`; raises :class:`WrongOutput` if it is wrong. With
+    ``exact_defaults``, tasks without a record get only exact implementations.
     """
     network, device = plan.network, plan.device
-    lowered = plan.backend.lower(plan.prepared, dict(records), device)
+    lowered = plan.backend.lower(
+        plan.prepared, dict(records), device, exact_defaults=exact_defaults
+    )
     attrs = lowered.attrs or {}
     kinds: dict[str, str] = json.loads(str(attrs.get(RECORD, "{}")))
     kernels: dict[str, str] = json.loads(str(attrs.get(KERNELS, "{}")))
     rows = [
-        _task_row(task, records.get(task.key), kinds.get(task.key, "default"))
+        _task_row(task, records.get(task.key), kinds.get(task.key, "default"), exact=exact_defaults)
         | {"kernel": kernels.get(task.key, task.name)}
         for task in plan.tasks
     ]
@@ -119,7 +124,7 @@ def compile_library(
         try:
             plan.backend.export_lib(lowered, device, fresh)
             metadata.append(fresh, described)
-            if verify_output and check is not None and not device.absent:
+            if verify_output and check is not None and can_check(device):
                 _verify_output(fresh, described, network)
         except TvmtuneError as error:
             # The user knows the file by its final name.
@@ -128,15 +133,17 @@ def compile_library(
     return Compiled(path, described)
 
 
-def _verify_output(path: Path, described: JSON, network: Network) -> None:
-    """Run the library and compare its outputs, unless it is for another machine."""
-    device = Device.from_json(described["device"])
+def can_check(device: Device) -> bool:
+    """Whether this machine can run a library for the device."""
     if device.runtime != "cpu" and (device.remote is not None or device.mtriple):
-        return  # its CPU may be like this one's, but its accelerator is elsewhere
-    try:
-        metadata.check_runnable(path, described)
-    except TvmtuneError:
-        return
+        return False  # its CPU may be like this one's, but its accelerator is elsewhere
+    return triples.can_run(device) and not cpu_features.missing(
+        cpu_features.required(device.target)
+    )
+
+
+def _verify_output(path: Path, described: JSON, network: Network) -> None:
+    """Run the library and compare its outputs."""
     result = _run_check(path, described)
     if result.passed:
         return
@@ -158,10 +165,10 @@ def _run_check(path: Path, described: JSON) -> verify.CheckResult:
     return verify.run_check(Library.open(path), check)
 
 
-def _task_row(task: Task, trial: Trial | None, record: str) -> JSON:
+def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> JSON:
     measured = trial is not None and record == "exact" and trial.ok
     if trial is None:
-        implementation = task.untuned.name
+        implementation = (task.untuned_exact if exact else task.untuned).name
     else:
         implementation = trial.implementation if record != "default" else "direct"
     return {

@@ -182,7 +182,9 @@ def check_on_board(
 def _compile_attempt(plan: Plan, attempt: Attempt, folder: Path, check: JSON) -> Compiled:
     # Each has a file name of its own, because the loader takes equal names for the same library.
     path = folder / f"tuned-{attempt.fallbacks}.so"
-    compiled = compile_library(plan, attempt.records, path, check=check)
+    compiled = compile_library(
+        plan, attempt.records, path, check=check, exact_defaults=attempt.exact_defaults
+    )
     return replace(compiled, fallbacks=attempt.fallbacks)
 
 

@@ -20,7 +20,32 @@ if TYPE_CHECKING:
     from tvmtune.passes.pipeline import Legalizer
 
 _CONV2D = "relax.nn.conv2d"
-WINOGRAD = Algorithm("winograd", _CONV2D, winograd.applies, winograd.replace, exact=False)
+WINOGRAD = Algorithm(
+    "winograd",
+    _CONV2D,
+    winograd.applies,
+    functools.partial(winograd.replace, winograd.F4_INTEGERS),
+    exact=False,
+)
+"""F(4x4, 3x3) with few multiplications in the transforms."""
+WINOGRAD_4X4 = Algorithm(
+    "winograd-4x4",
+    _CONV2D,
+    winograd.applies,
+    functools.partial(winograd.replace, winograd.F4),
+    exact=False,
+    prefers=lambda call: winograd.fastest(call) is winograd.F4,
+)
+"""F(4x4, 3x3) with small errors. It prefers itself where it should be the fastest on a CPU, as does
+:data:`WINOGRAD_2X2`."""
+WINOGRAD_2X2 = Algorithm(
+    "winograd-2x2",
+    _CONV2D,
+    winograd.applies,
+    functools.partial(winograd.replace, winograd.F2),
+    prefers=lambda call: winograd.fastest(call) is not None,
+)
+"""F(2x2, 3x3), whose errors are no larger than the direct algorithm's."""
 IMPLICIT_GEMM = Algorithm("implicit-gemm", _CONV2D, gemm.applies, gemm.replace)
 """For GPUs whose schedule rules stage operands in shared memory, as is :data:`SPLIT_K`."""
 SPLIT_K = Algorithm("split-k", _CONV2D, gemm.splits, gemm.replace_split)

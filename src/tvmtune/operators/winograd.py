@@ -1,13 +1,17 @@
-"""Winograd's convolution F(4x4, 3x3) for NHWC data.
+"""Winograd's convolutions F(2x2, 3x3) and F(4x4, 3x3) for NHWC data.
 
-A 4x4 output tile needs 36 multiplications per channel pair instead of 144. The weights are transformed
-at compile time, in float64; at run time there are an input transform, 36 matrix products and an output
-transform. The transforms have fixed schedules (``rules.py`` registers them); the matrix products are
-left to the search.
+An m x m output tile needs (m + 2)^2 multiplications per channel pair instead of 9 m^2: 2.25 and 4 times
+fewer. The weights are transformed at compile time, in float64; at run time there are an input
+transform, (m + 2)^2 matrix products and an output transform. The transforms have fixed schedules
+(``rules.py`` registers them); the matrix products are left to the search.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,30 +20,69 @@ from tvmtune.arrays import empty
 from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
 
-TILE = 4
-ALPHA = TILE + 3 - 1
+KERNEL = 3
+Matrix = tuple[tuple[float, ...], ...]
 
-# Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015, section 4.3: the points
-# 0, 1, -1, 2, -2. TVM has a generator (``topi.nn.winograd_util``), which takes 0, -1, 1, 1/2, -2:
-# other matrices, hence other workload keys than in existing logs. It also yields TE tensors, while
-# the weights are transformed by NumPy.
-INPUT = (
-    (4, 0, -5, 0, 1, 0),
-    (0, -4, -4, 1, 1, 0),
-    (0, 4, -4, -1, 1, 0),
-    (0, -2, -1, 2, 1, 0),
-    (0, 2, -1, -2, 1, 0),
-    (0, 4, 0, -5, 0, 1),
-)
-WEIGHT = (
-    (1 / 4, 0, 0),
-    (-1 / 6, -1 / 6, -1 / 6),
-    (-1 / 6, 1 / 6, -1 / 6),
-    (1 / 24, 1 / 12, 1 / 6),
-    (1 / 24, -1 / 12, 1 / 6),
-    (0, 0, 1),
-)
-OUTPUT = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
+
+@dataclass(frozen=True)
+class Transform:
+    """The matrices of F(tile x tile, 3x3); Lavin and Gray, "Fast Algorithms for Convolutional Neural
+    Networks", 2015, section 4.
+
+    TVM has a generator (``topi.nn.winograd_util``), but with its own choice of points, and for TE
+    tensors, while the weights are transformed by NumPy.
+    """
+
+    input: Matrix
+    """(tile + 2, tile + 2)"""
+    weight: Matrix
+    """(tile + 2, 3)"""
+    output: Matrix
+    """(tile, tile + 2)"""
+
+    @property
+    def tile(self) -> int:
+        """Outputs along each side of a tile."""
+        return len(self.output)
+
+    @property
+    def alpha(self) -> int:
+        """Products along each side of a tile, and its inputs."""
+        return len(self.input)
+
+    @classmethod
+    def at(cls, *points: Fraction | int) -> Transform:
+        """Interpolate at these points and at infinity (Toom and Cook)."""
+        tile = len(points) + 1 - (KERNEL - 1)
+        others = [[q for q in points if q != p] for p in points]
+        scale = [prod(p - q for q in rest) for p, rest in zip(points, others, strict=True)]
+        rows = [[*_polynomial(rest), 0] for rest in others] + [_polynomial(points)]
+        weight = [
+            [Fraction(p) ** k / by for k in range(KERNEL)]
+            for p, by in zip(points, scale, strict=True)
+        ]
+        output = [[*(p**i for p in points), int(i == tile - 1)] for i in range(tile)]
+        return cls(_matrix(rows), _matrix([*weight, [0, 0, 1]]), _matrix(output))
+
+
+def _polynomial(roots: Sequence[Fraction | int]) -> list[Fraction | int]:
+    """Coefficients of the product of ``x - root``, from that of the constant."""
+    result: list[Fraction | int] = [1]
+    for root in roots:
+        above, below = [0, *result], [*result, 0]
+        result = [a - root * b for a, b in zip(above, below, strict=True)]
+    return result
+
+
+def _matrix(rows: Sequence[Sequence[Fraction | int]]) -> Matrix:
+    return tuple(tuple(float(value) for value in row) for row in rows)
+
+
+F2 = Transform.at(0, 1, -1)
+F4 = Transform.at(0, Fraction(5, 8), Fraction(-5, 8), Fraction(5, 4), Fraction(-5, 4))
+"""Its errors are less than half of those with Lavin and Gray's points (root mean square)."""
+F4_INTEGERS = Transform.at(0, 1, -1, 2, -2)
+"""Lavin and Gray's F(4x4, 3x3)."""
 
 LANES = 16
 """Channels per vector in the transforms; they must divide the numbers of channels."""
@@ -68,44 +111,75 @@ def applies(call: Any) -> bool:
     )
 
 
-def replace(builder: Any, call: Any, values: bool = True) -> Any:
+_TRANSFORM = 25
+"""Time to transform a value, to store it and to load it again, in multiply-adds of a matrix product."""
+_LOAD = 11
+"""Time to load a weight from memory, in multiply-adds.
+
+Both fit the times of two cores of a Xeon with AVX-512 for the 3x3 convolutions of ResNet-18,
+SqueezeNet, Inception v3 and DenseNet-121."""
+
+
+def fastest(call: Any) -> Transform | None:
+    """What should take the least time for a convolution that :func:`applies` accepted; None for the
+    direct algorithm, and unless a seventh of the time is saved."""
+    best, least = None, 0.85 * _time(None, call)
+    for transform in (F2, F4):
+        if (time := _time(transform, call)) < least:
+            # F(4x4) rounds more than F(2x2), for which its advantage must make up.
+            best, least = transform, 0.85 * time
+    return best
+
+
+def _time(transform: Transform | None, call: Any) -> float:
+    """In multiply-adds of a matrix product; of the direct convolution without a transform."""
+    _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
+    n, height, width, _ = (int(extent) for extent in call.ty.shape)
+    if transform is None:
+        return 9 * ci * co * (n * height * width + _LOAD)
+    tiles = n * -(-height // transform.tile) * -(-width // transform.tile)
+    return transform.alpha**2 * (ci * co * (tiles + _LOAD) + _TRANSFORM * tiles * (ci + co))
+
+
+def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
     """The Winograd program for a ``relax.nn.conv2d`` that :func:`applies` accepted.
 
-    Without ``values`` the transformed weights, four times as large, stay uninitialized.
+    Without ``values`` the transformed weights, which are larger, stay uninitialized.
     """
     if values:
-        weight = constants.share(transform_weight(call.args[1].value.numpy()))
+        weight = constants.share(transform_weight(transform, call.args[1].value.numpy()))
     else:
         _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
-        weight = constants.share(empty((ALPHA, ALPHA, ci, co), "float32"))
+        weight = constants.share(empty((transform.alpha, transform.alpha, ci, co), "float32"))
     padding = [int(p) for p in call.attrs.padding]  # top, left, bottom, right
 
     def program(data: Any, transformed: Any) -> Any:
-        return convolution(data, transformed, padding)
+        return convolution(transform, data, transformed, padding)
 
     return call_fusable(builder, program, call.args[0], weight, "conv2d_winograd")
 
 
-def transform_weight(weight: np.ndarray) -> np.ndarray:
-    """(3, 3, ci, co) to (6, 6, ci, co)."""
-    g = np.array(WEIGHT, dtype="float64")
+def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:
+    """(3, 3, ci, co) to (alpha, alpha, ci, co)."""
+    g = np.array(transform.weight, dtype="float64")
     return np.einsum("ak,bl,klio->abio", g, g, weight.astype("float64")).astype("float32")
 
 
-def convolution(data: Any, weight: Any, padding: list[int]) -> Any:
-    """TE program from (n, h, w, ci) and (6, 6, ci, co) to (n, h', w', co)."""
+def convolution(transform: Transform, data: Any, weight: Any, padding: list[int]) -> Any:
+    """TE program from (n, h, w, ci) and (alpha, alpha, ci, co) to (n, h', w', co)."""
     from tvm import te, tirx, topi
 
+    tile, alpha = transform.tile, transform.alpha
     n, h, w, ci = (int(d) for d in data.shape)
     co = int(weight.shape[3])
     top, left, bottom, right = padding
     out_h, out_w = h + top + bottom - 2, w + left + right - 2
-    rows, cols = -(-out_h // TILE), -(-out_w // TILE)
+    rows, cols = -(-out_h // tile), -(-out_w // tile)
     tiles = n * rows * cols
     padded = topi.nn.pad(
         data,
         (0, top, left, 0),
-        (0, rows * TILE + 2 - h - top, cols * TILE + 2 - w - left, 0),
+        (0, rows * tile + 2 - h - top, cols * tile + 2 - w - left, 0),
         name="winograd_pad",
         attrs={"schedule_rule": "None"},
     )
@@ -123,26 +197,26 @@ def convolution(data: Any, weight: Any, padding: list[int]) -> Any:
         return result
 
     half = te.compute(
-        (ALPHA, ALPHA, tiles, ci),
+        (alpha, alpha, tiles, ci),
         lambda a, y, p, c: combine(
-            INPUT,
+            transform.input,
             a,
             lambda k: padded[
-                p // (rows * cols), (p // cols % rows) * TILE + k, (p % cols) * TILE + y, c
+                p // (rows * cols), (p // cols % rows) * tile + k, (p % cols) * tile + y, c
             ],
         ),
         name="winograd_input_rows",
         attrs={"schedule_rule": "None"},
     )
     packed = te.compute(
-        (ALPHA, ALPHA, tiles, ci),
-        lambda a, b, p, c: combine(INPUT, b, lambda k: half[a, k, p, c]),
+        (alpha, alpha, tiles, ci),
+        lambda a, b, p, c: combine(transform.input, b, lambda k: half[a, k, p, c]),
         name="winograd_input",
         attrs={"schedule_rule": "tvmtune.winograd_input"},
     )
     k = te.reduce_axis((0, ci), "k")
     product = te.compute(
-        (ALPHA, ALPHA, tiles, co),
+        (alpha, alpha, tiles, co),
         lambda a, b, p, c: te.sum(packed[a, b, p, k] * weight[a, b, k, c], axis=k),
         name="winograd_product",
         # Without a write-cache level the rules try to merge the output transform into the product, for
@@ -150,21 +224,21 @@ def convolution(data: Any, weight: Any, padding: list[int]) -> Any:
         attrs={"s_tir.meta_schedule.write_cache_level": [2]},
     )
     back = te.compute(
-        (TILE, ALPHA, tiles, co),
-        lambda i, b, p, c: combine(OUTPUT, i, lambda r: product[r, b, p, c]),
+        (tile, alpha, tiles, co),
+        lambda i, b, p, c: combine(transform.output, i, lambda r: product[r, b, p, c]),
         name="winograd_output_rows",
         attrs={"schedule_rule": "None"},
     )
     inverse = te.compute(
-        (TILE, TILE, tiles, co),
-        lambda i, j, p, c: combine(OUTPUT, j, lambda r: back[i, r, p, c]),
+        (tile, tile, tiles, co),
+        lambda i, j, p, c: combine(transform.output, j, lambda r: back[i, r, p, c]),
         name="winograd_output",
         attrs={"schedule_rule": "tvmtune.winograd_output"},
     )
     return te.compute(
         (n, out_h, out_w, co),
         lambda b, y, x, c: inverse[
-            y % TILE, x % TILE, (b * rows + y // TILE) * cols + x // TILE, c
+            y % tile, x % tile, (b * rows + y // tile) * cols + x // tile, c
         ],
         name="conv2d_winograd",
         attrs={"schedule_rule": "None"},
@@ -172,7 +246,7 @@ def convolution(data: Any, weight: Any, padding: list[int]) -> Any:
 
 
 def schedule_input(sch: Any, block: Any) -> list[Any]:
-    """One tile and 16 channels at a time: pad and transform the 6x6 patch in registers."""
+    """One tile and 16 channels at a time: pad and transform the patch in registers."""
     half = sch.get_producers(block)[0]
     pad = sch.get_producers(half)[0]
     a, b, p, c = sch.get_loops(block)
@@ -199,8 +273,9 @@ def schedule_output(sch: Any, block: Any) -> list[Any]:
         sch.compute_inline(last)
         last = following
     n, y, x, c = sch.get_loops(last)
-    rows, i = sch.split(y, [None, TILE])
-    cols, j = sch.split(x, [None, TILE])
+    tile = int(sch.get(sch.get_loops(block)[0]).extent)
+    rows, i = sch.split(y, [None, tile])
+    cols, j = sch.split(x, [None, tile])
     outer, lanes = sch.split(c, [None, LANES])
     sch.reorder(n, rows, cols, outer, i, j, lanes)
     task = sch.fuse(n, rows, cols, outer)

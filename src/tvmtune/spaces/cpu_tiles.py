@@ -22,6 +22,11 @@ CACHED = 512 * 1024
 TERMS = 128
 """Terms of a sum that are added for a block of rows at a time. Their weights for a register tile's
 columns, 16 to 32 KiB, stay in the first-level cache."""
+ABREAST = 4
+"""Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`.
+Their weights stay in the second-level cache."""
+STREAMED = 1280 * 1024
+"""Bytes of an operand above which each pass over it loads it from outside the core's own caches."""
 BLOCK_ROWS = 320
 """Rows of such a block. Its sums stay in the second-level cache."""
 _VECTOR_LOAD = 4
@@ -116,7 +121,8 @@ def decisions(
                 [1, outer // inner, inner, part]
                 for outer, inner, part in zip(rest[:-1], block, register[:-1], strict=True)
             ]
-            parts.append([rest[-1], 1, 1, columns])
+            abreast = _abreast(spatial, reduction, rest, 2 * cores)
+            parts.append([rest[-1] // abreast, 1, abreast, columns])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
         result.append(Decisions(parts, terms))
@@ -125,18 +131,29 @@ def decisions(
 
 def _weights_once(spatial: Sequence[int], reduction: Sequence[int], rest: Sequence[int]) -> bool:
     """Whether to compute all rows for a tile of columns before the next columns, so that the second
-    operand is read from memory once, rather than all columns for a tile of rows.
-
-    The first operand's size is estimated: a convolution's data, of which neighboring sums share values,
-    as if its kernel were 1x1.
-    """
-    rows, columns = product(spatial[:-1]), spatial[-1]
-    weights = 4 * product(reduction) * columns
-    data = 4 * rows * (reduction[-1] if reduction else 1)
+    operand is read from memory once, rather than all columns for a tile of rows."""
+    weights = 4 * product(reduction) * spatial[-1]
+    data = _data(spatial, reduction)
     *row_tiles, column_tiles = rest
     columns_first = data + weights * (1 if weights <= CACHED else product(row_tiles))
     rows_first = weights + data * (1 if data <= CACHED else column_tiles)
     return rows_first < columns_first
+
+
+def _data(spatial: Sequence[int], reduction: Sequence[int]) -> int:
+    """Bytes of the first operand: a convolution's data, of which neighboring sums share values, as if
+    its kernel were 1x1."""
+    return 4 * product(spatial[:-1]) * (reduction[-1] if reduction else 1)
+
+
+def _abreast(
+    spatial: Sequence[int], reduction: Sequence[int], rest: Sequence[int], blocks: int
+) -> int:
+    """How many tiles of columns to compute for each tile of rows. ``blocks`` is how many groups of them
+    there should be at least."""
+    if _data(spatial, reduction) <= STREAMED:
+        return 1
+    return divisor(rest[-1], min(ABREAST, rest[-1] // blocks))
 
 
 def _row_block(tiles: Sequence[int], rows: int, blocks: int) -> list[int]:

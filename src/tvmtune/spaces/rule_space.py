@@ -126,7 +126,11 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
 
 
 def _tiled(design: Schedule) -> bool:
-    return any(inst.kind.name == "SamplePerfectTile" for inst in design.trace.insts)
+    """Whether it tiles the outputs; designs that only split sums, such as a softmax's, do not."""
+    return any(
+        inst.kind.name == "SamplePerfectTile" and len(inst.outputs) == 4
+        for inst in design.trace.insts
+    )
 
 
 def _by_rows(mod: tvm.IRModule, unit: VectorUnit, cores: int) -> Schedule | None:

@@ -93,7 +93,7 @@ def extract_tasks(
                     task.implementations.append(Implementation(extra.name, task.key, mod, space))
     _add_templates(tasks.values(), prepared, device)
     for algorithm in offered:
-        if not isinstance(algorithm, Algorithm):
+        if not isinstance(algorithm, Algorithm) or algorithm.superseded:
             continue
         changed = changed_workloads(prepared, device, algorithm, keys)
         for task in tasks.values():
