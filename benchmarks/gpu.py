@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from end_to_end import tool
+from command import Failed, tool
 
 from tvmtune.cli.parsing import seconds_of
 from tvmtune.records.log import read_log
@@ -75,7 +75,7 @@ def main() -> None:
         tuning = left / fitting - expected
         try:
             measure(options.work / f"{case}.json", words, tuning, graphs, reports[case])
-        except subprocess.CalledProcessError as error:
+        except Failed as error:
             failed.append(case)
             print(f"{case} failed: {error}", file=sys.stderr)
         else:
@@ -94,11 +94,14 @@ def measure(log: Path, words: list[str], tuning: float, graphs: list[str], repor
     peers = [peer for peer in PEERS if not graphs or peer != "onnxruntime"]
     library = report.with_suffix(".so")
     budget = ["--time-budget", f"{tuning:.0f}s"]
-    tool("tune", *words, "--log", str(log), *budget, "--no-compile")
-    tool("compile", *words, *graphs, "--log", str(log), "-o", str(library))
-    tool("bench", str(library), "--vs", ",".join(peers), "--check", "--repeat", "50",
-         "--min-repeat-ms", "20", "--json", str(report))  # fmt: skip
-    tool("distill", str(log))
+    for command in (
+        ["tune", *words, "--log", str(log), *budget, "--no-compile"],
+        ["compile", *words, *graphs, "--log", str(log), "-o", str(library)],
+        ["bench", str(library), "--vs", ",".join(peers), "--check", "--repeat", "50",
+         "--min-repeat-ms", "20", "--json", str(report)],
+        ["distill", str(log)],
+    ):  # fmt: skip
+        print(tool(*command)[0], file=sys.stderr, end="")
 
 
 def show(work: Path, reports: dict[str, Path]) -> None:

@@ -84,7 +84,9 @@ def test_statistics():
 def test_the_report_has_the_documented_fields(opened):
     result = bench(opened, repeat=4, peers=[Fake()])
     report = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    assert set(report) == {"runs", "network", "device", "host", "notes"}
+    fields = {"runs", "network", "device", "host", "notes", "background_load"}
+    assert set(report) == fields
+    assert 0 <= report["background_load"] <= 1
     assert [run["runtime"] for run in report["runs"]] == ["tvmtune", "fake"]
     own, other = report["runs"]
     assert set(own) == set(other) == RUN_KEYS

@@ -19,7 +19,7 @@ from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.runtime.timing import rest
 
-SLOW = {"torch-compile"}
+SLOW = {"torch-compile", "torch-max-autotune"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in peers.PEERS
 ]

@@ -17,7 +17,8 @@ from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 
 torch = pytest.importorskip("torch")
-MODES = ["torch", pytest.param("torch-compile", marks=pytest.mark.slow)]
+COMPILED = ["torch-compile", "torch-max-autotune"]
+MODES = ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED)]
 converted = pytest.mark.skipif(not pnnx_convert.installed(), reason="pnnx converts the model")
 
 

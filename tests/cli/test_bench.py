@@ -99,7 +99,7 @@ def test_json_to_a_file(library, tmp_path):
     result = run(library, "--vs", "ort", "--check", "--profile", "--json", report)
     assert result.exit_code == 0, result.exception
     contents = json.loads(report.read_text())
-    assert set(contents) == {"runs", "network", "device", "host", "notes"}
+    assert {"runs", "network", "device", "host", "notes"} < set(contents)
     own, other = contents["runs"]
     assert [own["runtime"], other["runtime"]] == ["tvmtune", "onnxruntime"]
     assert own["median_ms"] > 0

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from command import tool
 
 from tvmtune import networks
 
 WEIGHTS = 4 * 138_357_544
 """Bytes of VGG-16's weights."""
-
-
-def benchmark():
-    """The benchmark that measures it for ``benchmarks/README.md``."""
-    path = Path(__file__).parents[2] / "benchmarks" / "zoo.py"
-    spec = importlib.util.spec_from_file_location("zoo_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow
@@ -35,6 +24,6 @@ def test_compiling_vgg_16_needs_at_most_four_times_its_weights(tmp_path, kind):
         Path(name).write_bytes(content)
         del content
     library = tmp_path / "lib.so"
-    _, _, peak = benchmark().tool("compile", "--network", name, "-o", str(library))
+    _, _, peak = tool("compile", "--network", name, "-o", str(library))
     assert library.stat().st_size > WEIGHTS
     assert WEIGHTS < peak <= 4 * WEIGHTS, f"{peak / 1e6:.0f} MB"

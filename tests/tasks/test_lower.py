@@ -263,6 +263,14 @@ def test_metadata_counts_the_records_and_names_the_algorithms(tmp_path):
     assert rows[task.name]["implementation"] == "winograd-4x4"
     assert rows[stem.name]["implementation"] == "direct"
     assert rows[stem.name]["latency"] == 1e-3
+    # Profiles show the kernels' names, and another algorithm's is not the task's.
+    library = Library.open(compiled.path)
+    profile = library.profile(library.random_inputs())
+    kernels = {kernel.name.removesuffix("_prepacked") for kernel in profile[:-1]}
+    assert kernels <= {row["kernel"] for row in rows.values()}  # no kernel reshapes
+    assert rows[task.name]["kernel"] != task.name
+    args = [math.prod(spec.shape) for spec in stem.args]
+    assert rows[stem.name]["bytes"] == 4 * sum(args)
 
 
 @pytest.mark.parametrize("implementation", ["direct", "winograd-4x4"])

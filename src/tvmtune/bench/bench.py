@@ -115,6 +115,7 @@ def bench(
         fingerprint.fingerprint(),
         None if board is None else {"key": board.key, **(board.described or {})},
         notes + modelled_notes,
+        busy,
         modelled,
     )
 

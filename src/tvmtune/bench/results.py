@@ -103,6 +103,8 @@ class BenchResult:
     """Key and description of the board that it was measured on; None on this machine."""
     notes: list[str] = field(default_factory=list)
     """What a reader of the numbers should know: skipped peers, unsteady times."""
+    background_load: float | None = None
+    """Fraction of all CPUs' time that other processes used meanwhile; None if unknown."""
     modelled: EndToEndTime | None = None
     """Only for simulated accelerators."""
 
@@ -113,6 +115,7 @@ class BenchResult:
             "device": self.device,
             "host": self.host,
             "notes": self.notes,
+            "background_load": self.background_load,
             **({} if self.board is None else {"board": self.board}),
             **({} if self.modelled is None else {"modelled": self.modelled.to_json()}),
         }

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvmtune.arrays import numpy_dtype
 from tvmtune.atomic_write import replacing
 from tvmtune.bench import verify
 from tvmtune.errors import TvmtuneError
@@ -18,9 +19,9 @@ from tvmtune.records.log import Log
 from tvmtune.records.schema import workload_module
 from tvmtune.runtime.library import Library
 from tvmtune.runtime.low_memory import WeightInjectionError
-from tvmtune.tasks.lower import MODELLED, RECORD
+from tvmtune.tasks.lower import KERNELS, MODELLED, RECORD
 from tvmtune.tasks.plan import Plan
-from tvmtune.types import JSON, Device, Network, Task, Trial, is_operator
+from tvmtune.types import JSON, Device, Network, Task, Trial, is_operator, product
 
 
 class WrongOutput(TvmtuneError):
@@ -108,8 +109,10 @@ def compile_library(
     )
     attrs = lowered.attrs or {}
     kinds: dict[str, str] = json.loads(str(attrs.get(RECORD, "{}")))
+    kernels: dict[str, str] = json.loads(str(attrs.get(KERNELS, "{}")))
     rows = [
         _task_row(task, records.get(task.key), kinds.get(task.key, "default"), exact=exact_defaults)
+        | {"kernel": kernels.get(task.key, task.name)}
         for task in plan.tasks
     ]
     described = metadata.describe(
@@ -175,6 +178,7 @@ def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> J
         "record": record,
         "latency": trial.latency if trial is not None and measured else None,
         "flop": task.flop,
+        "bytes": sum(product(a.shape) * numpy_dtype(a.dtype).itemsize for a in task.args),
     }
 
 

@@ -18,8 +18,9 @@
 ``tasks``
     ``total`` and, out of these, how many had a record under their exact key (``exact``), under their
     anchor key (``anchor``) or none (``default``); ``list`` has for each its ``name``, ``weight``,
-    ``implementation``, ``record`` (one of the three words), ``latency`` (seconds per call, or null)
-    and ``flop`` (per call).
+    ``implementation``, ``record`` (one of the three words), ``latency`` (seconds per call, or null),
+    ``flop`` (per call), ``bytes`` (of the inputs and the output, per call) and ``kernel`` (its name in
+    the library, to which packing its weights appends ``_prepacked``).
 ``estimate_ms``
     Sum of weight x latency in milliseconds, or null if a latency is unknown.
 ``check``

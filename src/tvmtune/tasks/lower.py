@@ -2,7 +2,8 @@
 
 Every kernel gets a schedule: that of its own record, of a record with the same anchor block, or the
 space's default. The module's ``tvmtune_record`` attribute says which: a JSON object from task keys to
-"exact", "anchor" or "default".
+"exact", "anchor" or "default". Its ``tvmtune_kernels`` attribute is a JSON object from task keys to
+names of kernels: other implementations have other names than their tasks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import tvm
 
 RECORD = "tvmtune_record"
+KERNELS = "tvmtune_kernels"
 MODELLED = "tvmtune_modelled"
 """Attribute of modules whose accelerator is simulated: a JSON list with one object per program, with
 ``name``, modelled ``seconds`` per launch, and whatever else there is to report."""
@@ -59,6 +61,7 @@ def lower(
     mod = legalize(graph, device, AlgorithmSelection(used, only).legalizers() if used else None)
     scheduled: dict[str, Any] = {}
     records: dict[str, str] = {}
+    kernels: dict[str, str] = {}
     for site in call_sites(mod):
         if site.name in scheduled:
             continue
@@ -69,10 +72,12 @@ def lower(
             "tirx.is_scheduled", True
         )
         records[keys[site.index]] = how
+        kernels[keys[site.index]] = site.name
     names = {str(g.name_hint): g for g in mod.get_global_vars()}
     for name, func in scheduled.items():
         mod.update_func(names[name], func)
     packed = pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
+    packed = packed.with_attr(KERNELS, json.dumps(kernels))
     del graph, mod
     release(prepared)
     return packed

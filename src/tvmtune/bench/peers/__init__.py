@@ -27,6 +27,7 @@ PEERS: dict[str, type[Peer]] = {
         open_vino.OpenVino,
         pytorch.Torch,
         pytorch.TorchCompile,
+        pytorch.TorchMaxAutotune,
         ncnn_runtime.Ncnn,
     )
 }
