@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.bench import verify
 from tvmtune.errors import TvmtuneError
@@ -100,6 +101,7 @@ def compile_library(
     compared with ``check``; raises :class:`WrongOutput` if it is wrong.
     """
     network, device = plan.network, plan.device
+    phases.report("lowering the network")
     lowered = plan.backend.lower(plan.prepared, dict(records), device)
     attrs = lowered.attrs or {}
     kinds: dict[str, str] = json.loads(str(attrs.get(RECORD, "{}")))
@@ -117,6 +119,7 @@ def compile_library(
             plan.backend.export_lib(lowered, device, fresh)
             metadata.append(fresh, described)
             if verify_output and check is not None and not device.absent:
+                phases.report("checking the outputs")
                 _verify_output(fresh, described, network)
         except TvmtuneError as error:
             # The user knows the file by its final name.

@@ -125,17 +125,24 @@ def _build_parts(
         executable = vm_build._vmlink(builder, target, ext_libs=[nothing])
         kernels = [(v, f) for v, f in rest.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
         pipeline = vector_math.pipeline_for(device.target)
-        size = -(-len(kernels) // PARTS)
-        paths = [str(folder / f"part{i}.o") for i in range(-(-len(kernels) // size))]
 
-        def compile_part(index: int) -> None:
-            chosen = dict(kernels[index * size : (index + 1) * size])
-            part = tvm.IRModule(chosen, attrs=rest.attrs)
-            tvm.tirx.build(part, target, pipeline=pipeline).write_to_file(paths[index])
+        def compile_part(part: tuple[int, Sequence[tuple[Any, Any]]]) -> str:
+            index, chosen = part
+            path = str(folder / f"part{index}.o")
+            module = tvm.IRModule(dict(chosen), attrs=rest.attrs)
+            tvm.tirx.build(module, target, pipeline=pipeline).write_to_file(path)
+            return path
 
+        parts = list(enumerate(parallel.groups(kernels, PARTS)))
         # LLVM's own options are global.
         threads = 1 if "cl-opt" in device.target else None
-        parallel.each(compile_part, range(len(paths)), "compiling kernels", threads=threads)
+        paths = parallel.each(
+            compile_part,
+            parts,
+            "compiling kernels",
+            threads=threads,
+            size=lambda part: len(part[1]),
+        )
     return executable, paths
 
 

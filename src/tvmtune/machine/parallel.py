@@ -26,29 +26,49 @@ CPUS = allowed_cpus()
 new threads inherit."""
 
 
+def cores() -> int:
+    """How many threads :func:`each` uses by default."""
+    return count_cpus(set(CPUS)).usable
+
+
+def groups(items: Sequence[Item], most: int) -> list[Sequence[Item]]:
+    """The items in at most ``most`` groups of about the same size, neighbors in different ones."""
+    count = min(most, len(items))
+    return [items[start::count] for start in range(count)]
+
+
 def each(
     function: Callable[[Item], Result],
     items: Sequence[Item],
     phase: str,
     *,
     threads: int | None = None,
+    size: Callable[[Item], int] = lambda item: 1,
 ) -> list[Result]:
-    """The results of ``function(item)``, in order; the phase's progress is reported.
+    """The results of ``function(item)``, in order. The phase's progress is reported; an item counts as
+    ``size(item)``.
 
     Runs in ``threads`` threads, by default one per core, with the caller's context variables and TVM's
     current PassContext. If a call raises, or Ctrl-C is pressed, calls that have not begun are dropped
     and the exception is raised once those that have begun are done.
     """
-    total = len(items)
-    if not total:
+    if not items:
         return []
+    total = sum(map(size, items))
+    done = 0
+    results: list[Result] = []
+
+    def finished(item: Item, result: Result) -> None:
+        nonlocal done
+        results.append(result)
+        done += size(item)
+        phases.report(phase, done, total)
+
     phases.report(phase, 0, total)
-    count = min(threads or count_cpus(set(CPUS)).usable, total)
-    results = []
+    count = min(threads or cores(), len(items))
     if count == 1:
         for item in items:
-            results.append(function(item))
-            phases.report(phase, len(results), total)
+            finished(item, function(item))
         return results
     passes = _passes()
 
@@ -59,9 +79,8 @@ def each(
     executor = ThreadPoolExecutor(count, initializer=_use_all_cpus)
     try:
         futures = [executor.submit(contextvars.copy_context().run, call, i) for i in items]
-        for future in futures:
-            results.append(future.result())
-            phases.report(phase, len(results), total)
+        for item, future in zip(items, futures, strict=True):
+            finished(item, future.result())
     finally:
         executor.shutdown(cancel_futures=True)
     return results

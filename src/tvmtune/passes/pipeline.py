@@ -191,7 +191,8 @@ def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
 
 
 def _without_unused_kernels(mod: tvm.IRModule) -> tvm.IRModule:
-    """TVM's DeadCodeElimination keeps kernels that have a symbol, whether the program calls them or not."""
+    """TVM's DeadCodeElimination keeps kernels that have a symbol, even if the program calls none of
+    them."""
     import tvm
     from tvm import ir, relax, tirx
     from tvm_ffi import structural_walk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
+_lock = threading.Lock()
+"""Held while :data:`_chosen` changes."""
 
 
 class RuleSpace:
@@ -52,11 +55,14 @@ class RuleSpace:
         Every search and every compiled library needs it, at a tenth of a second each.
         """
         key = digest([type(self).__name__, self.target, self.vector, str(target), structure(mod)])
-        if key not in _chosen:
-            if len(_chosen) >= _KEPT:
-                _chosen.pop(next(iter(_chosen)), None)
-            _chosen[key] = self.choose(mod, target)
-        return _chosen[key]
+        found = _chosen.get(key)
+        if found is None:
+            found = self.choose(mod, target)
+            with _lock:
+                while len(_chosen) >= _KEPT:
+                    del _chosen[next(iter(_chosen))]
+                found = _chosen.setdefault(key, found)
+        return found
 
     def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """Tile sizes that a good kernel of this shape usually has; the rules decide the rest.
