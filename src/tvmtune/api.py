@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune import host, networks
+from tvmtune import host, networks, phases
 from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.machine import cpu_count, package_versions, triples
 from tvmtune.networks import int8
@@ -91,7 +91,9 @@ def plan(
         device = Device.from_json({**device.to_json(), "params": {**known, **params}})
     if int8.is_wanted(network) and not backend.calibrates:
         raise UsageError(f"backend '{target}' does not support int8: omit --dtype int8.")
+    phases.report("preparing the network")
     prepared = backend.prepare(network, device, layout, calibration)
+    phases.report("extracting tasks")
     return Plan(backend, device, prepared, backend.extract_tasks(prepared, device))
 
 
@@ -155,6 +157,8 @@ def compile(
     from tvmtune.compiling.accuracy_fallbacks import accuracy_fallbacks
     from tvmtune.compiling.compile import WrongOutput, can_check, compile_library
 
+    if check_seed is not None:
+        phases.report("computing the reference's outputs")
     check = None if check_seed is None else make_check(plan.network, check_seed)
     checked = check is not None and can_check(plan.device)
     wrong = None

@@ -240,6 +240,10 @@ class Prepared:
     """Relax operators, constants folded, before legalization."""
     extra: JSON = field(default_factory=dict)
     """Backend-specific data for its later hooks; the core ignores it."""
+    keys: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    """Once known: the workload keys of the direct kernels' calls, by index in program order."""
+    changed: dict[str, dict[int, bool]] = field(default_factory=dict, init=False, repr=False)
+    """Once known: which of these calls each algorithm can compute, and whether it prefers itself."""
 
 
 @dataclass(frozen=True)

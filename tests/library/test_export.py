@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import tvm
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
 
 from disks import mounted
 from libraries import host_device, lower
@@ -134,6 +138,59 @@ def test_the_instructions_are_those_of_tvms_default_pipeline(lowered, device):
 
     usual = tvm.compile(lowered, tvm.target.Target(device.target))
     assert build(lowered, device).as_text() == usual.as_text()
+
+
+def test_the_library_does_not_depend_on_the_number_of_cores(lowered, device, tmp_path, monkeypatch):
+    made = []
+    for cores in (1, 3):
+        monkeypatch.setattr("tvmtune.machine.parallel.cores", lambda cores=cores: cores)
+        made.append(export_lib(lowered, device, tmp_path / f"{cores}.so").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_several_kernels_may_share_an_object_file(lowered, device, tmp_path, monkeypatch):
+    usual = export_lib(lowered, device, tmp_path / "usual.so")
+    monkeypatch.setattr("tvmtune.library.export.PARTS", 2)
+    shared = export_lib(lowered, device, tmp_path / "shared.so")
+    kernels = {str(v.name_hint) for v, f in lowered.functions_items() if isinstance(f, PrimFunc)}
+    assert len(kernels) > 2
+    for path in (usual, shared):
+        library = tvm.runtime.load_module(str(path))
+        assert all(library.implements_function(name, query_imports=True) for name in kernels)
+
+
+def test_a_kernel_that_calls_another_is_compiled_with_it(device, tmp_path):
+    @I.ir_module
+    class Calls:
+        @T.prim_func(private=True, s_tir=True)
+        def square(x: T.float32) -> T.float32:
+            return x * x
+
+        @T.prim_func(s_tir=True)
+        def kernel(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+            for i in range(4):
+                b[i] = Calls.square(a[i])
+
+        @R.function
+        def main(a: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+            return R.call_tir(Calls.kernel, (a,), out_ty=R.Tensor((4,), "float32"))
+
+    library = tvm.runtime.load_module(str(export_lib(Calls, device, tmp_path / "calls.so")))
+    for name in ("kernel", "square"):
+        assert library.implements_function(name, query_imports=True)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_one_error(lowered, device, unharmed):
+    module = tvm.IRModule(dict(lowered.functions_items()), attrs=lowered.attrs)
+    variable = next(v for v, f in module.functions_items() if isinstance(f, PrimFunc))
+
+    @T.prim_func(s_tir=True)
+    def broken(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+        for i in T.thread_binding(4, thread="threadIdx.x"):
+            b[i] = a[i]
+
+    module.update_func(variable, broken.with_attr("global_symbol", str(variable.name_hint)))
+    assert "the network cannot be compiled" in refusal(module, device, unharmed)
 
 
 def test_a_file_is_replaced_when_it_is_complete(old):

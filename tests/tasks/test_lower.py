@@ -311,3 +311,23 @@ def test_a_log_of_the_same_convolution_in_another_fusion_is_used(tmp_path, tuned
     computed: Any = Library.open(compiled.path).run(inputs)
     for y, ref in zip(computed, plan.network.reference(inputs), strict=True):
         assert error(y, ref) < 1e-4
+
+
+def test_every_kernel_is_called():
+    """Those that re-ordered the weights have run, and need not be compiled."""
+    mod = plain_cnn()
+    kernels = {v.name_hint for v, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
+    assert kernels == {site.name for site in call_sites(mod)}
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_lowering_depends_neither_on_extraction_nor_on_the_number_of_cores(monkeypatch, cores):
+    plan = plan_of(tiny_cnn())
+    (algorithm,) = {i.name for t in plan.tasks for i in t.implementations} & {"winograd"}
+    task = next(t for t in plan.tasks if any(i.name == algorithm for i in t.implementations))
+    records = {task.key: record(plan, task, algorithm)}
+    expected = plan.backend.lower(plan.prepared, records, plan.device)
+    again = plan.backend.prepare(plan.network, plan.device, "NHWC", None)
+    assert not again.keys
+    monkeypatch.setattr("tvmtune.machine.parallel.cores", lambda: cores)
+    tvm.ir.assert_structural_equal(plan.backend.lower(again, records, plan.device), expected)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvmtune.cli import phases
 from tvmtune.cli.options import PATH, network_options
 from tvmtune.cli.paths import check_library, check_writable
 from tvmtune.cli.resolve import make_plan, network_name
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 @click.option(
     "--emit-module", type=PATH, metavar="FILE", help="Write the prepared Relax module as TVMScript."
 )
+@click.pass_context
 def command(
+    ctx: click.Context,
     logs: tuple[Path, ...],
     output: Path | None,
     seed: int,
@@ -58,16 +61,17 @@ def command(
         check_library("-o", output, *logs, given)
     if emit_module is not None:
         check_writable("--emit-module", emit_module, output, *logs, given)
-    plan = make_plan(**network)
-    target = output or Path(f"{plan.network.name}.so")
-    check_library("-o", target, *logs, given)
+    with phases.shown(verbose=bool((ctx.obj or {}).get("verbose"))):
+        plan = make_plan(**network)
+        target = output or Path(f"{plan.network.name}.so")
+        check_library("-o", target, *logs, given)
 
-    from tvmtune import api
-    from tvmtune.atomic_write import write_text
+        from tvmtune import api
+        from tvmtune.atomic_write import write_text
 
-    if emit_module is not None:
-        write_text(emit_module, plan.prepared.graph.script(show_meta=False))
-    compiled = api.compile(plan, target, logs, check_seed=seed)
+        if emit_module is not None:
+            write_text(emit_module, plan.prepared.graph.script(show_meta=False))
+        compiled = api.compile(plan, target, logs, check_seed=seed)
     click.echo(describe(compiled))
 
 

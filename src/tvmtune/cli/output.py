@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -16,6 +17,14 @@ def console(*, stderr: bool = False) -> Console:
     if not made.is_terminal:
         made = Console(stderr=stderr, highlight=False, width=160)
     return made
+
+
+def bar(*columns: ProgressColumn, **options: Any) -> Progress:
+    """A progress bar after its description and before ``columns``; ``options`` are rich's."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    description = TextColumn("{task.description}", markup=False)
+    return Progress(description, BarColumn(bar_width=40), *columns, **options)
 
 
 def milliseconds(seconds: float) -> str:

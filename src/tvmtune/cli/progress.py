@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli.output import clock, console, milliseconds
+from tvmtune.cli.output import bar, clock, console, milliseconds
 from tvmtune.tuning.failures import by_stage
 from tvmtune.tuning.observer import Observer, SessionView
 
@@ -140,24 +140,23 @@ class LiveTable(ProgressObserver):
 
     def _render(self) -> RenderableType:
         from rich.console import Group
-        from rich.progress import BarColumn, Progress, TextColumn
         from rich.text import Text
 
         if self.session is None:
             return Text("")
         session = self.session
-        bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=40))
         done, total, left = _advance(session)
         rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
         text = (
             f"{session.total} trials  {rate:.0f}/min  estimate {milliseconds(session.estimate())}  "
             f"{clock(session.elapsed)} elapsed"
         )
-        bar.add_task(text + (f", {clock(left)} left" if left is not None else ""), total=total)
-        bar.update(bar.task_ids[0], completed=done)
+        budget = bar()
+        description = text + (f", {clock(left)} left" if left is not None else "")
+        budget.update(budget.add_task(description, total=total), completed=done)
         size = self._live.console.size
         table = task_table(session, self.next, width=size.width, height=size.height)
-        return Group(table, bar)
+        return Group(table, budget)
 
 
 def task_table(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tvmtune import phases
 from tvmtune.cli.parsing import parse_pairs, parse_shapes
 from tvmtune.errors import ArgumentError, TvmtuneError, UsageError
 
@@ -68,6 +69,7 @@ def make_plan(
     from tvmtune import api
     from tvmtune.networks.inputs import read_arrays
 
+    phases.report("loading the network")
     try:
         loaded = api.load(
             network_name(network, positional),

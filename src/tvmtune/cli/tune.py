@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli import completion
+from tvmtune.cli import completion, phases
 from tvmtune.cli.options import (
     PATH,
     duration,
@@ -243,14 +243,15 @@ def command(
         with run:
             if not no_compile:
                 _say("compiling the untuned library and checking its output")
-                untuned = api.compile_untuned(
-                    plan,
-                    Path(scratch) / "untuned.so",
-                    inputs=inputs,
-                    seed=seed,
-                    wait=wait,
-                    say=_say,
-                )
+                with phases.shown(verbose=verbose, lines=False):
+                    untuned = api.compile_untuned(
+                        plan,
+                        Path(scratch) / "untuned.so",
+                        inputs=inputs,
+                        seed=seed,
+                        wait=wait,
+                        say=_say,
+                    )
             observer = progress.observer(verbose)
             try:
                 session = run.tune(observer)

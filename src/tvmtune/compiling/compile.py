@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvmtune import phases
 from tvmtune.arrays import numpy_dtype
 from tvmtune.atomic_write import replacing
 from tvmtune.bench import verify
@@ -104,6 +105,7 @@ def compile_library(
     ``exact_defaults``, tasks without a record get only exact implementations.
     """
     network, device = plan.network, plan.device
+    phases.report("lowering the network")
     lowered = plan.backend.lower(
         plan.prepared, dict(records), device, exact_defaults=exact_defaults
     )
@@ -125,6 +127,7 @@ def compile_library(
             plan.backend.export_lib(lowered, device, fresh)
             metadata.append(fresh, described)
             if verify_output and check is not None and can_check(device):
+                phases.report("checking the outputs")
                 _verify_output(fresh, described, network)
         except TvmtuneError as error:
             # The user knows the file by its final name.

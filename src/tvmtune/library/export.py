@@ -11,9 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
 from tvmtune.library import embedded_weights
+from tvmtune.machine import parallel
 from tvmtune.operators import vector_math
 from tvmtune.passes.call_sites import without_kernel
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmtune.types import Device
+
+PARTS = 64
+"""Object files, at most, that a network's kernels are spread over: a linker inherits all of them open.
+"""
 
 
 def export_lib(
@@ -48,19 +54,20 @@ def export_lib(
                 f"libraries for {device.model} can only be made for Linux on x86-64 and 64-bit ARM."
             )
         module, weights = embedded_weights.take_weights(lowered) if splits else (lowered, [])
-        executable = build(module, device)
         written: list[int] = []
 
         def pack(library: Any, system_library: bool, prefix: str, workspace: str) -> str:
             packed = Path(workspace) / "devc.o"
             like = Path(workspace) / "lib0.o"
+            phases.report("writing the library")
             written.append(embedded_weights.write_object(library, weights, like, packed, change))
             return str(packed)
 
         with _objects_in_memory() as (folder, inherited):
+            executable, parts = _build_parts(module, device, folder)
 
             def link(output: str, objects: Sequence[str], **_: Any) -> None:
-                _link([*linker, "-shared", "-o", output, *objects], inherited, path)
+                _link([*linker, "-shared", "-o", output, *objects, *parts], inherited, path)
 
             try:
                 executable.mod.export_library(
@@ -82,13 +89,82 @@ def build(lowered: tvm.IRModule, device: Device) -> tvm.runtime.Executable:
     """Compile for the VM and write nothing. Raises TvmtuneError if that fails."""
     import tvm
 
-    try:
+    with _compiling(lowered):
         return tvm.compile(
             lowered,
             tvm.target.Target(device.target),
             relax_pipeline=tvm.transform.Sequential(_passes()),
             tir_pipeline=vector_math.pipeline_for(device.target),
         )
+
+
+def _build_parts(
+    lowered: tvm.IRModule, device: Device, folder: Path
+) -> tuple[tvm.runtime.Executable, list[str]]:
+    """As :func:`build`, with the kernels of a CPU in object files of their own, made in parallel.
+
+    Returns the executable and the paths of these files in ``folder``. Which kernels share a file does
+    not depend on the number of cores, so the library does not either.
+    """
+    if not _is_separable(lowered, device):
+        phases.report("compiling kernels")
+        return build(lowered, device), []
+    import tvm
+    from tvm import relax
+    from tvm.relax import vm_build
+
+    target = tvm.target.Target(device.target)
+    with _compiling(lowered):
+        with target:
+            program = tvm.transform.Sequential(_passes())(lowered)
+        builder = relax.ExecBuilder()
+        # tvm.compile does the same, but takes the kernels only as one module.
+        rest = vm_build._vmcodegen(builder, program)
+        # The library needs a place for its kernels in the tree of modules: that of an empty one.
+        nothing = tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target)
+        executable = vm_build._vmlink(builder, target, ext_libs=[nothing])
+        kernels = [(v, f) for v, f in rest.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+        pipeline = vector_math.pipeline_for(device.target)
+
+        def compile_part(part: tuple[int, Sequence[tuple[Any, Any]]]) -> str:
+            index, chosen = part
+            path = str(folder / f"part{index}.o")
+            module = tvm.IRModule(dict(chosen), attrs=rest.attrs)
+            tvm.tirx.build(module, target, pipeline=pipeline).write_to_file(path)
+            return path
+
+        parts = list(enumerate(parallel.groups(kernels, PARTS)))
+        # LLVM's own options are global.
+        threads = 1 if "cl-opt" in device.target else None
+        paths = parallel.each(
+            compile_part,
+            parts,
+            "compiling kernels",
+            threads=threads,
+            size=lambda part: len(part[1]),
+        )
+    return executable, paths
+
+
+def _is_separable(lowered: tvm.IRModule, device: Device) -> bool:
+    """Whether the kernels are all for the CPU, and none calls another."""
+    from tvm import ir, tirx
+    from tvm_ffi import structural_walk
+
+    if device.target["kind"] != "llvm" or not embedded_weights.can_write_objects(device.mtriple):
+        return False
+    kernels = [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
+    called: list[Any] = []
+    for kernel in kernels:
+        structural_walk(kernel.body, (ir.GlobalVar, called.append))
+    return bool(kernels) and not called
+
+
+@contextlib.contextmanager
+def _compiling(lowered: tvm.IRModule) -> Iterator[None]:
+    """Say in one message why a module cannot be compiled."""
+    try:
+        yield
     except Exception as exc:
         missing = without_kernel(lowered)
         why = f"no kernel for {', '.join(missing)}: " if missing else ""
@@ -138,8 +214,8 @@ def _objects_in_memory() -> Iterator[tuple[Path, list[int]]]:
         )
         files: list[int] = []
         if hasattr(os, "memfd_create"):
-            # The names that export_library uses. Any other becomes a plain file.
-            for name in ("lib0.o", "lib1.o", "devc.o"):
+            # The names that export_library uses, and our own. Any other becomes a plain file.
+            for name in ("lib0.o", "lib1.o", "devc.o", *(f"part{i}.o" for i in range(PARTS))):
                 file = os.memfd_create(name)
                 stack.callback(os.close, file)
                 (folder / name).symlink_to(f"/proc/self/fd/{file}")

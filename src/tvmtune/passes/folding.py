@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from tvmtune.machine import parallel
 
 if TYPE_CHECKING:
     import tvm
@@ -28,11 +31,19 @@ def fold(mod: tvm.IRModule) -> tvm.IRModule:
     kernels = {call.args[0]: mod[call.args[0]] for call in calls}
     if not all(isinstance(kernel, tirx.PrimFunc) for kernel in kernels.values()) or not kernels:
         return mod
-    named = {v: f.with_attr("global_symbol", str(v.name_hint)) for v, f in kernels.items()}
+    named = [(v, f.with_attr("global_symbol", str(v.name_hint))) for v, f in kernels.items()]
+
+    def compiled(group: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+        part = tvm.tirx.build(tvm.IRModule(dict(group)), "llvm")
+        return {name: part[name] for name in (str(v.name_hint) for v, _ in group)}
+
     try:
-        library = tvm.tirx.build(tvm.IRModule(named), "llvm")
+        parts = parallel.each(
+            compiled, parallel.groups(named, parallel.cores()), "packing weights", size=len
+        )
     except Exception:  # some kernel is scheduled for another device
         return mod
+    library = {name: kernel for part in parts for name, kernel in part.items()}
 
     @mutator
     class Folded(PyExprMutator):
@@ -55,8 +66,8 @@ def _is_constant(value: Any) -> bool:
     )
 
 
-def _result(call: Any, library: Any) -> Any:
-    """The outputs of a kernel: a constant, or a tuple of constants."""
+def _result(call: Any, library: Mapping[str, Any]) -> Any:
+    """The outputs of a kernel in ``library``: a constant, or a tuple of constants."""
     import tvm
     from tvm import relax
 

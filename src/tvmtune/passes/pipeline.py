@@ -160,7 +160,11 @@ def _reduces_constants(function: Any) -> bool:
 
 
 def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
-    """Apply the weight re-ordering that the schedules request, at compile time."""
+    """Apply the weight re-ordering that the schedules request, at compile time.
+
+    Only the kernels that the program calls remain: those that re-ordered weights have run, and a kernel
+    that reads re-ordered weights has replaced the original.
+    """
     import tvm
     from tvm import relax, tirx
 
@@ -183,7 +187,31 @@ def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
     ]
-    return _run(mod, device, passes)
+    return _without_unused_kernels(_run(mod, device, passes))
+
+
+def _without_unused_kernels(mod: tvm.IRModule) -> tvm.IRModule:
+    """TVM's DeadCodeElimination keeps kernels that have a symbol, even if the program calls none of
+    them."""
+    import tvm
+    from tvm import ir, relax, tirx
+    from tvm_ffi import structural_walk
+
+    used: set[str] = set()
+    todo = [f for f in mod.functions.values() if isinstance(f, relax.Function)]
+    while todo:
+        found: list[Any] = []
+        structural_walk(todo.pop().body, (ir.GlobalVar, found.append))
+        for variable in found:
+            if (name := str(variable.name_hint)) not in used:
+                used.add(name)
+                todo.append(mod[variable])
+    kept = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if not isinstance(function, tirx.PrimFunc) or str(variable.name_hint) in used
+    }
+    return tvm.IRModule(kept, attrs=mod.attrs)
 
 
 def _reorders(function: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
+_lock = threading.Lock()
+"""Held while :data:`_chosen` changes."""
 
 
 class RuleSpace:
@@ -52,11 +55,14 @@ class RuleSpace:
         Every search and every compiled library needs it, at a tenth of a second each.
         """
         key = digest([type(self).__name__, self.target, self.vector, str(target), structure(mod)])
-        if key not in _chosen:
-            if len(_chosen) >= _KEPT:
-                _chosen.pop(next(iter(_chosen)), None)
-            _chosen[key] = self.choose(mod, target)
-        return _chosen[key]
+        found = _chosen.get(key)
+        if found is None:
+            found = self.choose(mod, target)
+            with _lock:
+                while len(_chosen) >= _KEPT:
+                    del _chosen[next(iter(_chosen))]
+                found = _chosen.setdefault(key, found)
+        return found
 
     def choose(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """Tile sizes that a good kernel of this shape usually has; the rules decide the rest.
@@ -79,16 +85,12 @@ class RuleSpace:
         postprocs = list(context.space_generator.postprocs)
         # Weight re-ordering does not support every way in which a kernel may read a constant.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
+        designs.sort(key=_score, reverse=True)
         for usable in (postprocs, safe):
-            best: tuple[float, Schedule] | None = None
             for design in designs:
-                for score, trace in preferred_traces(design, unit, cores, group):
-                    tried = replay(mod, trace, usable)
-                    if tried is not None and (best is None or score > best[0]):
-                        best = (score, tried)
-                        break
-            if best is not None:
-                return best[1]
+                for trace in preferred_traces(design, unit, cores, group):
+                    if (sch := replay(mod, trace, usable)) is not None:
+                        return sch
         return _unscheduled(mod)
 
 
@@ -189,14 +191,23 @@ def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -
     return None
 
 
+def _score(design: Schedule) -> float:
+    """For comparing designs: tiled loops count first, then what is computed per tile."""
+    tiled = sum(
+        1
+        for inst in design.trace.insts
+        if inst.kind.name == "SamplePerfectTile" and len(inst.outputs) == 4
+    )
+    return tiled + 0.1 * _fused(design.trace)
+
+
 def preferred_traces(
     design: Schedule, unit: VectorUnit, cores: int = 1, group: int | None = None
-) -> list[tuple[float, Any]]:
-    """Decisions for one design, the preferred first, each with a score for comparing designs."""
+) -> Iterator[Any]:
+    """The design's trace with each of the preferred decisions, best first."""
     tiles = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
     spatial = [i for i in tiles if len(i.outputs) == 4]
     reduction = [i for i in tiles if len(i.outputs) == 2]
-    options = []
     for chosen in cpu_tiles.decisions(
         [extent(design.trace, inst) for inst in spatial],
         [extent(design.trace, inst) for inst in reduction],
@@ -212,8 +223,7 @@ def preferred_traces(
         for inst in trace.insts:
             if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
                 trace = trace.with_decision(inst, 2, remove_postproc=True)
-        options.append((len(spatial) + 0.1 * _fused(trace), trace))
-    return options
+        yield trace
 
 
 def _fused(trace: Any) -> int:

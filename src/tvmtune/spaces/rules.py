@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,8 +28,12 @@ RULES: dict[str, Rule] = {
 }
 
 
+@functools.cache
 def register() -> None:
-    """Register the rules with MetaSchedule. They are for CPUs; GPUs use the general rules alone."""
+    """Register the rules with MetaSchedule, once: threads may be using them.
+
+    They are for CPUs; GPUs use the general rules alone.
+    """
     import tvm_ffi
 
     for name, rule in RULES.items():

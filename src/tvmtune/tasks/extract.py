@@ -91,6 +91,7 @@ def extract_tasks(
                 mod = task.implementations[0].mod
                 if (space := extra.space_for(mod)) is not None:
                     task.implementations.append(Implementation(extra.name, task.key, mod, space))
+    prepared.keys = keys  # legalizing a large network takes seconds, and lowering needs the result
     _add_templates(tasks.values(), prepared, device)
     for algorithm in offered:
         if not isinstance(algorithm, Algorithm) or algorithm.superseded:
@@ -151,10 +152,19 @@ def changed_workloads(
     """The workloads of the calls that ``algorithm`` computes, by index in program order.
 
     ``keys``: workload keys of the direct calls, by index. Empty if the algorithm changes how the
-    network is fused: its kernels cannot be exchanged one by one then.
+    network is fused: its kernels cannot be exchanged one by one then. ``prepared`` keeps what
+    lowering needs of it.
     """
+    changed = _changed_workloads(prepared, device, algorithm, keys)
+    prepared.changed[algorithm.name] = {index: w.preferred for index, w in changed.items()}
+    return changed
+
+
+def _changed_workloads(
+    prepared: Prepared, device: Device, algorithm: Algorithm, keys: Mapping[int, str]
+) -> dict[int, ChangedWorkload]:
     if not _applies(prepared.graph, algorithm):
-        return {}  # legalizing a large network takes seconds
+        return {}
     selection = AlgorithmSelection([algorithm], values=False)
     sites = call_sites(legalize(prepared.graph, device, selection.legalizers()))
     if len(sites) != len(keys):

@@ -8,16 +8,19 @@ names of kernels: other implementations have other names than their tasks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import phases
+from tvmtune.machine import parallel
 from tvmtune.operators.implementations import DEFAULT, AlgorithmSelection
-from tvmtune.passes.call_sites import as_workload, call_sites
+from tvmtune.passes.call_sites import CallSite, as_workload, call_sites
 from tvmtune.passes.pipeline import graph_of, legalize, pack_weights, release
 from tvmtune.passes.workload_keys import workload_key
-from tvmtune.spaces import tensor_intrinsics, traces
+from tvmtune.spaces import rules, tensor_intrinsics, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor
 from tvmtune.tasks.extract import DIRECT, SpaceFor, changed_workloads
 from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Trial
@@ -52,30 +55,40 @@ def lower(
     target = tvm.target.Target(device.target)
     tensor_intrinsics.load_for(str(target.kind.name))
     graph = graph_of(prepared)
-    direct = call_sites(legalize(graph, device))
-    keys = {s.index: workload_key(as_workload(s.func)) for s in direct}
+    keys = prepared.keys
+    if not keys:
+        direct = call_sites(legalize(graph, device))
+        keys = {s.index: workload_key(as_workload(s.func)) for s in direct}
     offered = DEFAULT if implementations is None else implementations
     algorithms = [each for each in offered if isinstance(each, Algorithm)]
     only = _calls_by_algorithm(prepared, device, algorithms, keys, chosen)
     used = [a for a in algorithms if only.get(a.name)]
     mod = legalize(graph, device, AlgorithmSelection(used, only).legalizers() if used else None)
-    scheduled: dict[str, Any] = {}
+    sites: dict[str, CallSite] = {}
+    for site in call_sites(mod):
+        sites.setdefault(site.name, site)
+
+    def schedule(site: CallSite) -> tuple[Any, str]:
+        workload = as_workload(site.func)
+        func, how = _schedule(workload, chosen.get(keys[site.index]), make(workload), target)
+        named = func.with_attr("global_symbol", site.name)
+        return named.with_attr("tirx.is_scheduled", True), how
+
+    # Threads must find everything registered.
+    rules.register()
+    for trial in chosen.values():
+        with contextlib.suppress(Exception):  # a log may hold anything; _schedule reports it
+            tensor_intrinsics.load_named(trial.trace[0])
+    threads = None if target.kind.name == "llvm" else 1
+    scheduled = parallel.each(schedule, list(sites.values()), "scheduling kernels", threads=threads)
     records: dict[str, str] = {}
     kernels: dict[str, str] = {}
-    for site in call_sites(mod):
-        if site.name in scheduled:
-            continue
-        workload = as_workload(site.func)
-        trial = chosen.get(keys[site.index])
-        func, how = _schedule(workload, trial, make(workload), target)
-        scheduled[site.name] = func.with_attr("global_symbol", site.name).with_attr(
-            "tirx.is_scheduled", True
-        )
-        records[keys[site.index]] = how
-        kernels[keys[site.index]] = site.name
     names = {str(g.name_hint): g for g in mod.get_global_vars()}
-    for name, func in scheduled.items():
+    for (name, site), (func, how) in zip(sites.items(), scheduled, strict=True):
         mod.update_func(names[name], func)
+        records[keys[site.index]] = how
+        kernels[keys[site.index]] = name
+    phases.report("packing weights")
     packed = pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
     packed = packed.with_attr(KERNELS, json.dumps(kernels))
     del graph, mod
@@ -97,15 +110,17 @@ def _calls_by_algorithm(
     for algorithm in algorithms:
         if algorithm.name not in names and not (untuned and algorithm.prefers is not None):
             continue
+        if algorithm.name not in prepared.changed:
+            changed_workloads(prepared, device, algorithm, keys)
         # Empty for a log from before extraction checked the fusion.
-        changed = changed_workloads(prepared, device, algorithm, keys)
+        changed = prepared.changed[algorithm.name]
         wanted[algorithm.name] = {
             ordinal
             for ordinal, index in enumerate(changed)
             if (
                 chosen[keys[index]].implementation == algorithm.name
                 if keys[index] in chosen
-                else changed[index].preferred
+                else changed[index] and algorithm.prefers is not None
             )
         }
     return wanted
