@@ -323,9 +323,8 @@ def test_every_kernel_is_called():
 @pytest.mark.parametrize("cores", [1, 3])
 def test_lowering_depends_neither_on_extraction_nor_on_the_number_of_cores(monkeypatch, cores):
     plan = plan_of(tiny_cnn())
-    (algorithm,) = {i.name for t in plan.tasks for i in t.implementations} & {"winograd"}
-    task = next(t for t in plan.tasks if any(i.name == algorithm for i in t.implementations))
-    records = {task.key: record(plan, task, algorithm)}
+    (task,) = for_winograd(plan)
+    records = {task.key: record(plan, task, "winograd-4x4")}
     expected = plan.backend.lower(plan.prepared, records, plan.device)
     again = plan.backend.prepare(plan.network, plan.device, "NHWC", None)
     assert not again.keys
