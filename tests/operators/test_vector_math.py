@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tvmtune.operators import vector_math
+from tvmtune.operators import cpu_pipeline
 
 COUNT = 1 << 20
 EXACT = {
@@ -34,7 +34,7 @@ def build(
     *,
     vectorize: bool = True,
     dtype: str = "float32",
-    pipeline: str = vector_math.PIPELINE,
+    pipeline: str = cpu_pipeline.PIPELINE,
     **target: str,
 ) -> Any:
     """``name`` of :data:`COUNT` values."""
@@ -47,7 +47,7 @@ def build(
     if vectorize:
         (loop,) = schedule.get_loops("y")
         schedule.vectorize(schedule.split(loop, [None, 16])[1])
-    vector_math.register()
+    cpu_pipeline.register()
     return tvm.compile(
         schedule.mod,
         tvm.target.Target({"kind": "llvm", **target}),

@@ -16,7 +16,7 @@ from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
 from tvmtune.library import embedded_weights
 from tvmtune.machine import parallel
-from tvmtune.operators import vector_math
+from tvmtune.operators import cpu_pipeline
 from tvmtune.passes.call_sites import without_kernel
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def build(lowered: tvm.IRModule, device: Device) -> tvm.runtime.Executable:
             lowered,
             tvm.target.Target(device.target),
             relax_pipeline=tvm.transform.Sequential(_passes()),
-            tir_pipeline=vector_math.pipeline_for(device.target),
+            tir_pipeline=cpu_pipeline.pipeline_for(device.target),
         )
 
 
@@ -124,7 +124,7 @@ def _build_parts(
         nothing = tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target)
         executable = vm_build._vmlink(builder, target, ext_libs=[nothing])
         kernels = [(v, f) for v, f in rest.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
-        pipeline = vector_math.pipeline_for(device.target)
+        pipeline = cpu_pipeline.pipeline_for(device.target)
 
         def compile_part(part: tuple[int, Sequence[tuple[Any, Any]]]) -> str:
             index, chosen = part

@@ -13,7 +13,7 @@ import numpy as np
 
 from tvmtune.accuracy import relative_error
 from tvmtune.machine import threads as tvm_threads
-from tvmtune.operators import vector_math
+from tvmtune.operators import cpu_pipeline
 from tvmtune.test_data import fill
 from tvmtune.types import TensorSpec, Timing, product
 
@@ -72,9 +72,9 @@ def build(
         passes = {**PASSES, "config": {**PASSES["config"], **passes["config"]}}
         if target["kind"] == "llvm":
             target = {**target, "cl-opt": [*target.get("cl-opt", ()), *LLVM]}
-    pipeline = vector_math.DEFAULT_PIPELINE
+    pipeline = cpu_pipeline.DEFAULT_PIPELINE
     if not options.get("reference"):
-        pipeline = vector_math.pipeline_for(target)
+        pipeline = cpu_pipeline.pipeline_for(target)
     with tvm.transform.PassContext(**passes):
         library = tvm.compile(mod, tvm.target.Target(target), tir_pipeline=pipeline)
     path = str(Path(directory) / f"{uuid.uuid4().hex}.so")

@@ -1,9 +1,9 @@
 """Elementary functions as polynomials that CPUs compute in vectors.
 
 TVM lowers ``exp``, ``tanh``, ``erf`` and ``log`` to one call of the C library per element, even in
-vectorized loops. Code for CPUs that :data:`PIPELINE` lowers calls the functions here instead, and LLVM
-inlines them. They use float32 arithmetic and no instructions of a particular CPU; float16 is computed
-in float32, float64 stays with the C library.
+vectorized loops. Code that the pipeline for CPUs (:mod:`tvmtune.operators.cpu_pipeline`) lowers calls
+the functions here instead, and LLVM inlines them. They use float32 arithmetic and no instructions of a
+particular CPU; float16 is computed in float32, float64 stays with the C library.
 
 Largest errors against the exact result, in units in the last place of float32, over every 257th float32
 (``tests/operators/test_vector_math.py``):
@@ -26,19 +26,16 @@ functions, such as Mish's tanh(log(1 + exp(x))), took minutes to compile as Tens
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-DEFAULT_PIPELINE = "default"
-"""Name of TVM's own TensorIR pipeline."""
-PIPELINE = "tvmtune"
-"""Name of a TensorIR pipeline, TVM's default with the functions here; see :func:`register`."""
 _LEVEL = 100
 """Above the levels at which TVM registers its own lowerings (10, and 99 for its default ``exp``)."""
 
@@ -109,27 +106,18 @@ _LOG = (
 _SCALAR = ("cosh", "sinh")
 """Functions that TVM vectorizes, though it can lower only scalar calls of them."""
 
-_in_pipeline = contextvars.ContextVar("_in_pipeline", default=False)
-"""Whether :data:`PIPELINE` is lowering a module in this thread."""
-
-
-def pipeline_for(target: Mapping[str, Any]) -> str:
-    """The name of the pipeline for this target: :data:`PIPELINE`, once registered, for CPUs."""
-    if target["kind"] != "llvm":
-        return DEFAULT_PIPELINE
-    register()
-    return PIPELINE
+_active = contextvars.ContextVar("_active", default=False)
+"""Whether this thread is lowering a module with the functions here."""
 
 
 @functools.cache
 def register() -> None:
-    """Register :data:`PIPELINE` in this process.
+    """Register the lowerings that :func:`active` switches on.
 
     TVM's own pipelines compute the same as before, but take ``erf`` and ``log1p`` for vectorizable,
     which their code for some GPUs is not prepared for: call this only to compile for CPUs.
     """
     import tvm
-    from tvm.tirx import compilation_pipeline
 
     for name in _FUNCTIONS:
         operator = tvm.ir.Op.get(f"tirx.{name}")
@@ -142,7 +130,16 @@ def register() -> None:
         tvm.ir.register_op_attr(operator.name, "TVectorizable", True, level=_LEVEL)
     for name in _SCALAR:
         tvm.tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=_by_lanes, level=_LEVEL)
-    compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)
+
+
+@contextlib.contextmanager
+def active() -> Iterator[None]:
+    """Lower to the functions here, in this thread."""
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
 
 
 def _lowering(name: str, before: Any) -> Callable[[Any], Any]:
@@ -151,7 +148,7 @@ def _lowering(name: str, before: Any) -> Callable[[Any], Any]:
 
         dtype = str(call.ty.dtype)
         element, _, lanes = dtype.partition("x")
-        if not _in_pipeline.get() or element not in ("float32", "float16"):
+        if not _active.get() or element not in ("float32", "float16"):
             return call if before is None else before(call)
         single = dtype.replace("float16", "float32")
         symbol = f"{_PREFIX}{name}_x{lanes or 1}"
@@ -173,40 +170,19 @@ def _by_lanes(call: Any) -> Any:
     return tirx.Shuffle(values, [*range(int(lanes))])
 
 
-def _pipeline() -> Any:
-    import tvm
-    from tvm.tirx import compilation_pipeline
-
-    passes, finalize_host, finalize_device = compilation_pipeline.get_tir_pipeline(DEFAULT_PIPELINE)
-
-    @tvm.transform.module_pass(opt_level=0, name="tvmtune.FinalizeHost")
-    def finalize(mod: Any, context: Any) -> Any:
-        token = _in_pipeline.set(True)
-        try:
-            return _define_functions()(finalize_host()(mod))
-        finally:
-            _in_pipeline.reset(token)
-
-    return passes, lambda: finalize, finalize_device
-
-
-def _define_functions() -> Any:
-    """A pass that gives each PrimFunc the definitions of the functions that it calls."""
+def define(func: Any) -> Any:
+    """The lowered PrimFunc, with the definitions of the functions that it calls."""
     from tvm import ir, tirx
     from tvm_ffi import structural_walk
 
-    def define(func: Any, mod: Any, context: Any) -> Any:
-        names: list[Any] = []
-        structural_walk(func.body, (ir.StringImm, names.append))
-        calls = {m.groups() for n in names if (m := _SYMBOL.fullmatch(str(n.value)))}
-        if not calls:
-            return func
-        code = "\n".join(llvm_ir(name, int(lanes)) for name, lanes in sorted(calls))
-        zero = tirx.const(0, "int32")
-        body = tirx.AttrStmt(zero, "pragma_import_llvm", ir.StringImm(code), func.body)
-        return func.with_body(body)
-
-    return tirx.transform.prim_func_pass(define, opt_level=0, name="tvmtune.DefineVectorMath")
+    names: list[Any] = []
+    structural_walk(func.body, (ir.StringImm, names.append))
+    calls = {m.groups() for n in names if (m := _SYMBOL.fullmatch(str(n.value)))}
+    if not calls:
+        return func
+    code = "\n".join(llvm_ir(name, int(lanes)) for name, lanes in sorted(calls))
+    zero = tirx.const(0, "int32")
+    return func.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", ir.StringImm(code), func.body))
 
 
 @functools.cache

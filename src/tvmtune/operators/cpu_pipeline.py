@@ -1,0 +1,55 @@
+"""The TensorIR pipeline for CPUs: TVM's default, with elementary functions in vectors and prefetches of
+weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from tvmtune.operators import prefetch, vector_math
+
+DEFAULT_PIPELINE = "default"
+"""Name of TVM's own pipeline."""
+PIPELINE = "tvmtune"
+"""Name of the pipeline here; see :func:`register`."""
+
+
+def pipeline_for(target: Mapping[str, Any]) -> str:
+    """The name of the pipeline for this target: :data:`PIPELINE`, once registered, for CPUs."""
+    if target["kind"] != "llvm":
+        return DEFAULT_PIPELINE
+    register()
+    return PIPELINE
+
+
+@functools.cache
+def register() -> None:
+    """Register :data:`PIPELINE` in this process; see :func:`tvmtune.operators.vector_math.register`."""
+    from tvm.tirx import compilation_pipeline
+
+    vector_math.register()
+    compilation_pipeline.register_tir_pipeline(PIPELINE, _pipeline)
+
+
+def _pipeline() -> Any:
+    import tvm
+    from tvm.tirx import compilation_pipeline
+
+    passes, finalize_host, finalize_device = compilation_pipeline.get_tir_pipeline(DEFAULT_PIPELINE)
+
+    @tvm.transform.module_pass(opt_level=0, name="tvmtune.FinalizeHost")
+    def finalize(mod: Any, context: Any) -> Any:
+        with vector_math.active():
+            return _complete()(finalize_host()(mod))
+
+    return passes, lambda: finalize, finalize_device
+
+
+def _complete() -> Any:
+    from tvm import tirx
+
+    def complete(func: Any, mod: Any, context: Any) -> Any:
+        return prefetch.insert(vector_math.define(func))
+
+    return tirx.transform.prim_func_pass(complete, opt_level=0, name="tvmtune.CompleteForCPU")
