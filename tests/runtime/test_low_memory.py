@@ -97,9 +97,9 @@ def test_a_correct_library_passes_and_no_files_remain(plan, tmp_path, opened):
 def test_a_wrong_kernel_is_detected_before_the_library_is_replaced(plan, tmp_path, opened):
     import tvm
 
-    def lower(*args):
+    def lower(*args, **options):
         """The network with minimum instead of maximum pooling."""
-        lowered = plan.backend.lower(*args)
+        lowered = plan.backend.lower(*args, **options)
         changed = 0
         for variable, function in lowered.functions_items():
             source = function.script()

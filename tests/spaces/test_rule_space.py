@@ -116,6 +116,12 @@ def test_the_default_schedule_is_correct_for_integers(kernel):
     assert_default_is_correct(operator(*kernel, dtype=dtype), tolerance=0)
 
 
+def test_the_default_schedule_of_a_bfloat16_pooling_layer_compiles():
+    assert_default_is_correct(
+        operator(pool("max", 3, 2, 1), (1, 16, 16, 8), dtype="bfloat16"), tolerance=0
+    )
+
+
 def test_the_default_schedule_is_deterministic():
     mod = operator(conv(), (1, 14, 14, 16), (3, 3, 16, 32))
     assert structural_equal(default(mod).mod, default(mod).mod)

@@ -34,6 +34,8 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
     outputs = _inline(sch)
     stages = _stages(sch)
     sums = [stage for stage in stages if _sums(sch, stage)]
+    if any(_dtype(sch, stage) == "bfloat16" for stage in sums):
+        return None  # TVM does not compile vectors of such sums
     if not sums:
         for stage in outputs:
             _elementwise(sch, stage, unit)
@@ -87,6 +89,10 @@ def _sums(sch: Schedule, block: Any) -> bool:
     from tvm import tirx
 
     return any(v.iter_type != tirx.IterVar.DataPar for v in sch.get(block).iter_vars)
+
+
+def _dtype(sch: Schedule, block: Any) -> str:
+    return str(sch.get(block).writes[0].source.dtype)
 
 
 def _extents(sch: Schedule, block: Any) -> list[int]:
