@@ -115,13 +115,18 @@ def _announced(peer: Any, stage: Path) -> Any:
 
     def announced_load(*arguments: Any) -> None:
         stage.write_text(peer.name)
-        load(*arguments)
+        try:
+            load(*arguments)
+        except Exception:
+            stage.write_text("")
+            raise
 
     def announced_run(inputs: Any) -> Any:
         stage.write_text(peer.name)
-        outputs = run(inputs)
-        stage.write_text("")
-        return outputs
+        try:
+            return run(inputs)
+        finally:
+            stage.write_text("")
 
     peer.load, peer.run = announced_load, announced_run
     return peer

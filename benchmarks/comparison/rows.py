@@ -22,7 +22,8 @@ def append(path: Path, row: Row) -> None:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = "\n" + line  # the last line is torn: it must not spoil this one
-        os.write(descriptor, line.encode())
+        with os.fdopen(os.dup(descriptor), "ab") as file:
+            file.write(line.encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -86,8 +86,12 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     def columns(rows: int, columns: int) -> int:
         return cpu_tiles.padded_columns(rows, columns, unit)
 
+    winograd = [WINOGRAD_4X4, WINOGRAD_2X2]
+    if unit.lanes < cpu_tiles.AVX.lanes:
+        # Not measured: with short vectors, transforms need more registers than there are.
+        winograd = [replace(algorithm, prefers=None) for algorithm in winograd]
     superseded = replace(WINOGRAD, superseded=True)
-    return (WINOGRAD_4X4, WINOGRAD_2X2, PADDED, padded_channels(columns), superseded)
+    return (*winograd, PADDED, padded_channels(columns), superseded)
 
 
 @hookimpl

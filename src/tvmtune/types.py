@@ -152,7 +152,7 @@ class Implementation:
     """One PrimFunc, ``main``."""
     space: Space
     exact: bool = True
-    """False if it rounds differently from the direct algorithm (Winograd does)."""
+    """False if its rounding errors may exceed the direct algorithm's (Winograd's F(4x4) do)."""
     preferred: bool = False
     """Whether compile takes it, in its default schedule, for a task without a record."""
 
@@ -173,7 +173,7 @@ class Algorithm:
     """``(block_builder, call, values) -> expression`` for a call that it applies to. Without ``values``
     only the program is needed: precomputed weights may stay uninitialized."""
     exact: bool = True
-    """False if it rounds differently from the direct algorithm."""
+    """False if its rounding errors may exceed the direct algorithm's."""
     prefers: Callable[[Any], bool] | None = None
     """Whether its default schedule is expected to be faster than the direct one's for a call that it
     applies to, so that compile takes it without a record. None: never. Of several algorithms compile

@@ -42,6 +42,12 @@ def test_softmax(shape, unit):
         assert "T.parallel" in scheduled(mod, unit)
 
 
+def test_a_softmax_over_another_axis_of_the_same_extent_does_not_repeat_planes_for_each_row():
+    """Sums are indexed (n, w) and outputs (n, c): equal extents do not make them the same rows."""
+    mod = kernel(lambda x: topi.nn.softmax(x, axis=1), (4, 64, 64))
+    assert cpu_rows.schedule(mod, AVX512, 2) is None
+
+
 @pytest.mark.parametrize("shape", [(1, 128, 768), (2, 50, 100), (197, 96), (6, 24)])
 def test_layer_norm(shape):
     def normalize(x, scale, offset):
@@ -100,6 +106,20 @@ def test_concatenation_and_transposition():
         return topi.nn.relu(joined)
 
     assert "T.parallel" in scheduled(kernel(shuffle, (1, 28, 28, 58), (1, 28, 28, 58)))
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 64), (4096, 16)])
+def test_few_sums_over_one_axis_are_shared_among_threads(shape):
+    mod = kernel(lambda x: topi.sum(x, axis=len(shape) - 2), shape)
+    assert "_rf" in scheduled(mod, cores=16)
+
+
+@pytest.mark.parametrize("cores", [1, 4, 64])
+def test_a_few_long_rows_are_shared_among_threads(cores):
+    text = scheduled(kernel(topi.nn.relu, (2, 1 << 14)), cores=cores)
+    (extent,) = re.findall(r"T\.parallel\((?:T\.int64\()?(\d+)", text)
+    assert int(extent) >= min(2 * cores, 512)
+    assert "T.vectorized" in text
 
 
 def test_small_kernels_start_no_threads():

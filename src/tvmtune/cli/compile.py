@@ -50,7 +50,11 @@ def command(
 ) -> None:
     """Compile a network into a library, using the best records of the given logs.
 
-    Tasks without a record get a default schedule.
+    Tasks without a record get a default schedule, of the algorithm that should be the fastest.
+
+    Where this machine can run the library, its output is compared with the network's reference. If it
+    is off by more than the tolerance, kernels fall back to more accurate ones; if it is still wrong,
+    nothing is written and the exit code is 1.
     """
     from tvmtune.records.log import read_log
 

@@ -8,6 +8,7 @@ registered before: TVM's tables are not locked.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 from collections.abc import Callable, Sequence
@@ -94,5 +95,6 @@ def _passes() -> Any:
 
 
 def _use_all_cpus() -> None:
-    if hasattr(os, "sched_setaffinity"):
+    # Some may have been taken from the process since.
+    with contextlib.suppress(AttributeError, OSError):
         os.sched_setaffinity(0, CPUS)

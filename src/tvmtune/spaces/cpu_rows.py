@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.spaces.cpu_tiles import VectorUnit
+from tvmtune.spaces.cpu_tiles import VectorUnit, divisor
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
         return None  # TVM does not compile vectors of such sums
     if not sums:
         for stage in outputs:
-            _elementwise(sch, stage, unit)
+            _elementwise(sch, stage, unit, cores)
         return sch
     if len(outputs) > 1:
         return None
@@ -46,7 +46,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
     extents = _extents(sch, output)[: _spatial(sch, output)]
     spatial = [_extents(sch, stage)[: _spatial(sch, stage)] for stage in sums]
     if len(sums) == 1 and len(stages) <= 2 and spatial[0] == extents:
-        if _contiguous_terms(sch, sums[0]):
+        if _contiguous_terms(sch, sums[0]) or not _row_by_row(sch, stages, len(extents)):
             return None
         _columns(sch, sums[0], output, unit, cores)
         return sch
@@ -54,6 +54,8 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
     if _sums(sch, output) or not 0 < rows < len(extents) or product(extents[:rows]) == 1:
         return None
     if any(_extents(sch, stage)[:rows] != extents[:rows] for stage in stages):
+        return None
+    if not _row_by_row(sch, stages, rows):
         return None
     terms = [product(_extents(sch, stage)[_spatial(sch, stage) :]) for stage in sums]
     if all(n % unit.lanes == 0 or n < 2 * unit.lanes for n in terms):
@@ -63,12 +65,28 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
     return sch
 
 
+def _row_by_row(sch: Schedule, stages: list[Any], rows: int) -> bool:
+    """Whether each stage reads only the row that it writes of what other stages wrote; ``rows`` is how
+    many axes count rows. Equal extents do not tell: a softmax of (n, c, h, w) over c with h = c."""
+    written = [sch.get(stage).writes[0].source for stage in stages]
+    for stage in stages:
+        block = sch.get(stage)
+        for read in block.reads:
+            if not any(read.source.same_as(buffer) for buffer in written):
+                continue
+            for variable, axis in zip(block.iter_vars[:rows], read.region[:rows], strict=False):
+                if int(variable.dom.extent) > 1 and not axis.min.same_as(variable.var):
+                    return False
+    return True
+
+
 def _stages(sch: Schedule) -> list[Any]:
     return list(sch.get_child_blocks(sch.get_sblock("root")))
 
 
 def _inline(sch: Schedule) -> list[Any]:
-    """Inline stages whose values are computed once nevertheless, and return the outputs' stages."""
+    """Inline elementwise stages into their consumer, or into several if none of them sums, and return
+    the outputs' stages."""
     outputs = []
     for block in _stages(sch):
         consumers = sch.get_consumers(block)
@@ -115,17 +133,23 @@ def _vectorize(sch: Schedule, loop: Any, unit: VectorUnit) -> None:
         sch.vectorize(sch.split(loop, [None, width])[1] if width < extent else loop)
 
 
-def _elementwise(sch: Schedule, block: Any, unit: VectorUnit) -> None:
+def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> None:
     loops = sch.get_loops(block)
     size = product(_extents(sch, block))
     if not loops:
         return
     *outer, last = loops
-    if outer and product(_extents(sch, block)[:-1]) > 1:
-        rows = sch.fuse(*outer) if len(outer) > 1 else outer[0]
-    else:
-        extent = int(sch.get(last).extent)
+    extent = int(sch.get(last).extent)
+    count = product(_extents(sch, block)[:-1])
+    if count == 1:
         rows, last = sch.split(last, [None, _width(extent, unit)])
+    elif count >= 2 * cores:
+        rows = _fuse(sch, outer)
+    else:
+        # Few long rows: threads share each.
+        parts = divisor(extent // _width(extent, unit), -(-4 * cores // count))
+        part, last = sch.split(last, [parts, None])
+        rows = _fuse(sch, [*outer, part])
     _vectorize(sch, last, unit)
     if size >= SERIAL:
         sch.parallel(rows)
@@ -136,10 +160,14 @@ def _columns(sch: Schedule, total: Any, output: Any, unit: VectorUnit, cores: in
     spatial = _spatial(sch, total)
     extents = _extents(sch, total)
     width = _width(extents[spatial - 1], unit)
-    shared = product(extents[:spatial]) // width < 2 * cores <= extents[spatial]
+    parts = extents[spatial] if len(extents) > spatial + 1 else divisor(extents[spatial], 4 * cores)
+    shared = product(extents[:spatial]) // width < 2 * cores <= parts
     if shared:
-        # Few outputs of many terms: threads share the first axis of terms.
-        partial = sch.rfactor(sch.get_loops(total)[spatial], 0)
+        # Few outputs of many terms: threads share the first axis of terms, or parts of the only one.
+        loop = sch.get_loops(total)[spatial]
+        if len(extents) == spatial + 1:
+            loop, _ = sch.split(loop, [parts, None])
+        partial = sch.rfactor(loop, 0)
         _sum_columns(sch, partial, spatial - 1, 1, width)
     if _same(sch, total, output):
         _sum_columns(sch, total, spatial - 1, 0, width)
