@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from models import tiny_cnn, tiny_encoder
-from networks.in_tvm import assert_tvm_agrees
+from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 from networks.onnx_operators import (
     assert_matches_onnxruntime,
     floats,
@@ -160,6 +160,36 @@ def test_fused_gemm():
     assert_matches_onnxruntime(
         "ms.FusedGemm", inputs, activation="LeakyRelu", activation_alpha=0.3, **options
     )
+
+
+X2 = floats(4, 3)
+LINES = {
+    "alpha": (lambda y: 0.6 * y + 0.5, {"activation_alpha": 0.6}),
+    "beta": (lambda y: 0.2 * y + 0.9, {"activation_beta": 0.9}),
+    "neither": (lambda y: 0.2 * y + 0.5, {}),
+}
+
+
+def typed(model: onnx.ModelProto, *shape: int) -> OnnxNetwork:
+    """A network whose result has a shape that ONNX Runtime need not find."""
+    info = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)
+    model.graph.output[0].CopyFrom(info)
+    return OnnxNetwork(model, name="net")
+
+
+@pytest.mark.parametrize("given", LINES)
+def test_parameters_of_an_activation_have_their_own_defaults(given: str):
+    line, parameters = LINES[given]
+    inputs = {"a": X2, "b": floats(3, 5, seed=1)}
+    model = operator("ms.FusedGemm", inputs, activation="HardSigmoid", **parameters)
+    found = run_in_tvm(typed(model, 4, 5), inputs)
+    assert_equal(found, [np.clip(line(X2 @ inputs["b"]), 0, 1).astype("float32")])
+
+
+def test_an_activation_of_integers_is_refused_with_the_dtype():
+    model = operator("ms.Gelu", {"x": IDS})
+    with pytest.raises(TvmtuneError, match="its input of int32 is not supported"):
+        typed(model, *IDS.shape).to_relax()
 
 
 @pytest.mark.parametrize(
