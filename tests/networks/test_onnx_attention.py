@@ -374,6 +374,23 @@ def assert_constants_are_finite(network: Network) -> None:
     relax.analysis.post_order_visit(network.to_relax()["main"], visit)
 
 
+@pytest.mark.parametrize("past", [False, True], ids=["no past", "an empty cache"])
+def test_positions_of_a_prompt_are_counted_from_the_first(past: bool):
+    ids = np.array([[3, 4, 5, 6, 7], [0, 1, 0, 1, 2]])
+    inputs = grouped(LENGTH, LENGTH, past=past) | TABLE | {"ids": ids}
+    if past:
+        inputs |= cache(GROUPS, room=LENGTH + 2)
+    assert_matches_onnxruntime(
+        "ms.GroupQueryAttention",
+        inputs,
+        constant=["total"] if past else [],
+        outputs=("y", "present_key", "present_value"),
+        num_heads=HEADS,
+        kv_num_heads=GROUPS,
+        do_rotary=1,
+    )
+
+
 def refusal(name: str, inputs: dict[str, Any], **options: Any) -> str:
     network, _ = operator_network(name, inputs, num_heads=HEADS, **options)
     with pytest.raises(TvmtuneError) as raised:
