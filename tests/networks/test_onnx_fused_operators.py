@@ -216,6 +216,17 @@ def test_matmul_of_quantized_weights(bits: int, block: int, columns: int, zeros:
     assert_matches_onnxruntime("ms.MatMulNBits", inputs, constant=weights, **options)
 
 
+def test_activations_of_quantized_weights_stay_floating_point():
+    random = np.random.default_rng(0)
+    inputs = {
+        "x": floats(3, 128),
+        "w": random.integers(0, 256, (32, 4, 16)).astype("uint8"),
+        "scales": random.random((32, 4), "float32"),
+    }
+    options = {"bits": 4, "block_size": 32, "N": 32, "K": 128, "accuracy_level": 4}
+    assert_matches_onnxruntime("ms.MatMulNBits", inputs, constant=["w", "scales"], **options)
+
+
 def optimized(model: onnx.ModelProto, level: str, path: Path) -> onnx.ModelProto:
     """The model as ONNX Runtime writes it at an optimization level."""
     options = onnxruntime.SessionOptions()

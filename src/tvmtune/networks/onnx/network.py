@@ -259,6 +259,7 @@ def _onnxruntime(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # failures are raised anyway
     # It uses our weights in place. Prepacking would copy all of them for a single run.
+    # It would also quantize what MatMulNBits multiplies, if its accuracy_level is 4.
     options.add_session_config_entry("session.disable_prepacking", "1")
     shared = {name: array for name, array in weights.items() if array.dtype.kind in "biuf"}
     if len(shared) < len(weights):  # types from ml_dtypes, such as bfloat16
