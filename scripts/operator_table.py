@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from tvmtune.networks.onnx.fold import NOT_PURE
 
@@ -24,6 +25,9 @@ _CONTROL_FLOW = ("If", "Loop", "Scan")
 
 _NOT_EXPANDED = NOT_PURE | {"SequenceMap"}
 """Operators whose definitions consist of random numbers or loops."""
+
+_DYNAMIC = {"NonMaxSuppression", "NonZero", "Unique"}
+"""Operators of ONNX whose results have a shape that always depends on the data."""
 
 
 def versions() -> str:
@@ -39,13 +43,13 @@ def page() -> str:
         "# Supported operators",
         versions(),
         _wrapped(
-            "A network is imported if each of its operators is listed here. *tvmtune* marks a "
-            "converter of tvmtune's own, which is tested against the framework, *TVM* one of TVM's "
-            "importer, and *definition* an operator that is expanded into those by which ONNX defines "
-            "it. A converter may still refuse a form of its operator: the message names the node, the "
-            "cause and a remedy. Shapes must be static, and operators on constants are computed at "
-            "import, whether they are listed or not. Every library is compared with the framework's "
-            "result before it ships."
+            "These operators can be imported. *tvmtune* marks a converter of tvmtune's own, which is "
+            "tested against the framework, *TVM* one of TVM's importer, and *definition* an operator "
+            "that is expanded into those by which ONNX defines it. A converter may still refuse a form "
+            "of its operator, for instance one whose result's shape depends on the data: the message "
+            "names the node, the cause and a remedy. Shapes must be static, and operators on constants "
+            "are computed at import, whether they are listed or not. Every library is compared with "
+            "the framework's result before it ships."
         ),
         *_onnx(),
         *_torch(),
@@ -67,7 +71,7 @@ def _onnx() -> list[str]:
             schemas[schema.name].append(schema)
     standard, expanded, missing = [], [], []
     for name in sorted({*schemas, *UNOFFICIAL}):
-        if name in supported:
+        if name in supported - _DYNAMIC:
             standard.append(name)
         elif name not in _NOT_EXPANDED and any(
             s.has_function or s.has_context_dependent_function for s in schemas[name]
@@ -114,7 +118,8 @@ def _torch() -> list[str]:
     overloads = defaultdict(list)
     for name in Importer().convert_map:
         operator, _, overload = name.partition(".")
-        if hasattr(getattr(torch.ops.aten, operator, None), overload):
+        target = getattr(getattr(torch.ops.aten, operator, None), overload or "none", None)
+        if target is not None and not _random(target):
             overloads[operator].append(name)
     lines = ["| operator | overloads | converter |", "|---|---|---|"]
     for operator, names in sorted(overloads.items()):
@@ -127,10 +132,21 @@ def _torch() -> list[str]:
         _wrapped(
             "Operators of `torch.ops.aten`. A program is decomposed into PyTorch's core operators "
             "first (`run_decompositions`), so that many others are supported, too: for instance, "
-            "`scaled_dot_product_attention` becomes products and a softmax."
+            "`scaled_dot_product_attention` becomes products and a softmax. Those that draw random "
+            "numbers are refused."
         ),
         "\n".join(lines),
     ]
+
+
+def _random(target: Any) -> bool:
+    """Whether an operator draws random numbers, and is not decomposed into others."""
+    import torch
+
+    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch.Tag.nondeterministic_seeded in target.tags and not (
+        target.has_kernel_for_dispatch_key(implicit)
+    )
 
 
 def _tflite() -> list[str]:

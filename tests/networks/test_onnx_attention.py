@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 
+from networks.in_tvm import assert_equal, run_in_tvm
 from networks.onnx_operators import (
     assert_matches_onnxruntime,
     floats,
@@ -14,6 +16,9 @@ from networks.onnx_operators import (
     quick_first,
 )
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.float16 import Float16Network
+from tvmtune.networks.onnx.converters.request import constant
+from tvmtune.types import Network
 
 pytest.importorskip("onnxruntime")
 
@@ -322,6 +327,68 @@ def test_rotary_embedding_of_a_part_of_each_head(interleaved: int):
     assert_matches_onnxruntime("ms.RotaryEmbedding", {"x": x, "ids": ids, **tables}, **options)
     per_token = {k: v[: BATCH * LENGTH].reshape(BATCH, LENGTH, -1) for k, v in tables.items()}
     assert_matches_onnxruntime("RotaryEmbedding", {"x": x, **per_token}, opset=23, **options)
+
+
+HALF = {
+    "Attention": (
+        projected() | {"mask": seen(LENGTH, LENGTH)},
+        {"opset": 23, "q_num_heads": HEADS, "kv_num_heads": HEADS, "is_causal": 1},
+    ),
+    "ms.GroupQueryAttention": (
+        grouped(LENGTH, LENGTH),
+        {"num_heads": HEADS, "kv_num_heads": GROUPS},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_masks_are_finite_in_float16(name: str):
+    inputs, options = HALF[name]
+    half = {
+        k: a.astype("float16") if getattr(a, "dtype", None) == "float32" else a
+        for k, a in inputs.items()
+    }
+    assert_matches_onnxruntime(name, half, tolerance=4e-3, **options)
+    network, _ = operator_network(name, half, **options)
+    assert_constants_are_finite(network)
+
+
+def test_a_mask_that_hides_all_keys_is_finite_in_float16():
+    mask = seen(BATCH, LENGTH).astype("int32")
+    mask[1] = 0
+    lowest = float(np.finfo("float32").min)  # as exporters write it
+    inputs = merged() | {"mask": mask}
+    options = {"num_heads": HEADS, "mask_filter_value": lowest}
+    half = Float16Network(operator_network("ms.Attention", inputs, **options)[0])
+    assert_constants_are_finite(half)
+    given = {k: a.astype("float16") if a.dtype == "float32" else a for k, a in inputs.items()}
+    assert_equal(run_in_tvm(half, given), half.reference(given), 2e-2)
+
+
+def assert_constants_are_finite(network: Network) -> None:
+    def visit(expression: Any) -> None:
+        value = constant(expression)
+        if value is not None and value.dtype.kind == "f":
+            assert np.isfinite(value).all()
+
+    relax.analysis.post_order_visit(network.to_relax()["main"], visit)
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["no past", "an empty cache"])
+def test_positions_of_a_prompt_are_counted_from_the_first(past: bool):
+    ids = np.array([[3, 4, 5, 6, 7], [0, 1, 0, 1, 2]])
+    inputs = grouped(LENGTH, LENGTH, past=past) | TABLE | {"ids": ids}
+    if past:
+        inputs |= cache(GROUPS, room=LENGTH + 2)
+    assert_matches_onnxruntime(
+        "ms.GroupQueryAttention",
+        inputs,
+        constant=["total"] if past else [],
+        outputs=("y", "present_key", "present_value"),
+        num_heads=HEADS,
+        kv_num_heads=GROUPS,
+        do_rotary=1,
+    )
 
 
 def refusal(name: str, inputs: dict[str, Any], **options: Any) -> str:

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from models import tiny_cnn, tiny_encoder
-from networks.in_tvm import assert_tvm_agrees
+from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 from networks.onnx_operators import (
     assert_matches_onnxruntime,
     floats,
@@ -162,6 +162,36 @@ def test_fused_gemm():
     )
 
 
+X2 = floats(4, 3)
+LINES = {
+    "alpha": (lambda y: 0.6 * y + 0.5, {"activation_alpha": 0.6}),
+    "beta": (lambda y: 0.2 * y + 0.9, {"activation_beta": 0.9}),
+    "neither": (lambda y: 0.2 * y + 0.5, {}),
+}
+
+
+def typed(model: onnx.ModelProto, *shape: int) -> OnnxNetwork:
+    """A network whose result has a shape that ONNX Runtime need not find."""
+    info = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)
+    model.graph.output[0].CopyFrom(info)
+    return OnnxNetwork(model, name="net")
+
+
+@pytest.mark.parametrize("given", LINES)
+def test_parameters_of_an_activation_have_their_own_defaults(given: str):
+    line, parameters = LINES[given]
+    inputs = {"a": X2, "b": floats(3, 5, seed=1)}
+    model = operator("ms.FusedGemm", inputs, activation="HardSigmoid", **parameters)
+    found = run_in_tvm(typed(model, 4, 5), inputs)
+    assert_equal(found, [np.clip(line(X2 @ inputs["b"]), 0, 1).astype("float32")])
+
+
+def test_an_activation_of_integers_is_refused_with_the_dtype():
+    model = operator("ms.Gelu", {"x": IDS})
+    with pytest.raises(TvmtuneError, match="its input of int32 is not supported"):
+        typed(model, *IDS.shape).to_relax()
+
+
 @pytest.mark.parametrize(
     ("bits", "block", "columns", "zeros"),
     [(4, 16, 40, kind) for kind in ("default", "packed", "floating")]
@@ -184,6 +214,17 @@ def test_matmul_of_quantized_weights(bits: int, block: int, columns: int, zeros:
     weights = [name for name in ("w", "scales", "zeros") if inputs[name] is not None]
     options = {"bits": bits, "block_size": block, "N": rows, "K": columns}
     assert_matches_onnxruntime("ms.MatMulNBits", inputs, constant=weights, **options)
+
+
+def test_activations_of_quantized_weights_stay_floating_point():
+    random = np.random.default_rng(0)
+    inputs = {
+        "x": floats(3, 128),
+        "w": random.integers(0, 256, (32, 4, 16)).astype("uint8"),
+        "scales": random.random((32, 4), "float32"),
+    }
+    options = {"bits": 4, "block_size": 32, "N": 32, "K": 128, "accuracy_level": 4}
+    assert_matches_onnxruntime("ms.MatMulNBits", inputs, constant=["w", "scales"], **options)
 
 
 def optimized(model: onnx.ModelProto, level: str, path: Path) -> onnx.ModelProto:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmtune import networks
-from tvmtune.bench.verify import make_check
+from tvmtune import api, networks
+from tvmtune.bench.verify import make_check, run_check
 from tvmtune.networks.inputs import inputs_of
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.runtime.library import Library
 
 
 def looked_up(rows: int, *further: int) -> OnnxNetwork:
@@ -48,6 +52,59 @@ def test_ids_of_several_tables_are_valid_for_the_shortest():
 
 def test_a_library_is_checked_with_ids_of_the_whole_table():
     assert make_check(looked_up(1000))["ranges"] == {"ids": (0, 999)}
+
+
+TOKENS, LENGTH, BATCH = 20, 6, 2
+
+
+def decoder(*, masked: bool) -> onnx.ModelProto:
+    """Attention of a table's rows; its lengths are the sums of a mask, or inputs."""
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["x"])]
+    names = {"ids": (TensorProto.INT64, [BATCH, LENGTH])}
+    if masked:
+        names["mask"] = (TensorProto.INT64, [BATCH, LENGTH])
+        nodes += [
+            helper.make_node("ReduceSum", ["mask", "one"], ["sums"], keepdims=0),
+            helper.make_node("Sub", ["sums", "one"], ["wide_last"]),
+            helper.make_node("Cast", ["wide_last"], ["last"], to=TensorProto.INT32),
+            helper.make_node("Shape", ["mask"], ["extents"]),
+            helper.make_node("Gather", ["extents", "one"], ["wide_total"]),
+            helper.make_node("Cast", ["wide_total"], ["total"], to=TensorProto.INT32),
+        ]
+    else:
+        names |= {"last": (TensorProto.INT32, [BATCH]), "total": (TensorProto.INT32, [1])}
+    inputs = ["x", "", "", "", "", "last", "total"]
+    options = {"domain": "com.microsoft", "num_heads": 2, "kv_num_heads": 1}
+    nodes.append(
+        helper.make_node("GroupQueryAttention", inputs, ["y", "keys", "values"], **options)
+    )
+    table = np.random.default_rng(0).standard_normal((TOKENS, 64)).astype("float32")
+    graph = helper.make_graph(
+        nodes,
+        "decoder",
+        [helper.make_tensor_value_info(name, *kind) for name, kind in names.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [BATCH, LENGTH, 32])],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.array([1]), "one")],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_sequences_are_whole_where_results_beyond_them_are_undefined(tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "decoder.onnx"
+    onnx.save(decoder(masked=True), path)
+    plan = api.plan(api.load(str(path)))
+    assert plan.network.ranges == {"ids": (0, TOKENS - 1), "mask": (1, 1)}
+    library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
+    assert run_check(library, library.metadata["check"]).passed
+
+
+def test_lengths_are_those_of_whole_sequences():
+    pytest.importorskip("onnxruntime")
+    lengths = {"last": (LENGTH - 1, LENGTH - 1), "total": (LENGTH, LENGTH)}
+    network = OnnxNetwork(decoder(masked=False), name="decoder")
+    assert network.ranges == {"ids": (0, TOKENS - 1)} | lengths
 
 
 @pytest.mark.slow

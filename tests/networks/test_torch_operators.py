@@ -45,12 +45,14 @@ def powers(x: Any, i: Any) -> Any:
         x.abs() ** x,
         i**2,
         i.abs() ** i.abs(),
+        2 ** i.abs(),
     )
 
 
 def booleans(x: Any, i: Any) -> Any:
     a, b = x > 0, i > 1
     bits = a & b, a | b, a ^ b, ~a, a.logical_and(i), a == b, a != b
+    bits += (a + b, a * b, torch.add(a, b, alpha=False), torch.maximum(a, b), torch.minimum(a, b))
     return *bits, a.sum(), a.sum(1), a.cumsum(1), i.to(torch.int32).cumsum(0), a * x, b.to(x.dtype)
 
 

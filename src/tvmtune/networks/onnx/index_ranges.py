@@ -1,10 +1,11 @@
-"""Ranges of integer inputs that are looked up in tables, such as token ids."""
+"""Ranges of integer inputs: indices of tables, such as token ids, and the lengths of sequences."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tvmtune.networks.onnx.fold import static_shapes
 
@@ -22,23 +23,46 @@ _LOOKUPS = {
 }
 """Operators that look up indices, and the positions of each input of indices and of its table."""
 
+_LENGTHS = {"GroupQueryAttention"}
+"""Operators whose results beyond the lengths of sequences, two of their inputs, are undefined."""
+
+_COUNTS = _PASSES_ON | {"Add", "Sub"}
+"""Operators that make lengths of the sum of a mask."""
+
 
 def index_ranges(
     model: onnx.ModelProto, inputs: tuple[TensorSpec, ...]
 ) -> dict[str, tuple[int, int]]:
     """The lowest and highest index, by input, that is valid for every table it is looked up in.
 
-    Inputs that are no indices are left out. The shapes of ``model`` are static.
+    Masks whose sums are lengths of sequences, and such lengths themselves, are full. Other inputs are
+    left out. The shapes of ``model`` are static.
     """
     nodes = model.graph.node
     origin = {spec.name: spec.name for spec in inputs if spec.dtype.startswith(("int", "uint"))}
-    if not origin or not any(node.op_type in _LOOKUPS for node in nodes):
+    if not origin or not any(node.op_type in (*_LOOKUPS, *_LENGTHS) for node in nodes):
         return {}
     shapes = static_shapes(model)
     ranges: dict[str, tuple[int, int]] = {}
+    sums: dict[str, str] = {}  # the masks that were summed
+    totals = {
+        tensor.name: int(numpy_helper.to_array(tensor).reshape(-1)[0])
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.INT32 and math.prod(tensor.dims) == 1
+    }
     for node in nodes:
-        if node.op_type in _PASSES_ON and node.input[0] in origin:
-            origin[node.output[0]] = origin[node.input[0]]
+        first = node.input[0] if node.input else ""
+        if node.op_type == "ReduceSum" and first in origin:
+            sums[node.output[0]] = origin[first]
+        elif node.op_type in _COUNTS and first in sums:
+            sums[node.output[0]] = sums[first]
+        for length, whole in _lengths(node, shapes, totals):
+            if length in sums:
+                ranges[sums[length]] = (1, 1)
+            elif length in origin and whole is not None:
+                ranges[origin[length]] = (whole, whole)
+        if node.op_type in _PASSES_ON and first in origin:
+            origin[node.output[0]] = origin[first]
             continue
         for place, table in _LOOKUPS.get(node.op_type, ()):
             if place >= len(node.input) or node.input[place] not in origin:
@@ -51,3 +75,16 @@ def index_ranges(
                 last = shape[axis] - 1
                 ranges[name] = (0, min(last, ranges.get(name, (0, last))[1]))
     return ranges
+
+
+def _lengths(
+    node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]], totals: dict[str, int]
+) -> list[tuple[str, int | None]]:
+    """The inputs of a node that are lengths, and what they are for whole sequences, if known."""
+    if node.op_type not in _LENGTHS or len(node.input) < 7:
+        return []
+    query, past, last, total = (node.input[i] for i in (0, 3, 5, 6))
+    longest = totals.get(total)
+    if longest is None and not past and query in shapes:
+        longest = shapes[query][1]
+    return [(last, None if longest is None else longest - 1), (total, longest)]

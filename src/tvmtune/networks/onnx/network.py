@@ -84,7 +84,7 @@ class OnnxNetwork:
     structure_hash: str
     weights_hash: str
     ranges: dict[str, tuple[int, int]]
-    """Of integer inputs that are indices; see :func:`tvmtune.networks.inputs.random_inputs`."""
+    """Of some integer inputs; see :func:`tvmtune.networks.inputs.random_inputs`."""
     releases_weights: bool
     """Whether it drops its weights after use; callers should then do so as well."""
 
@@ -208,7 +208,8 @@ class OnnxNetwork:
     def _measure_output_shapes(self) -> None:
         """Run the network to find the shapes that inference does not."""
         try:
-            runs = [self._run(random_inputs(self.inputs, seed)) for seed in (0, 1)]
+            ranges = index_ranges(self._model, self.inputs)
+            runs = [self._run(random_inputs(self.inputs, seed, ranges)) for seed in (0, 1)]
         except TvmtuneError:
             check_domains(self._model, self._label)
             raise
@@ -258,6 +259,7 @@ def _onnxruntime(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # failures are raised anyway
     # It uses our weights in place. Prepacking would copy all of them for a single run.
+    # It would also quantize what MatMulNBits multiplies, if its accuracy_level is 4.
     options.add_session_config_entry("session.disable_prepacking", "1")
     shared = {name: array for name, array in weights.items() if array.dtype.kind in "biuf"}
     if len(shared) < len(weights):  # types from ml_dtypes, such as bfloat16

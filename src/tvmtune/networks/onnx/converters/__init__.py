@@ -46,9 +46,6 @@ CONVERTERS: dict[str, Converter] = {
 """Converters by operator."""
 
 LIMITS: dict[str, str] = {
-    **dict.fromkeys(
-        ("NonMaxSuppression", "NonZero", "Unique"), "results whose shape depends on the data"
-    ),
     **attention_grouped.LIMITS,
     **attention_microsoft.LIMITS,
     **attention_standard.LIMITS,

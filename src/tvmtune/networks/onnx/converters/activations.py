@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tvmtune.networks.onnx.converters.request import Converter, Node, dtype
@@ -24,8 +25,11 @@ def quick_gelu(node: Node) -> Any:
     return node.op.multiply(x, node.op.sigmoid(inner))
 
 
-def activate(node: Node, x: Any, name: str, parameters: list[float]) -> Any:
-    """The activation that a fused operator names; ``parameters`` in the order of ONNX Runtime."""
+def activate(node: Node, x: Any, name: str, parameters: Mapping[str, float]) -> Any:
+    """The activation that a fused operator names; ``parameters`` are ``alpha`` and ``beta``.
+
+    Those that are missing have the defaults of ONNX.
+    """
     op = node.op
     if name in ("", "Identity"):
         return x
@@ -36,11 +40,13 @@ def activate(node: Node, x: Any, name: str, parameters: list[float]) -> Any:
     if name == "Sigmoid":
         return op.sigmoid(x)
     if name == "LeakyRelu":
-        return op.nn.leakyrelu(x, alpha=parameters[0] if parameters else 0.01)
-    if name == "Clip" and len(parameters) == 2:
-        return op.minimum(op.maximum(x, float(parameters[0])), float(parameters[1]))
+        return op.nn.leakyrelu(x, alpha=float(parameters.get("alpha", 0.01)))
+    if name == "Clip":
+        if "alpha" in parameters:
+            x = op.maximum(x, float(parameters["alpha"]))
+        return op.minimum(x, float(parameters["beta"])) if "beta" in parameters else x
     if name == "HardSigmoid":
-        alpha, beta = parameters or (0.2, 0.5)
+        alpha, beta = parameters.get("alpha", 0.2), parameters.get("beta", 0.5)
         x = op.add(op.multiply(x, float(alpha)), float(beta))
         return op.minimum(op.maximum(x, 0.0), 1.0)
     raise ValueError(f"its activation {name} is not supported")
@@ -48,7 +54,8 @@ def activate(node: Node, x: Any, name: str, parameters: list[float]) -> Any:
 
 def _biased(node: Node) -> Any:
     x, bias = node.inputs[0], node.input(1)
-    assert dtype(x).startswith(("float", "bfloat"))
+    if not dtype(x).startswith(("float", "bfloat")):
+        raise ValueError(f"its input of {dtype(x)} is not supported")
     return x if bias is None else node.op.add(x, bias)
 
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from tvm import relax
 
+from tvmtune.arrays import numpy_dtype
 from tvmtune.networks.onnx.converters.request import Node, constant, dtype, shape
 
 
@@ -89,8 +91,8 @@ def attend(
         scores = op.add(scores, bias)
     allowed = _all(node, mask.allowed)
     if allowed is not None:
-        lowest = relax.const(float(np.finfo(np.float32).min), dtype(scores))
-        scores = op.where(allowed, scores, lowest)
+        hidden = relax.const(lowest(dtype(scores)), dtype(scores))
+        scores = op.where(allowed, scores, hidden)
     if sink is not None:
         column = op.broadcast_to(op.reshape(sink, (1, heads, 1, 1)), (batch, heads, length, 1))
         wide = op.nn.softmax(op.concat([scores, column], axis=3), axis=-1)
@@ -103,6 +105,11 @@ def attend(
     rows = op.reshape(probabilities, (batch, groups, heads // groups * length, keys))
     output = op.reshape(op.matmul(rows, value), (batch, heads, length, shape(value)[3]))
     return Attended(output, raw_scores, probabilities)
+
+
+def lowest(kind: str) -> float:
+    """The lowest finite value of a dtype: an infinity becomes NaN where a mask hides all keys."""
+    return float(ml_dtypes.finfo(numpy_dtype(kind)).min)
 
 
 def _all(node: Node, masks: Sequence[Any]) -> Any:
@@ -161,7 +168,7 @@ def extend(node: Node, mask: Any, keys: int) -> Any:
     known = shape(mask)[-1]
     if known in (1, keys):
         return mask
-    hidden = False if dtype(mask) == "bool" else float(np.finfo(np.float32).min)
+    hidden = False if dtype(mask) == "bool" else lowest(dtype(mask))
     rest = relax.const(np.full([*shape(mask)[:-1], keys - known], hidden), dtype(mask))
     return node.op.concat([mask, rest], axis=-1)
 

@@ -53,6 +53,8 @@ class _Lengths:
     """Extent of the cache after this step."""
     totals: Any
     starts: Any
+    prompt: bool
+    """Whether the new tokens are the first."""
 
 
 def group_query_attention(node: Node) -> Any:
@@ -107,20 +109,25 @@ def _lengths(node: Node, new: int) -> _Lengths:
     last = node.op.reshape(last, (-1,))
     totals = node.op.add(last, relax.const(1, dtype(last)))
     if past is None or 0 in shape(past):
-        return _Lengths(new, new, totals, None)
+        return _Lengths(new, new, totals, None, True)
     longest = int(required(node.inputs[6], "total_sequence_length").reshape(-1)[0])
     if longest == new:  # the first tokens, with an empty cache
         starts = relax.const(np.zeros(shape(last), dtype(last)), dtype(last))
     else:
         starts = node.op.subtract(totals, relax.const(new, dtype(totals)))
-    return _Lengths(new, max(shape(past)[2], longest), totals, starts)
+    return _Lengths(new, max(shape(past)[2], longest), totals, starts, longest == new)
 
 
 def _rotated(node: Node, query: Any, key: Any, lengths: _Lengths) -> tuple[Any, Any]:
     batch = shape(query)[0]
     ids = node.input(9)
-    if lengths.starts is None:
-        ids = relax.const(np.tile(np.arange(lengths.new), (batch, 1)), "int64")
+    if lengths.prompt:  # counted from the first position, as ONNX Runtime does
+        steps = np.tile(np.arange(lengths.new), (batch, 1))
+        if ids is None:
+            ids = relax.const(steps, "int64")
+        else:
+            first = node.op.strided_slice(node.op.reshape(ids, (-1,)), [0], [0], [1])
+            ids = node.op.add(first, relax.const(steps, dtype(ids)))
     elif ids is None:
         ids = positions(node, lengths.starts, lengths.new)
         ids = node.op.reshape(ids, (batch, lengths.new))

@@ -15,6 +15,7 @@ from tvmtune.networks.onnx.converters.attention_core import (
     append,
     attend,
     before,
+    lowest,
     merge_heads,
     split_heads,
     window,
@@ -140,7 +141,8 @@ def _mask(node: Node, tensor: Any, query: Any, key: Any, past: int) -> Mask:
     else:
         raise ValueError(f"a mask of the shape {extents} is not supported")
     kind = dtype(query)
-    lowered = relax.const(float(node.attrs.get("mask_filter_value", -10000.0)), kind)
+    filtered = max(float(node.attrs.get("mask_filter_value", -10000.0)), lowest(kind))
+    lowered = relax.const(filtered, kind)
     mask.biases.append(node.op.where(seen, relax.const(0.0, kind), lowered))
     return mask
 

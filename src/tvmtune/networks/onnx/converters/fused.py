@@ -7,11 +7,15 @@ from typing import Any
 from tvmtune.networks.onnx.converters.activations import activate
 from tvmtune.networks.onnx.converters.request import Converter, Node, shape
 
+_PARAMETERS = ("alpha", "beta")
+"""Of activations, in the order of ONNX Runtime."""
+
 
 def fused_conv(node: Node) -> Any:
     """Convolution, then the sum with a fourth input, then an activation."""
     name = node.text("activation", "")
-    parameters = list(node.attrs.get("activation_params", ()))
+    values = node.attrs.get("activation_params", ())
+    parameters = dict(zip(_PARAMETERS, values, strict=False))
     convolution = node.standard(*node.inputs[:2], node.input(2), operator="Conv")
     x = node.builder.emit(convolution)
     if node.input(3) is not None:
@@ -22,8 +26,12 @@ def fused_conv(node: Node) -> Any:
 def fused_gemm(node: Node) -> Any:
     """Gemm, then an activation."""
     x = node.builder.emit(node.standard(*node.inputs[:2], node.input(2), operator="Gemm"))
-    values = (node.attrs.get(f"activation_{name}") for name in ("alpha", "beta", "gamma"))
-    return activate(node, x, node.text("activation", ""), [v for v in values if v is not None])
+    parameters = {
+        name: node.attrs[f"activation_{name}"]
+        for name in _PARAMETERS
+        if f"activation_{name}" in node.attrs
+    }
+    return activate(node, x, node.text("activation", ""), parameters)
 
 
 def fused_matmul(node: Node) -> Any:

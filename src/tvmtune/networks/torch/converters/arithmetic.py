@@ -39,9 +39,12 @@ def _binary(operator: Callable[..., Any]) -> Any:
         dtype = _common_dtype(node)
         left, right = (value(node, importer, argument, dtype) for argument in (first, second))
         alpha = node.kwargs.get("alpha", 1)
+        combine, multiply = operator, relax.op.multiply
+        if dtype is torch.bool:
+            combine, multiply = (_ON_BOOLEANS.get(f, f) for f in (combine, multiply))
         if alpha != 1:
-            right = emit(relax.op.multiply(right, relax.const(alpha, dtype_name(dtype))))
-        return emit(operator(left, right))
+            right = emit(multiply(right, relax.const(alpha, dtype_name(dtype))))
+        return emit(combine(left, right))
 
     return convert
 
@@ -118,6 +121,14 @@ def _elu(node: Any, importer: Any) -> Any:
     return emit(relax.op.multiply(emit(relax.op.add(emit(relax.op.nn.relu(x)), below)), scale))
 
 
+_ON_BOOLEANS = {
+    relax.op.add: relax.op.logical_or,
+    relax.op.maximum: relax.op.logical_or,
+    relax.op.minimum: relax.op.logical_and,
+    relax.op.multiply: relax.op.logical_and,
+}
+"""What PyTorch's operators on two booleans are."""
+
 _BINARY = {
     "add": relax.op.add,
     "div": relax.op.divide,
@@ -154,7 +165,7 @@ CONVERTERS = {
     "logical_xor.default": _logical(relax.op.logical_xor),
     "maximum.default": _binary(relax.op.maximum),
     "minimum.default": _binary(relax.op.minimum),
-    "pow.Scalar": _binary(relax.op.power),
+    "pow.Scalar": _power,
     "pow.Tensor_Scalar": _power,
     "pow.Tensor_Tensor": _power,
     "where.self": _where,
