@@ -20,29 +20,26 @@ if TYPE_CHECKING:
     from tvmtune.passes.pipeline import Legalizer
 
 _CONV2D = "relax.nn.conv2d"
-WINOGRAD = Algorithm(
-    "winograd",
-    _CONV2D,
-    winograd.applies,
-    functools.partial(winograd.replace, winograd.F4_INTEGERS),
-    exact=False,
-)
+
+
+def _winograd(name: str, transform: winograd.Transform, **options: Any) -> Algorithm:
+    replace = functools.partial(winograd.replace, transform)
+    return Algorithm(name, _CONV2D, winograd.applies, replace, **options)
+
+
+WINOGRAD = _winograd("winograd", winograd.F4_INTEGERS, exact=False)
 """F(4x4, 3x3) with few multiplications in the transforms."""
-WINOGRAD_4X4 = Algorithm(
+WINOGRAD_4X4 = _winograd(
     "winograd-4x4",
-    _CONV2D,
-    winograd.applies,
-    functools.partial(winograd.replace, winograd.F4),
+    winograd.F4,
     exact=False,
     prefers=lambda call: winograd.fastest(call) is winograd.F4,
 )
 """F(4x4, 3x3) with small errors. It prefers itself where it should be the fastest on a CPU, as does
 :data:`WINOGRAD_2X2`."""
-WINOGRAD_2X2 = Algorithm(
+WINOGRAD_2X2 = _winograd(
     "winograd-2x2",
-    _CONV2D,
-    winograd.applies,
-    functools.partial(winograd.replace, winograd.F2),
+    winograd.F2,
     prefers=lambda call: winograd.fastest(call) is not None,
 )
 """F(2x2, 3x3), whose errors are no larger than the direct algorithm's."""

@@ -129,10 +129,7 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
 
 def _tiled(design: Schedule) -> bool:
     """Whether it tiles the outputs; designs that only split sums, such as a softmax's, do not."""
-    return any(
-        inst.kind.name == "SamplePerfectTile" and len(inst.outputs) == 4
-        for inst in design.trace.insts
-    )
+    return bool(_tilings(design, 4))
 
 
 def _by_rows(mod: tvm.IRModule, unit: VectorUnit, cores: int) -> Schedule | None:
@@ -193,21 +190,23 @@ def replay(mod: tvm.IRModule, trace: Any, postprocs: list[Any], seed: int = 1) -
 
 def _score(design: Schedule) -> float:
     """For comparing designs: tiled loops count first, then what is computed per tile."""
-    tiled = sum(
-        1
+    return len(_tilings(design, 4)) + 0.1 * _fused(design.trace)
+
+
+def _tilings(design: Schedule, parts: int) -> list[Any]:
+    """The instructions that split a loop into so many parts: 4 for outputs, 2 for terms of sums."""
+    return [
+        inst
         for inst in design.trace.insts
-        if inst.kind.name == "SamplePerfectTile" and len(inst.outputs) == 4
-    )
-    return tiled + 0.1 * _fused(design.trace)
+        if inst.kind.name == "SamplePerfectTile" and len(inst.outputs) == parts
+    ]
 
 
 def preferred_traces(
     design: Schedule, unit: VectorUnit, cores: int = 1, group: int | None = None
 ) -> Iterator[Any]:
     """The design's trace with each of the preferred decisions, best first."""
-    tiles = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
-    spatial = [i for i in tiles if len(i.outputs) == 4]
-    reduction = [i for i in tiles if len(i.outputs) == 2]
+    spatial, reduction = _tilings(design, 4), _tilings(design, 2)
     for chosen in cpu_tiles.decisions(
         [extent(design.trace, inst) for inst in spatial],
         [extent(design.trace, inst) for inst in reduction],

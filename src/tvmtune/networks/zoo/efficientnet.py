@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tvmtune.networks.zoo.activations import sigmoid, silu
+from tvmtune.networks.zoo.convolutions import conv_bn_activation
 from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 from tvmtune.networks.zoo.squeeze_excite import squeeze_excite
 
@@ -23,6 +25,9 @@ _STAGES = (
     (6, 3, 1, 320, 1),
 )
 """Expansion, kernel, stride of the first block, output channels, blocks."""
+
+_conv = partial(conv_bn_activation, activation=silu, mean=0.5, variance=1.0)
+"""With SiLU; a mean above 0 keeps it from amplifying deviations."""
 
 
 def build(shape: Sequence[int], *, classes: int = 1000) -> Detached:
@@ -58,28 +63,3 @@ def _inverted(
     y = _conv(g, y, f"{name}.depthwise", width, kernel, stride=stride, groups=width)
     y = squeeze_excite(g, y, f"{name}.se", x.shape[1] // 4, silu, sigmoid)
     return g.conv_bn(y, f"{name}.project", channels, 1, variance=variance)
-
-
-def _conv(
-    g: GraphBuilder,
-    x: Value,
-    name: str,
-    channels: int,
-    kernel: int,
-    *,
-    stride: int = 1,
-    groups: int = 1,
-) -> Value:
-    """Convolution, batch norm and SiLU; a mean above 0 keeps the SiLU from amplifying deviations."""
-    y = g.conv_bn(
-        x,
-        name,
-        channels,
-        kernel,
-        stride=stride,
-        pad=kernel // 2,
-        groups=groups,
-        mean=0.5,
-        variance=1.0,
-    )
-    return silu(g, y)

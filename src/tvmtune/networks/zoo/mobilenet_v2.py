@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from tvmtune.networks.zoo.convolutions import conv_bn_activation
 from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ _STAGES = (
     (6, 320, 1, 1),
 )
 """Expansion, output channels, blocks, and stride of the first block."""
+
+_conv = partial(conv_bn_activation, activation=GraphBuilder.relu6, mean=1.0, variance=4.0)
+"""With ReLU6; scaled so that a few values in a thousand reach 6."""
 
 
 def build(shape: Sequence[int], *, classes: int = 1000) -> Detached:
@@ -54,28 +59,3 @@ def _inverted(
     y = _conv(g, x, f"{name}.expand", width, 1) if expansion != 1 else x
     y = _conv(g, y, f"{name}.depthwise", width, 3, stride=stride, groups=width)
     return g.conv_bn(y, f"{name}.project", channels, 1, variance=variance)
-
-
-def _conv(
-    g: GraphBuilder,
-    x: Value,
-    name: str,
-    channels: int,
-    kernel: int,
-    *,
-    stride: int = 1,
-    groups: int = 1,
-) -> Value:
-    """Convolution, batch norm and ReLU6; scaled so that a few values in a thousand reach 6."""
-    y = g.conv_bn(
-        x,
-        name,
-        channels,
-        kernel,
-        stride=stride,
-        pad=kernel // 2,
-        groups=groups,
-        mean=1.0,
-        variance=4.0,
-    )
-    return g.relu6(y)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tvmtune.networks.zoo.activations import hard_sigmoid, hard_swish, relu
+from tvmtune.networks.zoo.convolutions import conv_bn_activation
 from tvmtune.networks.zoo.graph_builder import GraphBuilder, Value
 from tvmtune.networks.zoo.squeeze_excite import squeeze_excite
 
@@ -56,6 +58,7 @@ _DENSE = {"large": 1280, "small": 1024}
 """Units before the classifier."""
 _EPSILON = 1e-3
 """Of the batch norms."""
+_conv = partial(conv_bn_activation, mean=1.0, variance=4.0, epsilon=_EPSILON)
 
 
 def build(shape: Sequence[int], *, size: str, classes: int = 1000) -> Detached:
@@ -84,33 +87,6 @@ def _inverted(g: GraphBuilder, x: Value, name: str, block: _Block) -> Value:
     share = 0.5 if residual else 1.0  # sums grow from 1 by the shares of up to two further blocks
     y = g.conv_bn(y, f"{name}.project", block.channels, 1, variance=share, epsilon=_EPSILON)
     return g.add(x, y, f"{name}.add") if residual else y
-
-
-def _conv(
-    g: GraphBuilder,
-    x: Value,
-    name: str,
-    channels: int,
-    kernel: int,
-    activation: Activation,
-    *,
-    stride: int = 1,
-    groups: int = 1,
-) -> Value:
-    """Convolution, batch norm and activation."""
-    y = g.conv_bn(
-        x,
-        name,
-        channels,
-        kernel,
-        stride=stride,
-        pad=kernel // 2,
-        groups=groups,
-        epsilon=_EPSILON,
-        mean=1.0,
-        variance=4.0,
-    )
-    return activation(g, y)
 
 
 def _multiple_of_8(channels: int) -> int:
