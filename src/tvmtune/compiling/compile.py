@@ -14,7 +14,7 @@ from tvmtune.atomic_write import replacing
 from tvmtune.bench import verify
 from tvmtune.errors import TvmtuneError
 from tvmtune.library import embedded_weights, metadata
-from tvmtune.machine import cpu_features, triples
+from tvmtune.machine import cpu_features
 from tvmtune.records.best import best_of, comparable
 from tvmtune.records.log import Log
 from tvmtune.records.schema import workload_module
@@ -140,9 +140,7 @@ def can_check(device: Device) -> bool:
     """Whether this machine can run a library for the device."""
     if device.runtime != "cpu" and (device.remote is not None or device.mtriple):
         return False  # its CPU may be like this one's, but its accelerator is elsewhere
-    return triples.can_run(device) and not cpu_features.missing(
-        cpu_features.required(device.target)
-    )
+    return not device.absent and cpu_features.can_run(device.target, device.mtriple)
 
 
 def _verify_output(path: Path, described: JSON, network: Network) -> None:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.machine import hwcap
+from tvmtune.machine import hwcap, triples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,6 +74,11 @@ def missing(names: Iterable[str], cpuinfo: Path = _CPUINFO) -> list[str]:
     """Those of ``names`` that this CPU lacks, sorted; empty if unknown."""
     present = available(cpuinfo)
     return sorted(set(names) - set(present)) if present else []
+
+
+def can_run(target: dict[str, Any], mtriple: str) -> bool:
+    """Whether this CPU runs code for an LLVM target of this triple (empty: this machine's)."""
+    return triples.runs_here(mtriple) and not missing(required(target))
 
 
 def missing_on_board(names: Iterable[str], board: JSON) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmtune.machine import cpu_count, triples
+from tvmtune.machine import cpu_count
 from tvmtune.types import Device, Prepared
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def compile_graph(prepared: Prepared, graph: tvm.IRModule) -> Run:
     from tvmtune.tasks.lower import lower
 
     target = dict(prepared.device.target)
-    if not triples.runs_here(prepared.device.mtriple) or cpu_features.missing(
-        cpu_features.required(target)
-    ):
+    if not cpu_features.can_run(target, prepared.device.mtriple):
         target = {
             "kind": "llvm",
             "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")(),
