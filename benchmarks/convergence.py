@@ -117,6 +117,7 @@ def plan_of(network: str) -> api.Plan:
 def tune(network: str, log: Path, trials: int, *more: str) -> tuple[float, float]:
     """Run ``tvmtune tune`` in a separate process; returns as :func:`process` does."""
     words = ["tune", "--network", network, "--trials", str(trials), "--log", str(log), *more]
+    words += ["--no-shipped-records"]  # how the search itself converges
     return process([sys.executable, "-m", "tvmtune.cli", *words, "--no-compile"])
 
 

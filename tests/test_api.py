@@ -120,7 +120,7 @@ def test_given_hardware_parameters_override_detected_ones(tmp_path):
 def test_compiling_needs_no_log(tmp_path, make, layout):
     plan = plan_of(make(), tmp_path, layout=layout)
     compiled = api.compile(plan, tmp_path / "lib.so")
-    assert compiled.counts == {"exact": 0, "anchor": 0, "default": len(plan.tasks)}
+    assert compiled.counts == {"exact": 0, "anchor": 0, "shipped": 0, "default": len(plan.tasks)}
     assert_correct(compiled.path, plan)
 
 
@@ -137,7 +137,7 @@ def test_tuned_networks_are_correct(tmp_path, make):
     assert len(written.trials) == trials
     assert set(written.tasks) == {t.key for t in plan.tasks}
     compiled = api.compile(plan, tmp_path / "lib.so", [log])
-    assert compiled.counts == {"exact": len(plan.tasks), "anchor": 0, "default": 0}
+    assert compiled.counts == {"exact": len(plan.tasks), "anchor": 0, "shipped": 0, "default": 0}
     assert_correct(compiled.path, plan)
 
 
@@ -174,7 +174,12 @@ def test_only_selected_tasks_are_tuned(tmp_path):
     assert {t.task for t in trials} == {task.key}
     assert {t.implementation for t in trials} == {"direct", "winograd-4x4", "winograd-2x2"}
     compiled = api.compile(plan, tmp_path / "lib.so", [log])
-    assert compiled.counts == {"exact": 1, "anchor": 0, "default": len(plan.tasks) - 1}
+    assert compiled.counts == {
+        "exact": 1,
+        "anchor": 0,
+        "shipped": 0,
+        "default": len(plan.tasks) - 1,
+    }
     assert_correct(compiled.path, plan)
 
 
@@ -186,5 +191,10 @@ def test_records_are_reused_for_a_network_with_another_classifier(tmp_path):
     api.tune(plan, log, budget=Budget(trials=trials), timing=QUICK)
     other = plan_of(tiny_cnn(classes=7, seed=3), tmp_path)
     compiled = api.compile(other, tmp_path / "lib.so", [log])
-    assert compiled.counts == {"exact": len(other.tasks) - 1, "anchor": 0, "default": 1}
+    assert compiled.counts == {
+        "exact": len(other.tasks) - 1,
+        "anchor": 0,
+        "shipped": 0,
+        "default": 1,
+    }
     assert_correct(compiled.path, other)

@@ -1,7 +1,6 @@
 """Tune and compile each network once per kind of library, and keep the results in the folder.
 
-A kind says which logs the library takes its records from. To compare another kind, such as records
-that are shipped with tvmtune, add a function to :data:`KINDS`.
+A kind says where the library takes its records from: :data:`KINDS`.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Workshop:
         return path
 
 
-def untuned(case: Case, workshop: Workshop) -> list[Path]:
-    """No log: default schedules."""
+def no_log(case: Case, workshop: Workshop) -> list[Path]:
     return []
 
 
@@ -59,14 +57,25 @@ def tuned(case: Case, workshop: Workshop) -> list[Path]:
         tool(
             *("tune", *case.words, "--target-attr", f"threads={workshop.threads}"),
             *("--time-budget", f"{left:.0f}s", "--log", str(log), "--no-compile"),
+            "--no-shipped-records",
             stderr=workshop.file(case, "messages.txt"),
         )
     write_text(done, "")
     return [log]
 
 
-KINDS: dict[str, Callable[[Case, Workshop], list[Path]]] = {"untuned": untuned, "tuned": tuned}
-"""By name, what makes the logs that a kind of library is compiled with."""
+@dataclass(frozen=True)
+class Kind:
+    """Where a kind of library takes its records from."""
+
+    logs: Callable[[Case, Workshop], list[Path]]
+    """Makes the logs that it is compiled with."""
+    shipped: bool = False
+    """Whether it takes the records that come with tvmtune."""
+
+
+KINDS = {"untuned": Kind(no_log), "shipped": Kind(no_log, shipped=True), "tuned": Kind(tuned)}
+"""Untuned libraries have default schedules only. Tuning starts from nothing."""
 
 
 def spent(log: Log) -> float:
@@ -88,7 +97,7 @@ def make(
     ``versions``: the part of the state that a library depends on. Raises :class:`command.Failed` if
     tvmtune fails, TvmtuneError for a damaged log.
     """
-    logs = KINDS[kind](case, workshop)
+    logs, shipped = KINDS[kind].logs(case, workshop), KINDS[kind].shipped
     library = workshop.file(case, f"{kind}.so")
     notes = library.with_suffix(".made")
     contents = [digest(log.read_bytes().hex()) for log in logs]
@@ -100,6 +109,7 @@ def make(
     _, seconds, peak = tool(
         *("compile", *case.words, "--target-attr", f"threads={workshop.threads}"),
         *(word for log in logs for word in ("--log", str(log))),
+        *([] if shipped else ["--no-shipped-records"]),
         *("-o", str(library)),
         stderr=workshop.file(case, "messages.txt"),
     )

@@ -18,6 +18,7 @@ from tvmtune.errors import TvmtuneError, UsageError, nearest
 from tvmtune.machine import cpu_count, package_versions, triples
 from tvmtune.networks import int8
 from tvmtune.networks.model_file import one_line
+from tvmtune.records import shipped
 from tvmtune.records.log import Log, read_log
 from tvmtune.tasks.plan import Plan
 from tvmtune.types import Device, Network, Task, Timing
@@ -111,6 +112,7 @@ def tune(
     seed: int = 0,
     wait: float | None = None,
     build_cluster: str | None = None,
+    shipped_records: bool = True,
     observer: Observer | None = None,
 ) -> TuningSession:
     """Tune until the budget is spent; an existing log of the same network and device is continued.
@@ -136,6 +138,7 @@ def tune(
         seed=seed,
         wait=wait,
         build_cluster=build_cluster,
+        shipped_records=shipped_records,
     )
     path = Path(log) if log else plan.default_log()
     others = transfers.read(transfer, path)
@@ -144,9 +147,17 @@ def tune(
 
 
 def compile(
-    plan: Plan, output: str | Path, logs: Sequence[str | Path] = (), *, check_seed: int | None = 0
+    plan: Plan,
+    output: str | Path,
+    logs: Sequence[str | Path] = (),
+    *,
+    check_seed: int | None = 0,
+    shipped_records: bool = True,
 ) -> Compiled:
-    """Compile the plan with the best records of ``logs``; without any, with default schedules.
+    """Compile the plan with the best records of ``logs``.
+
+    Tasks without one take a record that comes with tvmtune for CPUs of this class, unless
+    ``shipped_records`` is false, or else a default schedule.
 
     Where this machine can run the library, it is checked against the network's reference before
     ``output`` is replaced. If the fastest kernels together round too much, some fall back to more
@@ -162,7 +173,9 @@ def compile(
     check = None if check_seed is None else make_check(plan.network, check_seed)
     checked = check is not None and can_check(plan.device)
     wrong = None
-    for attempt in accuracy_fallbacks([read_log(Path(p)) for p in logs], plan.tasks, plan.device):
+    found = shipped.for_compiling(plan.device, exact_only=not checked) if shipped_records else None
+    read = [read_log(Path(p)) for p in logs]
+    for attempt in accuracy_fallbacks(read, plan.tasks, plan.device, found):
         try:
             compiled = compile_library(
                 plan,
@@ -186,6 +199,7 @@ def compile_untuned(
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     wait: float | None = None,
+    shipped_records: bool = True,
     say: Callable[[str], None] = lambda message: None,
 ) -> Compiled:
     """Compile the baseline of :func:`ship`; done before tuning, it reveals problems early.
@@ -210,7 +224,7 @@ def compile_untuned(
             raise UsageError(
                 f"the network's reference cannot run the given inputs: {one_line(error)}"
             ) from error
-    compiled = compile(plan, output, check_seed=seed)
+    compiled = compile(plan, output, check_seed=seed, shipped_records=shipped_records)
     if plan.device.remote is not None:
         from tvmtune.compiling.ship import check_on_board
 
@@ -228,21 +242,33 @@ def ship(
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     wait: float | None = None,
+    shipped_records: bool = True,
     say: Callable[[str], None] = lambda message: None,
 ) -> Shipped:
     """Compile with and without the records of ``logs`` and ship the better library.
 
-    ``untuned`` may come from :func:`compile_untuned`. An operator from a kernel file is also timed
-    without any schedule, and beside its reference in NumPy. See
+    ``shipped_records``: whether both take those that come with tvmtune for tasks without a record in
+    ``logs``. ``untuned`` may come from :func:`compile_untuned`. An operator from a kernel file is also
+    timed without any schedule, and beside its reference in NumPy. See
     :func:`tvmtune.compiling.ship.ship` for the other arguments.
     """
     from tvmtune.compiling.accuracy_fallbacks import accuracy_fallbacks
+    from tvmtune.compiling.compile import can_check
     from tvmtune.compiling.ship import ship
 
-    attempts = accuracy_fallbacks([read_log(Path(p)) for p in logs], plan.tasks, plan.device)
+    found = None
+    if shipped_records:
+        found = shipped.for_compiling(plan.device, exact_only=not can_check(plan.device))
+    read = [read_log(Path(p)) for p in logs]
+    attempts = accuracy_fallbacks(read, plan.tasks, plan.device, found)
     with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-untuned-") as folder:
         before = untuned or compile_untuned(
-            plan, Path(folder) / "untuned.so", seed=seed, wait=wait, say=say
+            plan,
+            Path(folder) / "untuned.so",
+            seed=seed,
+            wait=wait,
+            shipped_records=shipped_records,
+            say=say,
         )
         return ship(
             plan,

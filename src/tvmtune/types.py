@@ -191,8 +191,9 @@ class ExtraSpace:
     """The space for a workload, or None where it does not apply."""
 
 
-DEFAULT, TRANSFER = "default", "transfer"
-"""Values of :attr:`Trial.tuner` for default schedules and for records transferred from other logs."""
+DEFAULT, TRANSFER, SHIPPED = "default", "transfer", "shipped"
+"""Values of :attr:`Trial.tuner` for default schedules, for records transferred from other logs, and for
+the schedules of records that come with tvmtune. Those records themselves are of kind ``shipped``."""
 
 
 @dataclass
@@ -401,7 +402,7 @@ class Trial:
     @property
     def searched(self) -> bool:
         """Whether a tuner proposed it."""
-        return self.tuner not in (DEFAULT, TRANSFER)
+        return self.tuner not in (DEFAULT, TRANSFER, SHIPPED)
 
     @property
     def ok(self) -> bool:

@@ -33,7 +33,7 @@ def peers(out: Path, *words: str, path: Path | None = None) -> subprocess.Comple
         (["--networks", "resnet-19"], "no network 'resnet-19'. Did you mean resnet-18"),
         (["--networks", ""], "nothing to measure"),
         (["--files", "no.onnx"], "--files: there is no file no.onnx"),
-        (["--kinds", "blessed"], "--kinds: there is no 'blessed'. Known: untuned, tuned"),
+        (["--kinds", "blessed"], "--kinds: there is no 'blessed'. Known: untuned, shipped, tuned"),
         (["--threads", "0"], "--threads must be from 1"),
         (["--threads", "two"], "--threads takes numbers such as 1,2, not 'two'"),
         (["--repeat", "0"], "--repeat must be at least 1, not 0"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from records.sample_log import header, trace, trial, write
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.best import distill
-from tvmtune.records.log import FORMAT, LogWriter, read_log
+from tvmtune.records.log import COMPRESSED, FORMAT, LogWriter, read_log
 
 OLD = Path(__file__).parent / "format-1.json"
 
@@ -27,9 +28,13 @@ def lines(path: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in written if line["type"] == kind]
 
 
-def packed(path: Path) -> Path:
-    result = path.with_name(path.name + ".gz")
-    result.write_bytes(gzip.compress(path.read_bytes()))
+PACKERS = {".gz": gzip.compress, ".xz": lzma.compress}
+compressed = pytest.mark.parametrize("suffix", PACKERS)
+
+
+def packed(path: Path, suffix: str) -> Path:
+    result = path.with_name(path.name + suffix)
+    result.write_bytes(PACKERS[suffix](path.read_bytes()))
     return result
 
 
@@ -98,21 +103,23 @@ def test_distill_writes_only_the_current_format(tmp_path):
     assert best.stat().st_size < OLD.stat().st_size / 2
 
 
-def test_a_compressed_log_is_read_like_a_plain_one(tmp_path):
+@compressed
+def test_a_compressed_log_is_read_like_a_plain_one(tmp_path, suffix):
     plain = write(tmp_path / "log.json", *(trial("a", str(n), 1.0) for n in range(3)))
-    log = read_log(packed(plain))
+    log = read_log(packed(plain, suffix))
     assert log.trials == read_log(plain).trials
     assert len(log.trials) == 3
     plain.write_bytes(plain.read_bytes()[:-9])
-    assert read_log(packed(plain)).torn
-    both = tmp_path / "both.json.gz"
-    both.write_bytes(gzip.compress(OLD.read_bytes()) + packed(plain).read_bytes())
+    assert read_log(packed(plain, suffix)).torn
+    both = tmp_path / f"both.json{suffix}"
+    both.write_bytes(PACKERS[suffix](OLD.read_bytes()) + packed(plain, suffix).read_bytes())
     assert len(read_log(both).trials) == 5
 
 
-def test_a_damaged_compressed_log_is_a_one_line_error(tmp_path):
-    whole = packed(write(tmp_path / "log.json", trial("a", "1", 1.0))).read_bytes()
-    path = tmp_path / "log.json.gz"
+@compressed
+def test_a_damaged_compressed_log_is_a_one_line_error(tmp_path, suffix):
+    whole = packed(write(tmp_path / "log.json", trial("a", "1", 1.0)), suffix).read_bytes()
+    path = tmp_path / f"log.json{suffix}"
     for content in (
         whole[:-12],
         whole[:40],
@@ -122,23 +129,25 @@ def test_a_damaged_compressed_log_is_a_one_line_error(tmp_path):
         path.write_bytes(content)
         with pytest.raises(
             TvmtuneError,
-            match="truncated, damaged or, .* not compressed with gzip",
+            match=f"truncated, damaged or, .* not compressed with {COMPRESSED[suffix]}",
         ):
             read_log(path)
-    with pytest.raises(TvmtuneError, match="there is no log at .*absent.json.gz"):
-        read_log(tmp_path / "absent.json.gz")
+    with pytest.raises(TvmtuneError, match="there is no log at .*absent.json"):
+        read_log(tmp_path / f"absent.json{suffix}")
 
 
-def test_nothing_is_written_to_a_compressed_log(tmp_path):
+@compressed
+def test_nothing_is_written_to_a_compressed_log(tmp_path, suffix):
     plain = write(tmp_path / "log.json", trial("a", "1", 1.0))
-    path = packed(plain)
+    path = packed(plain, suffix)
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="can only be read. Choose a name without .gz; gzip -d"):
+    remedy = f"can only be read. Choose a name without {suffix}; {COMPRESSED[suffix]} -d"
+    with pytest.raises(UsageError, match=remedy):
         LogWriter(path)
-    with pytest.raises(UsageError, match="cannot write to .*best.json.gz"):
-        distill([read_log(plain)], tmp_path / "best.json.gz")
+    with pytest.raises(UsageError, match=f"cannot write to .*best.json{suffix}"):
+        distill([read_log(plain)], tmp_path / f"best.json{suffix}")
     assert path.read_bytes() == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.json", "log.json.gz"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.json", f"log.json{suffix}"]
 
 
 def test_a_newer_format_after_an_older_one_is_rejected(tmp_path):

@@ -258,7 +258,12 @@ def test_metadata_counts_the_records_and_names_the_algorithms(tmp_path):
     stem = named(plan, "conv2d_add_relu")
     chosen = {task.key: record(plan, task, "winograd-4x4"), stem.key: record(plan, stem)}
     compiled = compile_library(plan, chosen, tmp_path / "lib.so")
-    assert compiled.counts == {"exact": 2, "anchor": 0, "default": len(plan.tasks) - 2}
+    assert compiled.counts == {
+        "exact": 2,
+        "anchor": 0,
+        "shipped": 0,
+        "default": len(plan.tasks) - 2,
+    }
     rows = {row["name"]: row for row in compiled.metadata["tasks"]["list"]}
     assert rows[task.name]["implementation"] == "winograd-4x4"
     assert rows[stem.name]["implementation"] == "direct"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmtune.cli import phases
-from tvmtune.cli.options import PATH, network_options
+from tvmtune.cli.options import PATH, network_options, shipped_records_option
 from tvmtune.cli.paths import check_library, check_writable
 from tvmtune.cli.resolve import make_plan, network_name
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     metavar="LOG",
     help="Log with records to use; may be repeated.",
 )
+@shipped_records_option
 @click.option(
     "-o", "--output", type=PATH, metavar="FILE", help="Output library. Default: NETWORK.so."
 )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 def command(
     ctx: click.Context,
     logs: tuple[Path, ...],
+    no_shipped_records: bool,
     output: Path | None,
     seed: int,
     emit_module: Path | None,
@@ -50,7 +52,9 @@ def command(
 ) -> None:
     """Compile a network into a library, using the best records of the given logs.
 
-    Tasks without a record get a default schedule, of the algorithm that should be the fastest.
+    Tasks without a record in the logs take one that comes with tvmtune for CPUs like this one, if
+    there is one for as many threads, else a default schedule of the algorithm that should be the
+    fastest.
 
     Where this machine can run the library, its output is compared with the network's reference. If it
     is off by more than the tolerance, kernels fall back to more accurate ones; if it is still wrong,
@@ -75,7 +79,9 @@ def command(
 
         if emit_module is not None:
             write_text(emit_module, plan.prepared.graph.script(show_meta=False))
-        compiled = api.compile(plan, target, logs, check_seed=seed)
+        compiled = api.compile(
+            plan, target, logs, check_seed=seed, shipped_records=not no_shipped_records
+        )
     click.echo(describe(compiled))
 
 
@@ -88,7 +94,9 @@ def describe(compiled: Compiled) -> str:
     size = compiled.path.stat().st_size / 1e6
     return (
         f"{compiled.path}: {size:.1f} MB, {counted(total, 'task')}: {counts['exact']} with a record, "
-        f"{counts['anchor']} with one of the same anchor, {counts['default']} with the default "
+        f"{counts['anchor']} with one of the same anchor, "
+        + (f"{counts['shipped']} with a shipped record, " if counts["shipped"] else "")
+        + f"{counts['default']} with the default "
         f"schedule; {compiled.metadata['threads']} threads"
     ) + (
         f"\n{counted(compiled.fallbacks, 'task')} fell back to more accurate kernels: with the "

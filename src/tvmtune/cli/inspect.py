@@ -58,7 +58,9 @@ def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
     yield (
         "tasks",
         f"{tasks['total']}: {tasks['exact']} with their own record, "
-        f"{tasks['anchor']} with that of a similar task, {tasks['default']} with the default schedule",
+        f"{tasks['anchor']} with that of a similar task, "
+        f"{tasks.get('shipped', 0)} with a shipped record, "
+        f"{tasks['default']} with the default schedule",
     )
     if stored.get("estimate_ms") is not None:
         yield "estimate", f"{stored['estimate_ms']:.3f} ms"

@@ -96,6 +96,12 @@ tasks_option = click.option(
     help="Only these tasks: indices, name globs, or topK by FLOP share.",
 )
 
+shipped_records_option = click.option(
+    "--no-shipped-records",
+    is_flag=True,
+    help="Ignore the records that come with tvmtune for common CPUs.",
+)
+
 vs_option = click.option(
     "--vs",
     metavar="A,B",

@@ -15,6 +15,7 @@ from tvmtune.cli.options import (
     PATH,
     duration,
     network_options,
+    shipped_records_option,
     tasks_option,
     vs_option,
     wait_option,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     metavar="LOG",
     help="Log of another network or device to learn from; may be repeated.",
 )
+@shipped_records_option
 @click.option(
     "--scheduler",
     default="gradient",
@@ -167,6 +169,7 @@ def command(
     tuner: str,
     tuner_option: tuple[str, ...],
     transfer_from: tuple[Path, ...],
+    no_shipped_records: bool,
     scheduler: str,
     only: str | None,
     number: int,
@@ -214,6 +217,7 @@ def command(
         seed=seed,
         wait=wait,
         build_cluster=build_cluster,
+        shipped_records=not no_shipped_records,
     )
     peers = parse(vs) if vs else []
     plan = make_plan(**network, measured=True)
@@ -250,6 +254,7 @@ def command(
                         inputs=inputs,
                         seed=seed,
                         wait=wait,
+                        shipped_records=not no_shipped_records,
                         say=_say,
                     )
             observer = progress.observer(verbose)
@@ -274,6 +279,7 @@ def command(
                 inputs=inputs,
                 seed=seed,
                 wait=wait,
+                shipped_records=not no_shipped_records,
                 say=_say,
             )
         except (KeyboardInterrupt, TvmtuneError):

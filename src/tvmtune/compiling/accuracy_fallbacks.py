@@ -30,17 +30,20 @@ class Attempt:
         return self.fallbacks > 0
 
 
-def accuracy_fallbacks(logs: Sequence[Log], tasks: Sequence[Task], device: Device) -> list[Attempt]:
+def accuracy_fallbacks(
+    logs: Sequence[Log], tasks: Sequence[Task], device: Device, shipped: Log | None = None
+) -> list[Attempt]:
     """What to compile, most promising first: the best records, then ever more accurate ones.
 
     A fallback replaces a kernel that rounds more than the direct algorithm. Tasks that lose least per
     call go first, however often they are called: each call rounds. Each attempt has one more fallback
     than the one before, or half as many more; the last has them all. Tasks without a record fall back
-    together, in the first of these attempts.
+    together, in the first of these attempts. ``shipped`` is that of :func:`choose_records`.
     """
-    best = choose_records(logs, tasks, device)
+    best = choose_records(logs, tasks, device, shipped=shipped)
     inexact = [task for task in tasks if task.key in best and _rounds_more(task, best[task.key])]
-    exact = choose_records(logs, tasks, device, exact={task.key for task in inexact})
+    keys = {task.key for task in inexact}
+    exact = choose_records(logs, tasks, device, shipped=shipped, exact=keys)
 
     def loss(task: Task) -> float:
         """Seconds that a call takes longer with the accurate kernel."""

@@ -22,7 +22,7 @@ from tvmtune.runtime.library import Library
 from tvmtune.runtime.low_memory import WeightInjectionError
 from tvmtune.tasks.lower import KERNELS, MODELLED, RECORD
 from tvmtune.tasks.plan import Plan
-from tvmtune.types import JSON, Device, Network, Task, Trial, is_operator, product
+from tvmtune.types import JSON, SHIPPED, Device, Network, Task, Trial, is_operator, product
 
 
 class WrongOutput(TvmtuneError):
@@ -40,24 +40,48 @@ class Compiled:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Tasks with a record of their exact key, with one of their anchor key, and with none."""
+        """Tasks with a record of their exact key, with one of their anchor key, with a shipped one, and
+        with none."""
         return {k: self.metadata["tasks"][k] for k in metadata.RECORD_KINDS}
 
 
 def choose_records(
-    logs: Sequence[Log], tasks: Sequence[Task], device: Device, *, exact: Collection[str] = ()
+    logs: Sequence[Log],
+    tasks: Sequence[Task],
+    device: Device,
+    *,
+    shipped: Log | None = None,
+    exact: Collection[str] = (),
 ) -> dict[str, Trial]:
     """The trial to use for each task, by key: its own best, else the best of its anchor block.
 
-    Tasks whose keys are in ``exact`` get no record that rounds more than the direct algorithm. Only
-    measurements of this very device count; raises :class:`TvmtuneError` if the logs hold some and
-    none is of this device.
+    Tasks for which ``logs`` have neither are looked up in ``shipped`` (:mod:`tvmtune.records.shipped`).
+    Tasks whose keys are in ``exact`` get no record that rounds more than the direct algorithm. Of
+    ``logs``, only measurements of this very device count; raises :class:`TvmtuneError` if they hold
+    some and none is of this device.
     """
     trials = [t for log in logs for t in comparable(log.trials, device.identity())]
     modelled = [t for log in logs for t in comparable(log.trials, device.identity(), "modelled")]
     if not trials and not modelled and any(log.trials for log in logs):
         raise TvmtuneError(_other_device(logs, device))
     usable = trials or modelled
+    chosen = _choose(logs, usable, tasks, exact)
+    if not chosen and not exact and any(trial.ok for trial in usable):
+        networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
+        raise TvmtuneError(
+            f"{', '.join(str(log.path) for log in logs)} is the log of another network "
+            f"({', '.join(networks)}): none of its records fits a task of this one."
+        )
+    if shipped is not None:
+        others = [task for task in tasks if task.key not in chosen]
+        chosen |= _choose([shipped], shipped.trials, others, exact)
+    return chosen
+
+
+def _choose(
+    logs: Sequence[Log], usable: Sequence[Trial], tasks: Sequence[Task], exact: Collection[str]
+) -> dict[str, Trial]:
+    """As :func:`choose_records`, from the ``usable`` trials of ``logs``."""
     accurate = {(t.key, i.name) for t in tasks for i in t.implementations if i.exact}
     best = best_of(
         t for t in usable if t.task not in exact or (t.task, t.implementation) in accurate
@@ -80,12 +104,6 @@ def choose_records(
             donor = min(donors, key=lambda t: t.latency)
             module = workload_module(lines[donor.task], donor.implementation)
             chosen[task.key] = donor.evolve(source_module=module)
-    if best and not chosen and not exact:
-        networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
-        raise TvmtuneError(
-            f"{', '.join(str(log.path) for log in logs)} is the log of another network "
-            f"({', '.join(networks)}): none of its records fits a task of this one."
-        )
     return chosen
 
 
@@ -167,7 +185,8 @@ def _run_check(path: Path, described: JSON) -> verify.CheckResult:
 
 
 def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> JSON:
-    measured = trial is not None and record == "exact" and trial.ok
+    shipped = trial is not None and trial.kind == SHIPPED
+    measured = trial is not None and record == "exact" and trial.ok and not shipped
     if trial is None:
         implementation = (task.untuned_exact if exact else task.untuned).name
     else:
@@ -176,7 +195,7 @@ def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> J
         "name": task.name,
         "weight": task.weight,
         "implementation": implementation,
-        "record": record,
+        "record": SHIPPED if shipped and record != "default" else record,
         "latency": trial.latency if trial is not None and measured else None,
         "flop": task.flop,
         "bytes": sum(product(a.shape) * numpy_dtype(a.dtype).itemsize for a in task.args),

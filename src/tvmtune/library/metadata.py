@@ -17,8 +17,9 @@
     SIMD extensions that its code may use, named as in /proc/cpuinfo.
 ``tasks``
     ``total`` and, out of these, how many had a record under their exact key (``exact``), under their
-    anchor key (``anchor``) or none (``default``); ``list`` has for each its ``name``, ``weight``,
-    ``implementation``, ``record`` (one of the three words), ``latency`` (seconds per call, or null),
+    anchor key (``anchor``), one that comes with tvmtune (``shipped``) or none (``default``); ``list``
+    has for each its ``name``, ``weight``, ``implementation``, ``record`` (one of the four words),
+    ``latency`` (seconds per call, or null; always null for a shipped record),
     ``flop`` (per call), ``bytes`` (of the inputs and the output, per call) and ``kernel`` (its name in
     the library, to which packing its weights appends ``_prepacked``).
 ``estimate_ms``
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 GRAPHS = "cuda-graphs"
 """The device parameter with which libraries launch their kernels by a CUDA graph."""
-RECORD_KINDS = ("exact", "anchor", "default")
+RECORD_KINDS = ("exact", "anchor", "shipped", "default")
 
 
 def describe(

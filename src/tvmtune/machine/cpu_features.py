@@ -41,6 +41,21 @@ _LINUX_NAMES = {
 }
 
 
+_CLASSES = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx2", "fma"},
+    "aarch64": {"asimd"},
+}
+"""Classes of CPUs that suit the same schedules, by the extensions that they have in common; the first
+that applies. The names of x86 are those of the System V ABI (AMD64 supplement)."""
+
+
+def cpu_class(target: dict[str, Any]) -> str | None:
+    """The class of CPUs that code for ``target`` is for; None if it is none of the known ones."""
+    names = set(required(target))
+    return next((name for name, needed in _CLASSES.items() if needed <= names), None)
+
+
 def required(target: dict[str, Any]) -> list[str]:
     """Extensions that code for ``target`` may use, named as in /proc/cpuinfo, sorted.
 

@@ -11,10 +11,12 @@ import errno
 import fcntl
 import gzip
 import json
+import lzma
 import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from tvmtune.types import JSON, Trial
 
 __all__ = ["FORMAT", "Log", "LogWriter", "read_log", "refuse_compressed", "sync_directory"]
 
-COMPRESSED = ".gz"
+COMPRESSED = {".gz": "gzip", ".xz": "xz"}
+"""Suffixes of compressed files, and what decompresses them."""
 _DECODER = json.JSONDecoder()
 
 
@@ -152,7 +155,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def read_log(path: Path) -> Log:
-    """Read a log of this or an older format; a file named ``*.gz`` is decompressed.
+    """Read a log of this or an older format; a file named ``*.gz`` or ``*.xz`` is decompressed.
 
     Raises :class:`TvmtuneError` for a file that is missing, empty, not a log, of a newer format, or
     damaged anywhere but in an incomplete last line.
@@ -247,10 +250,11 @@ class _Reader:
 
 def refuse_compressed(path: Path) -> None:
     """Raise :class:`UsageError` if the name says that the log is compressed."""
-    if path.suffix == COMPRESSED:
+    if path.suffix in COMPRESSED:
         raise UsageError(
             f"cannot write to {path}: a compressed log can only be read. Choose a name without "
-            f"{COMPRESSED}; gzip -d decompresses a log that you want to continue."
+            f"{path.suffix}; {COMPRESSED[path.suffix]} -d decompresses a log that you want to "
+            "continue."
         )
 
 
@@ -258,19 +262,26 @@ def _lines(path: Path) -> Iterator[tuple[int, JSON | None, bool]]:
     """(line number, record or None, whether it is a last line without a newline) for each line that
     is not blank."""
     try:
-        with gzip.open(path) if path.suffix == COMPRESSED else path.open("rb") as file:
+        with _open(path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, _parse(line), not line.endswith(b"\n")
     except FileNotFoundError:
         raise TvmtuneError(f"there is no log at {path}.") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error):
+    except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
         raise TvmtuneError(
-            f"{path} is truncated, damaged or, in spite of its name, not compressed with gzip: restore "
-            f"the file, or give a plain log a name without {COMPRESSED}."
+            f"{path} is truncated, damaged or, in spite of its name, not compressed with "
+            f"{COMPRESSED[path.suffix]}: restore the file, or give a plain log a name without "
+            f"{path.suffix}."
         ) from None
     except OSError as error:
         raise TvmtuneError(f"cannot read the log {path}: {error.strerror}.") from None
+
+
+def _open(path: Path) -> gzip.GzipFile | lzma.LZMAFile | BufferedReader:
+    if path.suffix == ".gz":
+        return gzip.open(path)
+    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
 
 
 def _parse(line: bytes) -> JSON | None:

@@ -51,11 +51,14 @@ def apply(mod: tvm.IRModule, trace: Any) -> Schedule:
     return sch
 
 
-def store_module(mod: tvm.IRModule) -> str:
-    """A workload as one compact string (TVM's JSON, deflated, base64)."""
+def store_module(mod: tvm.IRModule, level: int = 9) -> str:
+    """A workload as one compact string (TVM's JSON, deflated, base64).
+
+    ``level`` 0 does not compress: xz packs a log of many such workloads in half the space.
+    """
     import tvm
 
-    return base64.b64encode(zlib.compress(tvm.ir.save_json(mod).encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(tvm.ir.save_json(mod).encode(), level)).decode()
 
 
 def load_module(text: str) -> tvm.IRModule:

@@ -30,6 +30,8 @@ class TuneOptions:
     """Seconds to go on without any board or builder; None for the default of 600."""
     build_cluster: str | None = None
     """Address of a Dask scheduler whose machines build the candidates."""
+    shipped_records: bool = True
+    """Whether to start from the records that come with tvmtune."""
 
     def __post_init__(self) -> None:
         tuner = tuners.canonical(self.tuner)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import last_line
 from tvmtune.machine import interrupts
 from tvmtune.machine.cpu_count import usable_cpus
+from tvmtune.spaces import traces
 from tvmtune.tuning import scheduler, transfer
 from tvmtune.tuning.limits import BATCH, SessionLimits
 from tvmtune.tuning.model import CostModel
 from tvmtune.tuning.observer import Observer
 from tvmtune.tuning.options import TuneOptions
-from tvmtune.tuning.round_times import RoundTimes
+from tvmtune.tuning.round_times import Key, RoundTimes
 from tvmtune.tuning.state import ImplementationState, SessionState, TaskState
 from tvmtune.tuning.transfer import TransferSample
 from tvmtune.tuning.tuners import create
 from tvmtune.tuning.tuners.base import Proposal, Tuner, TunerArgs
 from tvmtune.tuning.tuners.point_tuner import ENUMERABLE
 from tvmtune.tuning.warm_start import WarmStart
-from tvmtune.types import Device
+from tvmtune.types import Device, Trial
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,10 @@ class Proposer:
         observer: Observer,
         options: TuneOptions,
         peak: float | None,
+        shipped_records: Mapping[Key, Trial],
     ) -> None:
+        self.shipped_records = shipped_records
+        """The shipped record of each implementation that has one."""
         self.model = CostModel(seed=options.seed)
         """Shared by all tasks."""
         self._transfer_samples: Sequence[TransferSample] = ()
@@ -99,18 +106,39 @@ class Proposer:
 
     def defaults(self, waiting: list[tuple[TaskState, ImplementationState]]) -> list[Candidate]:
         """Default schedules of some implementations, which are removed from ``waiting``."""
+
+        def schedule(impl: ImplementationState) -> Schedule:
+            implementation = impl.implementation
+            return implementation.space.default(implementation.mod, self.target)
+
+        return self._given(waiting, schedule, "has no default schedule")
+
+    def shipped(self, waiting: list[tuple[TaskState, ImplementationState]]) -> list[Candidate]:
+        """The schedules that the shipped records have for some implementations, which are removed from
+        ``waiting``."""
+
+        def schedule(impl: ImplementationState) -> Schedule:
+            return traces.apply(impl.implementation.mod, self.shipped_records[impl.key].trace)
+
+        return self._given(waiting, schedule, "cannot use its shipped record")
+
+    def _given(
+        self,
+        waiting: list[tuple[TaskState, ImplementationState]],
+        schedule_of: Callable[[ImplementationState], Schedule],
+        trouble: str,
+    ) -> list[Candidate]:
+        """Up to a batch of the schedules that ``schedule_of`` returns for ``waiting``, from which their
+        implementations are removed. ``trouble`` reports that it raised."""
         candidates: list[Candidate] = []
         while waiting and len(candidates) < BATCH:
             interrupts.check()
             state, impl = waiting.pop(0)
-            implementation = impl.implementation
             try:
-                schedule = implementation.space.default(implementation.mod, self.target)
+                schedule = schedule_of(impl)
             except Exception as error:  # the tuner may still find a schedule
                 interrupts.check()
-                self._observer.noted(
-                    f"{_name(state, impl)} has no default schedule: {last_line(error)}"
-                )
+                self._observer.noted(f"{_name(state, impl)} {trouble}: {last_line(error)}")
                 continue
             proposal = Proposal.of(schedule)
             # A template may result in the same program as the direct implementation of its workload.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmtune.measure.measurer import Measurer
-from tvmtune.records import header
+from tvmtune.records import header, shipped
 from tvmtune.records.log import Log, LogWriter, refuse_compressed
 from tvmtune.tuning.session import TuningSession
 
@@ -90,6 +90,7 @@ class TuningRun:
                 options,
                 history=self._earlier_trials(),
                 others=self.transfer,
+                shipped=shipped.for_tuning(plan.device) if options.shipped_records else None,
                 peak=peak,
                 observer=observer,
                 begun=began,

@@ -7,7 +7,7 @@ trial is on disk before the observer receives it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from tvmtune.tuning.proposing import Candidate, Proposer, Round
 from tvmtune.tuning.round_times import RoundTimes
 from tvmtune.tuning.state import SessionState, TaskState
 from tvmtune.tuning.warm_start import WarmStart
-from tvmtune.types import DEFAULT, Device, Task, Trial
+from tvmtune.types import DEFAULT, SHIPPED, Device, Task, Trial
 
 if TYPE_CHECKING:
     from tvmtune.measure.measurer import Batch, Measurement, Measurer
@@ -56,8 +56,10 @@ class TuningSession:
     ``history`` holds the log's earlier trials on this device: they count towards the budget, are not
     measured again, and train the cost model. ``others`` are other logs: their records of the same
     workloads on this device are transferred without a trial; as many of the rest as a short time allows
-    train the models, and the best warm-start similar workloads. ``begun`` is when the time budget
-    began, by :func:`time.monotonic`. Implements :class:`tvmtune.tuning.observer.SessionView`.
+    train the models, and the best warm-start similar workloads. So do the records of ``shipped``
+    (:mod:`tvmtune.records.shipped`); those of the same workloads are measured after the default
+    schedules. ``begun`` is when the time budget began, by :func:`time.monotonic`. Implements
+    :class:`tvmtune.tuning.observer.SessionView`.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TuningSession:
         *,
         history: Sequence[Trial] = (),
         others: Sequence[Log] = (),
+        shipped: Log | None = None,
         peak: float | None = None,
         observer: Observer | None = None,
         begun: float | None = None,
@@ -105,10 +108,11 @@ class TuningSession:
             device,
             self.limits,
             self.times,
-            WarmStart(self.state.tasks, others, device, self._kind),
+            WarmStart(self.state.tasks, [*others, *filter(None, [shipped])], device, self._kind),
             self.observer,
             options,
             peak,
+            transfer.shipped_records(shipped, self.state.by_key()),
         )
         self._restore(history)
 
@@ -172,6 +176,7 @@ class TuningSession:
             self._transfer()
             self._confirm()  # an earlier run may have been killed before it checked its incumbents
             self._measure_defaults()
+            self._measure_shipped()
             ahead: Round | None = None
             while not self.limits.reached():
                 interrupts.check()
@@ -195,16 +200,37 @@ class TuningSession:
         # Every task before any second implementation, in case the budget is that small. First comes
         # the one that compile would take anyway.
         waiting.sort(key=lambda entry: entry[1].implementation is not entry[0].task.untuned)
+        self._measure_given(lambda: self._proposer.defaults(waiting), DEFAULT)
+
+    def _measure_shipped(self) -> None:
+        """Measure the schedules that other CPUs of this class ran fastest with."""
+        records = self._proposer.shipped_records
+        waiting = [
+            (state, impl)
+            for state in self.states
+            for impl in state.implementations
+            if impl.key in records and not any(t.tuner == SHIPPED for t in impl.trials)
+        ]
+        waiting.sort(key=lambda entry: -entry[0].task.weight * entry[0].task.flop)
+        if waiting:
+            tasks = len({id(state) for state, _ in waiting})
+            self.observer.noted(
+                f"{tasks} of {len(self.states)} tasks have a shipped record, to start from"
+            )
+        self._measure_given(lambda: self._proposer.shipped(waiting), SHIPPED)
+
+    def _measure_given(self, propose: Callable[[], list[Candidate]], tuner: str) -> None:
+        """Measure what ``propose`` returns until it returns nothing."""
         candidates: list[Candidate] = []
-        while (candidates or waiting) and not self.limits.reached():
+        while not self.limits.reached():
             began = time.monotonic()
-            candidates = candidates or self._proposer.defaults(waiting)
+            candidates = candidates or propose()
             count = self.limits.batch(count=len(candidates))
             if not candidates or not count:
                 break
             building = self._build(candidates[:count])
-            ahead = self._proposer.defaults(waiting)
-            self._measure(building, DEFAULT)
+            ahead = propose()
+            self._measure(building, tuner)
             self.times.rounds.add(building.keys, count, time.monotonic() - began)
             candidates = candidates[count:] + ahead
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from tvmtune.records import header
 from tvmtune.records.log import Log, read_log
 from tvmtune.records.schema import workload_module
 from tvmtune.spaces import rule_space, traces
+from tvmtune.tuning.round_times import Key
 from tvmtune.types import TRANSFER, Trial
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ def records(logs: Sequence[Log], device: str, kind: str) -> Iterator[Trial]:
     for group in groups.values():
         for trial in sorted(group.values(), key=lambda t: t.latency)[:MAX_TRANSFERRED]:
             yield trial.evolve(tuner=TRANSFER, verified=None)
+
+
+def shipped_records(log: Log | None, keys: Container[Key]) -> dict[Key, Trial]:
+    """The best shipped record of each implementation among ``keys``; none without a log."""
+    found: dict[Key, Trial] = {}
+    for trial in log.trials if log else ():
+        key = trial.workload, trial.implementation
+        if key in keys and (key not in found or trial.latency < found[key].latency):
+            found[key] = trial
+    return found
 
 
 def samples(logs: Sequence[Log], kind: str, seed: int) -> list[TransferSample]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.records.schema import workload_module
 from tvmtune.spaces import traces
-from tvmtune.types import DEFAULT, Device, Trial
+from tvmtune.types import DEFAULT, SHIPPED, Device, Trial
 
 if TYPE_CHECKING:
     import tvm
@@ -69,7 +69,7 @@ class WarmStart:
     """Finds traces for a workload among a session's own tasks and other logs.
 
     Other logs contribute kernels for the same kind of target, except those of ``device`` itself for the
-    same workload, which are transferred as records.
+    same workload, which are transferred as records. Shipped records count as another device's.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class WarmStart:
             for trial in log.trials:
                 mine = (trial.workload, trial.implementation) in known
                 if (
-                    trial.kind == self._kind
+                    trial.kind in (self._kind, SHIPPED)
                     and kinds.get(trial.device) == self._device.target.get("kind")
                     and not (mine and trial.device == self._device.identity())
                 ):
