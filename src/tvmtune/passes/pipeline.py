@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
-from tvmtune.passes import block_names, constants, folding, squeeze_axes
+from tvmtune.passes import block_names, constants, folding, softmax, squeeze_axes
 from tvmtune.passes.call_sites import blocks
 from tvmtune.passes.precision import sum_in_float32
 from tvmtune.passes.scans_and_sorts import SCANS_AND_SORTS
@@ -118,9 +118,12 @@ def legalize(
     from tvm import relax
 
     own = {str(variable.name_hint) for variable in graph.get_global_vars()}
-    lowered = _run(
-        graph, device, [relax.transform.LegalizeOps(SCANS_AND_SORTS | dict(custom or {}))]
-    )
+    legalizers = {
+        **SCANS_AND_SORTS,
+        **(softmax.LEGALIZERS if device.runtime == "cpu" else {}),
+        **(custom or {}),
+    }
+    lowered = _run(graph, device, [relax.transform.LegalizeOps(legalizers)])
     fused = _run(
         block_names.neutralize(lowered, own),
         device,

@@ -1,0 +1,63 @@
+"""Softmax for CPUs, without denormal numbers among its results.
+
+Masks add large negative numbers, often -100: exp(-100) is a denormal number, with which CPUs compute a
+hundred times more slowly. Swin's products of attention weights and values took 4.4 ms with them and
+0.04 ms without.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+SMALLEST = math.log(2.0**-126)
+"""Logarithm of the smallest normal float32."""
+
+
+def _softmax(builder: Any, call: Any) -> Any:
+    return builder.call_te(
+        softmax, call.args[0], int(call.attrs.axis), primfunc_name_hint="softmax"
+    )
+
+
+LEGALIZERS = {"relax.nn.softmax": _softmax}
+
+
+def softmax(x: Any, axis: int) -> Any:
+    """exp(x - max) / sum, as TOPI computes it, for a TE tensor of static shape.
+
+    In float32, results below the smallest normal number are 0; so may be others up to as many times
+    that as there are elements along ``axis``. Other dtypes are left alone: float16's denormals cost
+    nothing.
+    """
+    from tvm import te, tirx
+
+    axis %= len(x.shape)
+    extent = int(x.shape[axis])
+    others = [n for place, n in enumerate(x.shape) if place != axis]
+
+    def along(indices: Any, index: Any) -> list[Any]:
+        return [*indices[:axis], index, *indices[axis:]]
+
+    def outside(indices: Any) -> list[Any]:
+        return [*indices[:axis], *indices[axis + 1 :]]
+
+    k = te.reduce_axis((0, extent), name="k")
+    largest = te.compute(
+        others, lambda *i: te.max(x(*along(i, k)), axis=k), name="T_softmax_maxelem"
+    )
+
+    def power(*indices: Any) -> Any:
+        exponent = x(*indices) - largest(*outside(indices))
+        if str(x.dtype) != "float32":
+            return te.exp(exponent)
+        # The sum, by which it is divided, is at most the extent. NaN is not below anything.
+        lowest = tirx.const(SMALLEST + math.log(extent), "float32")
+        return tirx.Select(exponent < lowest, tirx.const(0.0, "float32"), te.exp(exponent))
+
+    powers = te.compute(x.shape, power, name="T_softmax_exp")
+    k = te.reduce_axis((0, extent), name="k")
+    total = te.compute(
+        others, lambda *i: te.sum(powers(*along(i, k)), axis=k), name="T_softmax_expsum"
+    )
+    return te.compute(x.shape, lambda *i: powers(*i) / total(*outside(i)), name="T_softmax_norm")

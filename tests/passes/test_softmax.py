@@ -1,0 +1,75 @@
+"""Softmax on CPUs: exact where it matters, and never a denormal number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+from tvmtune import api
+from tvmtune.passes import softmax
+from tvmtune.passes.pipeline import graph_of, legalize
+
+NORMAL = np.finfo(np.float32).tiny
+
+
+def run(x: np.ndarray, axis: int) -> np.ndarray:
+    data = te.placeholder(x.shape, str(x.dtype))
+    function = te.create_prim_func([data, softmax.softmax(data, axis)])
+    library = tvm.compile(tvm.IRModule({"main": function}), "llvm")
+    result = tvm.runtime.empty(x.shape, str(x.dtype))
+    library["main"](tvm.runtime.tensor(x), result)
+    return result.numpy()
+
+
+def reference(x: np.ndarray, axis: int) -> np.ndarray:
+    powers = np.exp(x.astype("float64") - x.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 49), -1), ((2, 5, 7), 1), ((2, 3, 4), 0), ((9,), 0)]
+)
+def test_it_is_softmax_along_any_axis(shape, axis):
+    x = np.random.default_rng(0).normal(0, 5, shape).astype("float32")
+    np.testing.assert_allclose(run(x, axis), reference(x, axis), rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("extent", [2, 49, 4096])
+def test_no_result_is_denormal_and_none_is_off_by_more_than_that(extent):
+    x = -np.linspace(0, 110, 2 * extent, dtype="float32").reshape(2, extent)
+    y = run(x, -1)
+    assert not ((y > 0) & (y < NORMAL)).any()
+    assert np.abs(y - reference(x, -1)).max() <= 2e-6
+    wrong = (y == 0) & (reference(x, -1) > 1.01 * extent * NORMAL)
+    assert not wrong.any()
+
+
+def test_nan_and_infinity_have_the_results_of_the_definition():
+    x = np.zeros((4, 3), "float32")
+    x[0, 1], x[1, 2], x[2] = -np.inf, np.nan, -np.inf
+    y = run(x, -1)
+    np.testing.assert_allclose(y[0], [0.5, 0, 0.5])
+    assert np.isnan(y[1]).all()
+    assert np.isnan(y[2]).all()
+    np.testing.assert_allclose(y[3], 1 / 3, rtol=1e-6)
+
+
+def test_float16_keeps_its_denormal_results():
+    x = np.array([[0, -12]], "float16")
+    assert 0 < run(x, -1)[0, 1] < np.finfo("float16").tiny
+
+
+def test_only_cpus_get_it():
+    """Records of other devices stay valid."""
+    from models import tiny_encoder
+    from tvmtune.networks.onnx.network import OnnxNetwork
+
+    network = OnnxNetwork(tiny_encoder(), name="encoder")
+    for target, expected in (("cpu", True), ("mali", False)):
+        plan = api.plan(network, target)
+        lowered = legalize(graph_of(plan.prepared), plan.device)
+        kernels = {str(v.name_hint): f.script() for v, f in lowered.functions_items()}
+        (kernel,) = (script for name, script in kernels.items() if "softmax" in name)
+        assert ("T.Select" in kernel) is expected, target
