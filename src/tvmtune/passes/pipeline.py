@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError, nearest
-from tvmtune.passes import block_names, constants, folding, softmax, squeeze_axes
+from tvmtune.passes import (
+    block_names,
+    constants,
+    elementwise_layouts,
+    folding,
+    softmax,
+    squeeze_axes,
+    transposes,
+)
 from tvmtune.passes.call_sites import blocks
 from tvmtune.passes.precision import sum_in_float32
 from tvmtune.passes.scans_and_sorts import SCANS_AND_SORTS
@@ -92,6 +100,7 @@ def _convert(
 ) -> tvm.IRModule:
     from tvm import relax
 
+    elementwise_layouts.register()
     try:
         converted = _run(
             squeeze_axes.count_from_start(constants.widen(graph)),
@@ -105,7 +114,7 @@ def _convert(
         )
         return graph
     passes = [relax.transform.CanonicalizeBindings(), relax.transform.FoldConstant()]
-    return _run(constants.fold_moves(converted), device, passes)
+    return transposes.remove(_run(constants.fold_moves(converted), device, passes))
 
 
 def legalize(
