@@ -12,6 +12,7 @@ import pytest
 
 from models import tiny_cnn
 from tvmtune import api, networks
+from tvmtune.cli import main
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import cpu_features
 from tvmtune.passes.workload_keys import structure
@@ -91,6 +92,25 @@ def test_compile_takes_shipped_records_without_a_log(plan, log, folder, tmp_path
     assert compiled.metadata["estimate_ms"] is None
     without = api.compile(plan, tmp_path / "without.so", shipped_records=False)
     assert set(kinds(without)) == {"default"}
+
+
+@pytest.mark.slow
+def test_the_command_says_how_many_records_are_shipped_and_can_leave_them_out(
+    plan, folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    network = plan.network.source["file"]
+    records = len({t.task for t in read_log(next(folder.iterdir())).trials})
+
+    def printed(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["compile", network, "-o", "lib.so", *words])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    total = len(plan.tasks)
+    assert f"{records} with a shipped record, {total - records} with the default" in printed()
+    assert "shipped" not in printed("--no-shipped-records")
 
 
 @pytest.mark.slow
