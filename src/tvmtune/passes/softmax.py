@@ -2,7 +2,8 @@
 
 Masks add large negative numbers, often -100: exp(-100) is a denormal number, with which CPUs compute a
 hundred times more slowly. Swin's products of attention weights and values took 4.4 ms with them and
-0.04 ms without.
+0.04 ms without; BERT's softmax with masks of -10000, which are denormal on the way to 0, 0.31 and
+0.05 ms.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ def softmax(x: Any, axis: int) -> Any:
         exponent = x(*indices) - largest(*outside(indices))
         if str(x.dtype) != "float32":
             return te.exp(exponent)
-        # The sum, by which it is divided, is at most the extent. NaN is not below anything.
+        # The sum, by which it is divided, is at most the extent. NaN is not below anything. Vectors
+        # compute both sides, so the exponential must not see the others either.
         lowest = tirx.const(SMALLEST + math.log(extent), "float32")
-        return tirx.Select(exponent < lowest, tirx.const(0.0, "float32"), te.exp(exponent))
+        powered = te.exp(tirx.Select(exponent < lowest, lowest, exponent))
+        return tirx.Select(exponent < lowest, tirx.const(0.0, "float32"), powered)
 
     powers = te.compute(x.shape, power, name="T_softmax_exp")
     k = te.reduce_axis((0, extent), name="k")
