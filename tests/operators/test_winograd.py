@@ -175,11 +175,12 @@ def test_it_does_not_apply_to_other_layouts():
     ("shape", "out", "transform"),
     [
         ((1, 64, 56, 56), 64, winograd.F4),
-        ((1, 512, 7, 7), 512, winograd.F2),
+        ((1, 256, 14, 14), 256, winograd.F2),
         ((1, 192, 8, 8), 192, winograd.F2),
+        ((1, 512, 7, 7), 512, None),
         ((1, 512, 3, 3), 512, None),
     ],
-    ids=["large-images", "large-weights", "small-images", "tiny-images"],
+    ids=["large-images", "large-weights", "small-images", "larger-weights", "tiny-images"],
 )
 def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, out, transform):
     """The multiplications saved must make up for transforms, and for weights that come from memory."""

@@ -47,13 +47,34 @@ def test_sums_of_a_register_tile_fit_in_registers(rows, columns, unit):
     for height, width in tiles:
         assert rows % height == columns % width == 0
         assert width & (width - 1) == 0, "a power of two"
-        assert height * max(1, width // unit.lanes) <= unit.sums
+        vectors = max(1, width // unit.lanes)
+        assert height * vectors <= unit.sums
+        if height > 1:
+            assert height * vectors + vectors < unit.registers
 
 
-def test_register_tiles_prefer_whole_vectors():
+def test_register_tiles_prefer_whole_vectors_and_leave_room_for_operands():
     assert register_tiles(14, 112, AVX512)[0] == (14, 16)
-    assert register_tiles(128, 3072, AVX512)[0] == (8, 32)
+    assert register_tiles(128, 3072, AVX512)[0] == (4, 64)
+    assert register_tiles(7, 512, AVX512)[0] == (7, 32)
     assert register_tiles(128, 3072, AVX)[0] == (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("spatial", "reduction", "terms"),
+    [
+        ([1, 7, 7, 512], [1, 1, 1024], 64),
+        ([1, 14, 14, 512], [1, 1, 1024], 128),
+        ([64, 3072], [768], 32),
+        ([128, 3072], [768], 64),
+        ([1, 1000], [1024], 128),
+    ],
+    ids=["few-rows", "many-rows", "few-rows-wide", "many-rows-wide", "one-row"],
+)
+def test_weights_stay_in_the_first_level_cache_and_data_too_if_there_are_few_rows(
+    spatial, reduction, terms
+):
+    assert decisions(spatial, reduction, AVX512)[0].reduction[-1][-1] == terms
 
 
 @pytest.mark.parametrize("unit", [AVX512, AVX, NEON])
@@ -88,10 +109,10 @@ def test_large_weights_are_read_once_and_small_ones_stay_in_the_cache():
 
 
 def test_several_tiles_of_columns_share_each_pass_over_large_data():
-    assert decisions([198, 768], [3072], AVX512)[0].spatial[1] == [6, 1, 4, 32]
-    assert decisions([198, 768], [768], AVX512)[0].spatial[1] == [24, 1, 1, 32]
+    assert decisions([198, 768], [3072], AVX512)[0].spatial[1] == [4, 1, 3, 64]
+    assert decisions([198, 768], [768], AVX512)[0].spatial[1] == [12, 1, 1, 64]
     cores = 16
-    assert decisions([198, 768], [3072], AVX512, cores)[0].spatial[1] == [24, 1, 1, 32]
+    assert decisions([198, 768], [3072], AVX512, cores)[0].spatial[1] == [12, 1, 1, 64]
 
 
 def test_a_block_of_rows_is_bounded_and_leaves_work_for_all_cores():

@@ -113,11 +113,11 @@ def applies(call: Any) -> bool:
 
 _TRANSFORM = 25
 """Time to transform a value, to store it and to load it again, in multiply-adds of a matrix product."""
-_LOAD = 11
+_LOAD = 13
 """Time to load a weight from memory, in multiply-adds.
 
-Both fit the times of two cores of a Xeon with AVX-512 for the 3x3 convolutions of ResNet-18,
-SqueezeNet, Inception v3 and DenseNet-121."""
+Both fit the times of two hardware threads of a Xeon with AVX-512 for the 3x3 convolutions of ResNet-18,
+SqueezeNet, Inception v3, DenseNet-121 and GoogLeNet."""
 
 
 def fastest(call: Any) -> Transform | None:

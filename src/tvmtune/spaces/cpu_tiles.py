@@ -20,17 +20,27 @@ if TYPE_CHECKING:
 CACHED = 512 * 1024
 """Bytes of an operand that stay in a core's own cache while the other operands pass."""
 TERMS = 128
-"""Terms of a sum that are added for a block of rows at a time. Their weights for a register tile's
-columns, 16 to 32 KiB, stay in the first-level cache."""
+"""Terms of a sum that are added for a block of rows at a time, at most."""
+WEIGHTS = 16 * 1024
+"""Bytes of the weights of these terms for a register tile's columns. They stay in the first-level cache,
+of which a hardware thread may have half."""
+FIRST_LEVEL = 21 * 1024
+"""Bytes of the weights and the data of these terms, where there are so few rows that both can stay in
+the first-level cache."""
 ABREAST = 4
-"""Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`.
-Their weights stay in the second-level cache."""
+"""Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`, at
+most. Their weights stay in the second-level cache."""
+COLUMNS_ABREAST = 192
+"""Columns of these tiles, at most: their sums for a block of rows stay there, too."""
 STREAMED = 1280 * 1024
 """Bytes of an operand above which each pass over it loads it from outside the core's own caches."""
 BLOCK_ROWS = 320
 """Rows of such a block. Its sums stay in the second-level cache."""
-_VECTOR_LOAD = 4
-"""What loading a vector costs, often from the second-level cache, in loads of a single value."""
+_VECTOR_LOAD = 1.5
+"""What loading a vector costs in a good register tile, in loads of a single value: a line each, of which
+some come from the second-level cache."""
+_NARROW_LOAD = 4
+"""The same in the comparison with padded columns, whose other tiles are narrow and wait more."""
 _LATENCY = 8
 """Sums that must be open for a core to start a multiply-add in each cycle: two at a time, for four
 cycles."""
@@ -43,15 +53,16 @@ class VectorUnit:
     lanes: int
     """float32 values in a register."""
     sums: int
-    """Registers that a tile's sums may take. The others hold operands."""
+    """Registers that a tile's sums may take."""
+    registers: int
+    """Registers for sums and operands."""
 
 
-AVX512 = VectorUnit(16, 28)
-AVX = VectorUnit(8, 12)
-SSE = VectorUnit(4, 12)
-NEON = VectorUnit(4, 24)
-NEON32 = VectorUnit(4, 12)
-"""AVX-512 and 64-bit NEON have 32 registers, the others 16."""
+AVX512 = VectorUnit(16, 28, 32)
+AVX = VectorUnit(8, 12, 16)
+SSE = VectorUnit(4, 12, 16)
+NEON = VectorUnit(4, 24, 32)
+NEON32 = VectorUnit(4, 12, 16)
 
 
 def vector_unit(target: dict[str, Any]) -> VectorUnit:
@@ -104,9 +115,8 @@ def decisions(
     the last loop of the sum in the first operand. Columns of one tile must lie in the same group of
     ``group`` columns, if that is given.
     """
-    terms = _terms(reduction)
     if not spatial:
-        return [Decisions([], terms)]
+        return [Decisions([], _terms(reduction, TERMS))]
     *_, second, last = (1, *spatial)
     result = []
     for rows, columns in register_tiles(second, last, unit, group):
@@ -121,12 +131,24 @@ def decisions(
                 [1, outer // inner, inner, part]
                 for outer, inner, part in zip(rest[:-1], block, register[:-1], strict=True)
             ]
-            abreast = _abreast(spatial, reduction, rest, 2 * cores)
+            abreast = _abreast(spatial, reduction, columns, 2 * cores)
             parts.append([rest[-1] // abreast, 1, abreast, columns])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
-        result.append(Decisions(parts, terms))
+        terms = _most_terms(product(spatial[:-1]), columns)
+        result.append(Decisions(parts, _terms(reduction, terms)))
     return result
+
+
+def _most_terms(rows: int, columns: int) -> int:
+    """How many terms to add at a time for a register tile of so many columns."""
+    if rows == 1:
+        return TERMS  # each weight is used once: nothing needs to stay
+    most = max(1, min(TERMS, WEIGHTS // (4 * columns)))
+    for terms in (most, most // 2):
+        if 4 * terms * (rows + columns) <= FIRST_LEVEL:
+            return terms
+    return most
 
 
 def _weights_once(spatial: Sequence[int], reduction: Sequence[int], rest: Sequence[int]) -> bool:
@@ -146,14 +168,13 @@ def _data(spatial: Sequence[int], reduction: Sequence[int]) -> int:
     return 4 * product(spatial[:-1]) * (reduction[-1] if reduction else 1)
 
 
-def _abreast(
-    spatial: Sequence[int], reduction: Sequence[int], rest: Sequence[int], blocks: int
-) -> int:
-    """How many tiles of columns to compute for each tile of rows. ``blocks`` is how many groups of them
-    there should be at least."""
+def _abreast(spatial: Sequence[int], reduction: Sequence[int], columns: int, blocks: int) -> int:
+    """How many tiles of so many columns to compute for each tile of rows. ``blocks`` is how many groups
+    of them there should be at least."""
     if _data(spatial, reduction) <= STREAMED:
         return 1
-    return divisor(rest[-1], min(ABREAST, rest[-1] // blocks))
+    tiles = spatial[-1] // columns
+    return divisor(tiles, min(ABREAST, COLUMNS_ABREAST // columns, tiles // blocks))
 
 
 def _row_block(tiles: Sequence[int], rows: int, blocks: int) -> list[int]:
@@ -168,21 +189,21 @@ def _row_block(tiles: Sequence[int], rows: int, blocks: int) -> list[int]:
     return block[::-1]
 
 
-def _terms(reduction: Sequence[int]) -> list[list[int]]:
-    """Parts of the loops over terms, the inner ones at most :data:`TERMS` in all: as much of a
-    convolution's kernel as leaves room for some channels."""
+def _terms(reduction: Sequence[int], most: int) -> list[list[int]]:
+    """Parts of the loops over terms, the inner ones at most ``most`` in all: as much of a convolution's
+    kernel as leaves room for some channels."""
     if not reduction:
         return []
     *kernel, channels = reduction
     terms = 1
     parts = []
     for size in reversed(kernel):
-        if terms * size * min(channels, 8) <= TERMS:
+        if terms * size * min(channels, 8) <= most:
             terms *= size
             parts.append([1, size])
         else:
             parts.append([size, 1])
-    inner = divisor(channels, TERMS // terms)
+    inner = divisor(channels, most // terms)
     return [*reversed(parts), [channels // inner, inner]]
 
 
@@ -202,7 +223,9 @@ def register_tiles(
         vectors = max(1, width // unit.lanes)
         fits = columns % width == 0 and (group or columns) % width == 0
         if fits and (vectors <= 4 or rows * vectors <= _LATENCY):
-            height = divisor(rows, max(1, unit.sums // vectors))
+            # A register must be left for the values that multiply the vectors.
+            room = min(unit.sums, unit.registers - 1 - vectors)
+            height = divisor(rows, max(1, room // vectors))
             sums = height * vectors
             loads = (_VECTOR_LOAD * vectors + height) / (height * width / unit.lanes)
             tiles.append((loads * max(1.0, _LATENCY / sums), -width, height))
@@ -228,7 +251,7 @@ def _time(rows: int, columns: int, unit: VectorUnit) -> float:
     height, width = register_tiles(rows, columns, unit)[0]
     vectors = max(1, width // unit.lanes)
     sums = height * vectors
-    return max(sums, height + _VECTOR_LOAD * vectors, _LATENCY) / height * (columns / width)
+    return max(sums, height + _NARROW_LOAD * vectors, _LATENCY) / height * (columns / width)
 
 
 def column_group(mod: tvm.IRModule) -> int | None:
