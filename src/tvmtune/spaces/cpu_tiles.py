@@ -22,14 +22,14 @@ CACHED = 512 * 1024
 TERMS = 128
 """Terms of a sum that are added for a block of rows at a time, at most."""
 WEIGHTS = 16 * 1024
-"""Bytes of the weights of these terms for a register tile's columns. They stay in the first-level cache,
-of which a hardware thread may have half."""
+"""Bytes of the weights of these terms for a register tile's columns. They stay in the first-level
+cache, of which a hardware thread may have half."""
 FIRST_LEVEL = 21 * 1024
 """Bytes of the weights and the data of these terms, where there are so few rows that both can stay in
 the first-level cache."""
 ABREAST = 4
-"""Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`, at
-most. Their weights stay in the second-level cache."""
+"""Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`,
+at most. Their weights stay in the second-level cache."""
 COLUMNS_ABREAST = 192
 """Columns of these tiles, at most: their sums for a block of rows stay there, too."""
 STREAMED = 1280 * 1024
@@ -37,8 +37,8 @@ STREAMED = 1280 * 1024
 BLOCK_ROWS = 320
 """Rows of such a block. Its sums stay in the second-level cache."""
 _VECTOR_LOAD = 1.5
-"""What loading a vector costs in a good register tile, in loads of a single value: a line each, of which
-some come from the second-level cache."""
+"""What loading a vector costs in a good register tile, in loads of a single value: a line each, of
+which some come from the second-level cache."""
 _NARROW_LOAD = 4
 """The same in the comparison with padded columns, whose other tiles are narrow and wait more."""
 _LATENCY = 8
