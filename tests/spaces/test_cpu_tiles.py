@@ -63,7 +63,7 @@ def test_register_tiles_prefer_whole_vectors_and_leave_room_for_operands():
 @pytest.mark.parametrize(
     ("spatial", "reduction", "terms"),
     [
-        ([1, 7, 7, 512], [1, 1, 1024], 64),
+        ([1, 7, 7, 512], [1, 1, 1024], 32),
         ([1, 14, 14, 512], [1, 1, 1024], 128),
         ([64, 3072], [768], 32),
         ([128, 3072], [768], 64),

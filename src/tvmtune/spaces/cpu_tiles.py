@@ -24,9 +24,8 @@ TERMS = 128
 WEIGHTS = 16 * 1024
 """Bytes of the weights of these terms for a register tile's columns. They stay in the first-level
 cache, of which a hardware thread may have half."""
-FIRST_LEVEL = 21 * 1024
-"""Bytes of the weights and the data of these terms, where there are so few rows that both can stay in
-the first-level cache."""
+FEW_ROWS, FEW_TERMS = 64, 32
+"""So few rows that their data of so few terms stay there, too."""
 ABREAST = 4
 """Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`,
 at most. Their weights stay in the second-level cache."""
@@ -144,11 +143,7 @@ def _most_terms(rows: int, columns: int) -> int:
     """How many terms to add at a time for a register tile of so many columns."""
     if rows == 1:
         return TERMS  # each weight is used once: nothing needs to stay
-    most = max(1, min(TERMS, WEIGHTS // (4 * columns)))
-    for terms in (most, most // 2):
-        if 4 * terms * (rows + columns) <= FIRST_LEVEL:
-            return terms
-    return most
+    return FEW_TERMS if rows <= FEW_ROWS else max(1, min(TERMS, WEIGHTS // (4 * columns)))
 
 
 def _weights_once(spatial: Sequence[int], reduction: Sequence[int], rest: Sequence[int]) -> bool:
