@@ -8,8 +8,9 @@ the machine alone meanwhile. Then, and in the second form for existing logs, it 
 of each device into a file in src/tvmtune/records/shipped, or in --output.
 
 A record is kept if its output was verified, it is at least 3% faster than the schedule that compile
-takes without a record, and its trace still gives the program that was measured. Where the fastest
-algorithm rounds more than the direct one, the best exact record is kept, too.
+takes without a record, which the log must have measured, and its trace still gives the program that
+was measured. Where the fastest algorithm rounds more than the direct one, the best exact record is
+kept, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import tvm
+
 from tvmtune import api, networks
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError
@@ -31,7 +34,7 @@ from tvmtune.records import schema, shipped
 from tvmtune.records.best import ranked
 from tvmtune.records.log import Log, LogWriter, read_log
 from tvmtune.spaces import traces
-from tvmtune.types import DEFAULT, JSON, Device, Implementation, Task, Trial
+from tvmtune.types import JSON, Device, Implementation, Task, Trial
 
 NETWORKS = (
     "resnet-18", "resnet-50", "vgg-16", "inception_v3", "squeezenet_v1.1", "mobilenet",
@@ -133,11 +136,12 @@ def _write(logs: Sequence[Log], identity: str, path: Path) -> tuple[int, int]:
             header = next(h for h in log.headers if h["device"]["identity"] == identity)
             fields = {k: v for k, v in header.items() if k != "host"}
             writer.write(schema.copied(fields, format=schema.FORMAT, distilled=True))
+            target = tvm.target.Target(header["device"]["target"])
             for task in _tasks(header):
                 if task.key in seen:
                     continue
                 seen.add(task.key)
-                best = _best(task, trials.get(task.key, ()))
+                best = _best(task, trials.get(task.key, ()), target)
                 with_record += bool(best)
                 writer.write(_task_line(task, best))
                 for trial in best:
@@ -153,7 +157,7 @@ def _tasks(header: JSON) -> list[Task]:
     return api.plan(loaded, "cpu", attrs=attrs, layout=network["layout"]).tasks
 
 
-def _best(task: Task, order: Sequence[Trial]) -> list[Trial]:
+def _best(task: Task, order: Sequence[Trial], target: tvm.target.Target) -> list[Trial]:
     """The records to keep for a task, out of its trials from the fastest to the slowest."""
     implementations = {i.name: i for i in task.implementations}
     usable = [
@@ -163,10 +167,10 @@ def _best(task: Task, order: Sequence[Trial]) -> list[Trial]:
     ]
     chosen = []
     for default, exact in ((task.untuned, False), (task.untuned_exact, True)):
-        limit = min(
-            (t.latency for t in order if t.tuner == DEFAULT and t.implementation == default.name),
-            default=float("inf"),
-        )
+        limit = _default_latency(default, order, target)
+        if limit is None:
+            print(f"{task.name}: the log has no time of today's default schedule: tune again")
+            continue
         for trial in usable:
             implementation = implementations[trial.implementation]
             if exact and not implementation.exact:
@@ -180,6 +184,19 @@ def _best(task: Task, order: Sequence[Trial]) -> list[Trial]:
                 break
             print(f"{task.name}: a record of {trial.implementation} does not apply any more")
     return chosen
+
+
+def _default_latency(
+    implementation: Implementation, order: Sequence[Trial], target: tvm.target.Target
+) -> float | None:
+    """What the implementation's default schedule took; None if it was not measured."""
+    candidate = structure(implementation.space.default(implementation.mod, target).mod)
+    times = (
+        t.latency
+        for t in order
+        if t.candidate == candidate and t.implementation == implementation.name
+    )
+    return min(times, default=None)
 
 
 def _applies(trial: Trial, implementation: Implementation) -> bool:
