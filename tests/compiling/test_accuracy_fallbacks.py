@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def plan(tmp_path_factory):
     """Three convolutions that Winograd's algorithm applies to, each its own task."""
     g = GraphBuilder("deep", seed=0)
-    x = g.input("data", (1, 16, 12, 12))
+    x = g.input("data", (1, 16, 16, 16))
     for number, channels in enumerate((32, 64, 96)):
         x = g.relu(g.conv_bn(x, f"layer{number}", channels, 3, pad=1))
     path = tmp_path_factory.mktemp("deep") / "deep.onnx"
