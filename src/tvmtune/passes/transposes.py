@@ -241,10 +241,11 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
         "nn.pad": pad,
     }
     builder.update_func(mod.get_global_var("main"), mover.visit_expr(mod["main"]))
-    passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
     result = builder.get()
-    for each in passes:
+    for each in (relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()):
         result = each(result)
+    # TVM keeps the class, and its functions would keep the weights.
+    builder = None
     return result
 
 
