@@ -44,7 +44,7 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def log(plan, tmp_path_factory):
-    """A log that claims that the last candidate of each task is by far the fastest."""
+    """A log that claims that the last candidate of each task is the fastest, the others equal."""
     path = tmp_path_factory.mktemp("log") / "log.json"
     trials = 2 * sum(len(task.implementations) for task in plan.tasks) + 8
     api.tune(
@@ -55,8 +55,10 @@ def log(plan, tmp_path_factory):
     lines = [line for line in lines if line["type"] != "remeasure"]
     last = {}
     for line in lines:
-        if line["type"] == "trial" and line["seconds"] and line["tuner"] != "default":
-            last[line["task"]] = line
+        if line["type"] == "trial" and line["seconds"]:
+            line["seconds"] = [1e-3]  # or chance would decide between a task's default schedules
+            if line["tuner"] != "default":
+                last[line["task"]] = line
     for line in last.values():
         line |= {"seconds": [1e-9], "verified": True}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
