@@ -20,6 +20,7 @@ from tvmtune.spaces.cpu_tiles import (
     register_tiles,
     vector_unit,
 )
+from tvmtune.spaces.rule_space import RuleSpace
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,35 @@ def test_a_tile_stays_within_a_group_of_channels():
     assert {width for _, width in register_tiles(14, 208, AVX512, group=8)} == {8, 4, 2, 1}
 
 
-def convolution(groups: int) -> tvm.IRModule:
-    data = te.placeholder((1, 14, 14, 208), name="data")
-    weight = te.placeholder((3, 3, 208 // groups, 208), name="weight")
+def test_a_tile_of_a_depthwise_convolution_is_one_vector_wide_and_many_rows_high():
+    """Each product loads data of its own; only the weights are shared, by rows."""
+    assert column_group(convolution(groups=208)) == 1
+    assert register_tiles(14, 208, AVX512, group=1)[0] == (14, 16)
+    assert register_tiles(112, 96, AVX512, group=1)[0] == (14, 16)
+    assert register_tiles(14, 208, AVX, group=1)[0] == (7, 8)
+
+
+def test_padding_is_part_of_depthwise_products_and_copied_per_tile_for_others():
+    target = {
+        "kind": "llvm",
+        "mtriple": "x86_64-linux-gnu",
+        "mcpu": "skylake-avx512",
+        "num-cores": 2,
+    }
+
+    def default(groups: int, channels: int = 208) -> str:
+        mod = convolution(groups, channels)
+        return RuleSpace(target).choose(mod, tvm.target.Target(target)).mod.script()
+
+    assert "pad_temp" not in default(groups=208)
+    assert "pad_temp" not in default(groups=1, channels=3)
+    lines = default(groups=1).splitlines()
+    threads = next(n for n, line in enumerate(lines) if "T.parallel" in line)
+    assert any('sblock("pad_temp")' in line for line in lines[threads:])
+
+
+def convolution(groups: int, channels: int = 208) -> tvm.IRModule:
+    data = te.placeholder((1, 14, 14, channels), name="data")
+    weight = te.placeholder((3, 3, channels // groups, 208), name="weight")
     output = topi.nn.conv(data, weight, 1, 1, 1, groups, "NHWC", "HWIO", "float32")
     return tvm.IRModule({"main": te.create_prim_func([data, weight, output])})

@@ -35,6 +35,8 @@ STREAMED = 1280 * 1024
 """Bytes of an operand above which each pass over it loads it from outside the core's own caches."""
 BLOCK_ROWS = 320
 """Rows of such a block. Its sums stay in the second-level cache."""
+DEPTHWISE_SUMS = 14
+"""Sums of a depthwise convolution's tile: more save little and make its code longer."""
 _VECTOR_LOAD = 1.5
 """What loading a vector costs in a good register tile, in loads of a single value: a line each, of
 which some come from the second-level cache."""
@@ -111,8 +113,8 @@ def decisions(
     """Tilings of a kernel with these loops, the one that should be fastest first.
 
     ``spatial`` and ``reduction`` are extents. The last spatial loop is contiguous in the output, and
-    the last loop of the sum in the first operand. Columns of one tile must lie in the same group of
-    ``group`` columns, if that is given.
+    the last loop of the sum in the first operand, unless ``group`` is 1. ``group`` is the result of
+    :func:`column_group`: columns of one tile must lie in the same group.
     """
     if not spatial:
         return [Decisions([], _terms(reduction, TERMS))]
@@ -210,19 +212,25 @@ def register_tiles(
     ``columns`` become vector lanes, and ``rows`` share the vectors that were loaded for them. For each
     term of the sums, a tile of r rows and n vectors multiplies r * n times and loads r values and n
     vectors. LLVM keeps the sums in registers only if vectors have a power of two lanes: others are ten
-    times slower.
+    times slower. With a ``group`` of 1, as in depthwise convolutions, each multiplication loads a
+    vector of its own, so that further vectors save nothing.
     """
     tiles = []
+    depthwise = group == 1
     width = 8 * unit.lanes
     while width:
         vectors = max(1, width // unit.lanes)
-        fits = columns % width == 0 and (group or columns) % width == 0
-        if fits and (vectors <= 4 or rows * vectors <= _LATENCY):
+        fits = columns % width == 0 and (depthwise or (group or columns) % width == 0)
+        most = 1 if depthwise else 4
+        if fits and (vectors <= most or rows * vectors <= _LATENCY):
             # A register must be left for the values that multiply the vectors.
             room = min(unit.sums, unit.registers - 1 - vectors)
+            if depthwise:
+                room = min(room, DEPTHWISE_SUMS)
             height = divisor(rows, max(1, room // vectors))
             sums = height * vectors
-            loads = (_VECTOR_LOAD * vectors + height) / (height * width / unit.lanes)
+            values = height * vectors if depthwise else height
+            loads = (_VECTOR_LOAD * vectors + values) / (height * width / unit.lanes)
             tiles.append((loads * max(1.0, _LATENCY / sums), -width, height))
         width //= 2
     return [(height, -width) for _, width, height in sorted(tiles)]
@@ -250,8 +258,8 @@ def _time(rows: int, columns: int, unit: VectorUnit) -> float:
 
 
 def column_group(mod: tvm.IRModule) -> int | None:
-    """How many neighboring columns of a grouped convolution read the same values of the first operand;
-    None for kernels without groups."""
+    """How many neighboring columns of a grouped convolution read the same values of the first operand:
+    1 for a depthwise convolution, None for kernels without groups."""
     from tvm import tirx
     from tvm.s_tir import Schedule
 
@@ -262,15 +270,22 @@ def column_group(mod: tvm.IRModule) -> int | None:
             if operand is not None:
                 yield from divisors(operand, variable)
 
+    def uses(index: Any, variable: Any) -> bool:
+        operands = (getattr(index, "a", None), getattr(index, "b", None))
+        return index.same_as(variable) or any(o is not None and uses(o, variable) for o in operands)
+
     groups: set[int] = set()
     sch = Schedule(mod)
     for child in sch.get_child_blocks(sch.get_sblock("root")):
         block = sch.get(child)
         spatial = [v.var for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
-        if spatial and len(spatial) < len(block.iter_vars):
-            for read in block.reads:
-                for axis in read.region:
-                    groups.update(divisors(axis.min, spatial[-1]))
+        if not spatial or len(spatial) == len(block.iter_vars):
+            continue
+        column = spatial[-1]
+        found = {n for r in block.reads for axis in r.region for n in divisors(axis.min, column)}
+        if not found and all(uses(read.region[-1].min, column) for read in block.reads):
+            found = {1}
+        groups |= found
     return min(groups, default=None)
 
 

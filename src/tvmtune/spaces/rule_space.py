@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
+_INLINE, _PER_TILE = -2, 3
+"""Decisions of SampleComputeLocation, which says where a convolution's padding is computed: in each
+product, or for each of the tiles that threads share, after their four loops."""
+_FEW_CHANNELS = 4
+"""Padding of images, and of depthwise convolutions, is part of the product: a copy of values that are
+used so few times takes as long as their products. Elsewhere the copy pays."""
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
@@ -207,22 +213,28 @@ def preferred_traces(
 ) -> Iterator[Any]:
     """The design's trace with each of the preferred decisions, best first."""
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
-    for chosen in cpu_tiles.decisions(
+    decisions = cpu_tiles.decisions(
         [extent(design.trace, inst) for inst in spatial],
         [extent(design.trace, inst) for inst in reduction],
         unit,
         cores,
         group,
-    ):
-        trace = design.trace
-        for inst, parts in zip(spatial, chosen.spatial, strict=True):
-            trace = trace.with_decision(inst, parts, remove_postproc=True)
-        for inst, parts in zip(reduction, chosen.reduction, strict=True):
-            trace = trace.with_decision(inst, parts, remove_postproc=True)
-        for inst in trace.insts:
-            if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
-                trace = trace.with_decision(inst, 2, remove_postproc=True)
-        yield trace
+    )
+    channels = extent(design.trace, reduction[-1]) if reduction else 1
+    padding = _INLINE if group == 1 or channels <= _FEW_CHANNELS else _PER_TILE
+    for location in (padding, None):
+        for chosen in decisions:
+            trace = design.trace
+            for inst, parts in zip(spatial, chosen.spatial, strict=True):
+                trace = trace.with_decision(inst, parts, remove_postproc=True)
+            for inst, parts in zip(reduction, chosen.reduction, strict=True):
+                trace = trace.with_decision(inst, parts, remove_postproc=True)
+            for inst in trace.insts:
+                if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
+                    trace = trace.with_decision(inst, 2, remove_postproc=True)
+                if inst.kind.name == "SampleComputeLocation" and location is not None:
+                    trace = trace.with_decision(inst, location, remove_postproc=True)
+            yield trace
 
 
 def _fused(trace: Any) -> int:
