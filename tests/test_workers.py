@@ -239,6 +239,11 @@ def test_a_worker_that_stops_during_a_call_is_killed_at_the_deadline(tmp_path):
         assert call(workers, "double", 21).value == 42
 
 
+def test_a_deadline_may_be_very_long():
+    with Workers(1) as workers:
+        assert call(workers, "sleep", 0.1, deadline=1e12).value == 0.1
+
+
 def test_a_call_waits_in_the_queue_without_spending_its_deadline():
     with Workers(1) as workers:
         outcomes = workers.map(f"{CALLS}:sleep", [(2.0,)] * 3, deadline=5, stage="run")

@@ -306,7 +306,9 @@ class Measurer:
         """The device's peak float32 rate in GFLOPS, or None if the runner cannot measure it."""
         if self.runner.peak is None:
             return None
-        outcome = self._run_on_device(self.runner.peak)
+        measure = partial(self._run_on_device, self.runner.peak)
+        # A device that cannot be set up at all ends the run here, before anything is measured.
+        outcome = self._recovery.repeat(measure, measure())
         if not outcome.ok:
             warnings.warn(
                 f"the device's peak could not be measured: {outcome.message}", stacklevel=2

@@ -9,6 +9,8 @@ import time
 
 _LENGTH = struct.Struct("<Q")
 _PART = 1 << 20
+_LONGEST = 3600.0
+"""Seconds of one wait: the system counts milliseconds in 32 bits."""
 
 
 class Channel:
@@ -59,7 +61,7 @@ class Channel:
     def _wait(self, event: int, end: float) -> None:
         left = end - time.monotonic()
         self._poll.register(self._connection, event)
-        if not self._poll.poll(max(0.0, left) * 1000) and left <= 0:
+        if not self._poll.poll(min(max(0.0, left), _LONGEST) * 1000) and left <= 0:
             raise TimeoutError
 
 
