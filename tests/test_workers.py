@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import disks
 import processes
-from tvmtune.workers import Outcome, Worker, Workers
+from tvmtune.machine import faults
+from tvmtune.workers import Outcome, Worker, Workers, forkserver
+from tvmtune.workers import worker as worker_module
 
 CALLS = "measure.calls"
 
@@ -182,6 +185,197 @@ def test_workers_can_use_every_cpu_even_if_the_session_is_bound_to_one():
     assert outcome.value == mine
 
 
+def pids(workers: Workers) -> list[int]:
+    return [each._child.pid for each in workers._workers if each._child is not None]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_death_of_an_idle_worker_costs_nothing(slots):
+    with Workers(slots) as workers:
+        for _ in range(3):
+            assert call(workers, "double", 21).value == 42
+            for pid in pids(workers):
+                os.kill(pid, signal.SIGKILL)
+            assert processes.ended(pids(workers))
+        # Nor does a death between two calls that are queued already.
+        outcomes = workers.map(
+            f"{CALLS}:double", [(n,) for n in range(8)], deadline=60, stage="run"
+        )
+        assert [o.value for o in outcomes] == [2 * n for n in range(8)]
+
+
+def test_queued_calls_outlive_the_workers_that_die(tmp_path):
+    notes = [tmp_path / str(n) for n in range(6)]
+    with Workers(2) as workers:
+        handles = [
+            workers.submit(f"{CALLS}:start_and_sleep", (str(note), 0.5), 60.0) for note in notes
+        ]
+        assert processes.soon(lambda: notes[0].exists() and notes[0].read_text() != "")
+        os.kill(int(notes[0].read_text()), signal.SIGKILL)
+        first, *others = workers.collect(handles, deadline=60, stage="run")
+    assert (first.stage, first.fault) == ("crash", "memory")
+    assert all(outcome.ok for outcome in others)
+
+
+def test_a_worker_that_stops_while_idle_is_replaced(monkeypatch):
+    monkeypatch.setattr(worker_module, "TAKE_TIMEOUT", 1.0)
+    with Workers(1) as workers:
+        stopped = call(workers, "process").value
+        os.kill(stopped, signal.SIGSTOP)
+        # Longer than what the system buffers: sending must not wait for the worker either.
+        assert call(workers, "size_of", bytes(1 << 24)).value == 1 << 24
+        assert call(workers, "process").value != stopped
+    assert processes.ended([stopped])
+
+
+def test_a_worker_that_stops_during_a_call_is_killed_at_the_deadline(tmp_path):
+    note = tmp_path / "pid"
+    with Workers(1) as workers:
+        handle = workers.submit(f"{CALLS}:start_and_sleep", (str(note), 0.5), 3.0)
+        assert processes.soon(lambda: note.exists() and note.read_text() != "")
+        os.kill(int(note.read_text()), signal.SIGSTOP)
+        (outcome,) = workers.collect([handle], deadline=3.0, stage="run")
+        assert outcome == Outcome(stage="timeout", message="killed after 3 s (run)")
+        assert call(workers, "double", 21).value == 42
+
+
+def test_a_deadline_may_be_very_long():
+    with Workers(1) as workers:
+        assert call(workers, "sleep", 0.1, deadline=1e12).value == 0.1
+
+
+def test_a_call_waits_in_the_queue_without_spending_its_deadline():
+    with Workers(1) as workers:
+        outcomes = workers.map(f"{CALLS}:sleep", [(2.0,)] * 3, deadline=5, stage="run")
+    assert [o.value for o in outcomes] == [2.0] * 3
+
+
+def test_an_initialization_that_hangs_ends_in_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker_module, "INIT_TIMEOUT", 1.0)
+    hang = tmp_path / "hang"
+    hang.touch()
+    with Workers(1, init=f"{CALLS}:hang_if_wanted", options={"hang": str(hang)}) as workers:
+        outcome = call(workers, "double", 21)
+        assert outcome.stage == "crash"
+        assert outcome.fault == "setup"
+        assert "hang_if_wanted did not return within 1 s" in outcome.message
+        hang.unlink()
+        assert call(workers, "double", 21).value == 42  # once the driver is well again
+
+
+def test_an_initialization_that_fails_is_the_environments_fault():
+    with Workers(1, init=f"{CALLS}:complain", options={}) as workers:
+        outcome = call(workers, "double", 21)
+    assert outcome == Outcome(
+        stage="crash", message="the worker could not be set up: {}", fault="setup"
+    )
+
+
+def test_a_forkserver_that_stops_is_replaced(monkeypatch):
+    monkeypatch.setattr(forkserver, "FORK_TIMEOUT", 1.0)
+    with Workers(2) as workers:
+        pid, server = call(workers, "parent").value
+        os.kill(server, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        other, another = call(workers, "parent").value
+    assert other != pid
+    assert another != server
+    assert processes.ended([server])
+
+
+def test_calls_meet_their_deadlines_while_the_forkserver_is_stopped(monkeypatch):
+    monkeypatch.setattr(worker_module, "END_TIMEOUT", 1.0)
+    with Workers(1) as workers:
+        pid, server = call(workers, "parent").value
+        os.kill(server, signal.SIGSTOP)
+        try:
+            assert call(workers, "sleep", 600.0, deadline=2.0).stage == "timeout"
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert processes.ended([pid])
+        assert call(workers, "double", 21).value == 42
+
+
+def test_a_forkserver_that_is_killed_is_replaced(tmp_path):
+    note = tmp_path / "pid"
+    with Workers(1) as workers:
+        _, server = call(workers, "parent").value
+        handle = workers.submit(f"{CALLS}:start_and_sleep", (str(note), 600.0), 900.0)
+        assert processes.soon(lambda: note.exists() and note.read_text() != "")
+        os.kill(server, signal.SIGKILL)
+        (lost,) = workers.collect([handle], deadline=900.0, stage="run")
+        assert (lost.stage, lost.fault) == ("crash", "processes")
+        assert call(workers, "double", 21).value == 42
+
+
+# A session whose clock jumps ahead by an hour while a call runs, as after a resume from suspend.
+STEPPED_CLOCK = f"""
+import sys, threading, time
+sys.path[:] = {sys.path!r}
+from tvmtune.workers import Workers
+real = time.time
+with Workers(1) as pool:
+    pool.map("{CALLS}:double", [(1,)], deadline=60, stage="run")
+    threading.Timer(0.5, lambda: setattr(time, "time", lambda: real() + 3600)).start()
+    print(pool.map("{CALLS}:sleep", [(2.0,)], deadline=60, stage="run")[0].value)
+"""
+
+
+def test_a_step_of_the_clock_ends_no_call():
+    done = subprocess.run(
+        [sys.executable, "-c", STEPPED_CLOCK], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("2.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [("run_out_of_files", "files"), ("link_in_vain", "disk"), ("complain", "")],
+)
+def test_faults_of_the_environment_are_told_apart(workers, function, fault):
+    arguments = ("no such register",) if function == "complain" else ()
+    outcome = call(workers, function, *arguments)
+    assert (outcome.stage, outcome.fault) == ("run", fault)
+    assert call(workers, "double", 21).value == 42  # in a new worker, which has files again
+
+
+def test_a_full_disk_is_the_environments_fault(workers, tmp_path):
+    with disks.mounted(tmp_path / "disk", "size=1M"):
+        outcome = call(workers, "fill_file", str(tmp_path / "disk" / "file"))
+        assert (outcome.stage, outcome.fault) == ("run", "disk")
+        fault, message = faults.present(tmp_path / "disk")
+        assert (fault, message) == ("disk", f"No space left on device in {tmp_path / 'disk'}")
+    assert faults.present(tmp_path) == ("", "")
+
+
+# A session at its limit of open files.
+NO_FILES = f"""
+import os, sys
+sys.path[:] = {sys.path!r}
+from tvmtune.workers import Workers
+with Workers(1, recycle=1) as pool:
+    go = lambda: pool.map("{CALLS}:double", [(21,)], deadline=60, stage="run")[0]
+    go()
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    outcome = go()
+    for each in held:
+        os.close(each)
+    print(outcome.stage, outcome.fault, go().value)
+"""
+
+
+def test_a_session_without_file_descriptors_recovers():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_FILES], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("crash files 42\n", "")
+
+
 @pytest.fixture
 def worker():
     started = Worker(init=f"{CALLS}:init", options={"colour": "green"})
@@ -225,9 +419,10 @@ def test_a_single_worker_can_be_closed_during_a_call(worker):
     arguments = (f"{CALLS}:sleep", (600.0,), 900.0)
     thread = threading.Thread(target=lambda: outcomes.append(worker.call(*arguments)))
     thread.start()
-    while worker._process is None:
+    while worker.calls == 0:
         time.sleep(0.01)
-    pid = worker._process.pid
+    assert worker._child is not None
+    pid = worker._child.pid
     time.sleep(0.5)
     worker.close()
     thread.join(10)

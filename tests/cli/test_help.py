@@ -51,7 +51,7 @@ def test_help_loads_nothing_heavy(args):
     assert done.returncode == 0
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "click" in loaded
-    heavy = {"tvm", "tvm_ffi", "numpy", "onnx", "rich", "xgboost", "pebble", "scipy", "pluggy"}
+    heavy = {"tvm", "tvm_ffi", "numpy", "onnx", "rich", "xgboost", "scipy", "pluggy"}
     assert loaded & heavy == set()
 
 

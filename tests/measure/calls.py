@@ -82,5 +82,45 @@ def leave_behind() -> tuple[int, int]:
     return daemon.pid, os.getppid()
 
 
+def hang_if_wanted(options: dict[str, Any]) -> None:
+    """An initialization that never ends while there is a file ``options["hang"]``."""
+    while Path(options["hang"]).exists():
+        time.sleep(0.1)
+
+
+def fill_file(path: str) -> None:
+    """Write until the disk is full."""
+    with Path(path).open("wb") as file:
+        while True:
+            file.write(bytes(1 << 16))
+
+
+def run_out_of_files() -> None:
+    held = []
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+
+
+def link_in_vain() -> None:
+    """As a linker on a full disk."""
+    script = "echo 'ld: final link failed: No space left on device' >&2; exit 1"
+    subprocess.run(["sh", "-c", script], check=True, capture_output=True)
+
+
+def start_and_sleep(note: str, seconds: float) -> int:
+    """Note the worker's number, then sleep."""
+    Path(note).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def size_of(data: bytes) -> int:
+    return len(data)
+
+
+def parent() -> tuple[int, int]:
+    return os.getpid(), os.getppid()
+
+
 def imported(module: str) -> bool:
     return module in sys.modules

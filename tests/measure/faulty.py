@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
+from measure import calls
+from tvmtune.machine import faults
 from tvmtune.measure import local
 
 MARK = "test.spoil"
@@ -89,3 +93,90 @@ def run_and_note(artifact: str, args: Any, timing: Any, options: dict[str, Any])
 def _note(directory: str, what: str, began: float) -> None:
     with (Path(directory) / NOTES).open("a") as file:
         file.write(f"{what} {began} {time.monotonic()}\n")
+
+
+SPOILT = "spoilt.txt"
+"""In the measurer's directory: a character for each build or run that was spoilt."""
+
+
+def _spoil(directory: str, times: int) -> bool:
+    """Whether this call should fail; only the first ``times`` of a measurer do."""
+    path = Path(directory) / SPOILT
+    if (path.stat().st_size if path.exists() else 0) >= times:
+        return False
+    with path.open("a") as file:
+        file.write("1")
+    return True
+
+
+def _marked(mod: Any) -> bool:
+    return MARK in mod.script()
+
+
+def _build(mod: Any, target: Any, options: Any, directory: str) -> str:
+    """The real thing, of the workload whatever the mark says."""
+    return local.build(mod, target, options, directory)
+
+
+def build_without_disk(mod: Any, target: Any, options: Any, directory: str) -> str:
+    """Meets a full disk three times, if the schedule is marked."""
+    if _marked(mod) and _spoil(directory, 3):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return _build(mod, target, options, directory)
+
+
+def build_without_files(mod: Any, target: Any, options: Any, directory: str) -> str:
+    """Leaks files three times, if the schedule is marked."""
+    if _marked(mod) and _spoil(directory, 3):
+        calls.run_out_of_files()
+    return _build(mod, target, options, directory)
+
+
+def build_without_linker(mod: Any, target: Any, options: Any, directory: str) -> str:
+    """Has its linker fail on a full disk three times, if the schedule is marked."""
+    if _marked(mod) and _spoil(directory, 3):
+        calls.link_in_vain()
+    return _build(mod, target, options, directory)
+
+
+def build_without_space(mod: Any, target: Any, options: Any, directory: str) -> str:
+    """Meets a full disk each time, if the schedule is marked."""
+    if _marked(mod):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return _build(mod, target, options, directory)
+
+
+def build_killed_once(mod: Any, target: Any, options: Any, directory: str) -> str:
+    """Is killed as if memory had run out, the first time."""
+    if _spoil(directory, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _build(mod, target, options, directory)
+
+
+def build_or_die_on_a_full_disk(mod: Any, target: Any, options: Any, directory: str) -> str:
+    """As a compiler that ends without a word when it cannot write."""
+    if faults.present(Path(directory))[0]:
+        os._exit(1)
+    return _build(mod, target, options, directory)
+
+
+def run_killed_once(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> list[float]:
+    if _spoil(str(Path(artifact).parent), 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return local.run(artifact, args, timing, options)
+
+
+def run_killed(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> list[float]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def check_killed_once(artifact: str, reference: str, args: Any, options: dict[str, Any]) -> float:
+    if _spoil(str(Path(artifact).parent), 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return local.check(artifact, reference, args, options)
+
+
+def check_killed_always(artifact: str, reference: str, args: Any, options: dict[str, Any]) -> float:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError

@@ -155,6 +155,7 @@ def test_a_call_that_loses_two_boards_fails(farm, within):
         outcome = call(pool, "murder", servers)
         assert outcome.stage == "crash"
         assert outcome.message.startswith("it took a board down 2 times; the last: ")
+        assert outcome.fault == "board"
         assert call(pool, "where").ok
         assert sum("is lost" in line for line in messages.lines) == 2
     assert [running.process.poll() is None for running, _ in three].count(True) == 1

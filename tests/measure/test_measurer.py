@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
+import disks
 from kernels import this_machine
 from measure import faulty
 from tvmtune import host
-from tvmtune.measure.measurer import Measurement, Measurer
+from tvmtune.measure import recovery
+from tvmtune.measure.measurer import PREFIX, Measurement, Measurer
 from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import traces
 from tvmtune.spaces.rule_space import RuleSpace
@@ -331,8 +334,8 @@ def test_closing_removes_the_directory_and_ends_the_workers():
     chosen = double()
     with make_measurer() as measurer:
         measure(measurer, (chosen, trace_of(chosen)))
-        pids = [*measurer._builders._pool._pool_manager.worker_manager.workers]
-        pids += [*measurer._runners._pool._pool_manager.worker_manager.workers]
+        workers = [*measurer._builders._workers, *measurer._runners._workers]
+        pids = [worker._child.pid for worker in workers if worker._child]
         assert measurer.directory.is_dir()
         assert pids
     assert not measurer.directory.exists()
@@ -340,15 +343,147 @@ def test_closing_removes_the_directory_and_ends_the_workers():
     measurer.close()  # a second time does nothing
 
 
+# Makes a session's directory and ends without removing it.
+DYING = f"""
+import os, sys
+sys.path[:] = {sys.path!r}
+from tvmtune.machine import scratch
+from tvmtune.measure.measurer import PREFIX
+with scratch.folder(PREFIX) as folder:
+    print(folder, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+# Makes one, and keeps it.
+LIVING = DYING.replace("os.kill(os.getpid(), 9)", "sys.stdin.read()")
+
+
 def test_directories_of_dead_sessions_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for name in (f"tvmtune-{dead.pid}-abc", f"tvmtune-{os.getpid()}-abc", "tvmtune-notes-1"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "kernel.so").touch()
-    (tmp_path / f"tvmtune-{dead.pid}-file").touch()
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    dead = subprocess.run(
+        [sys.executable, "-c", DYING], env=environment, capture_output=True, text=True
+    )
+    left = Path(dead.stdout.strip())
+    young, notes = tmp_path / f"{PREFIX}young", tmp_path / "tvmtune-notes-1"
+    for path in (young, notes):
+        path.mkdir()
+    os.utime(left, (0, 0))  # as if some time had passed
+    os.utime(notes, (0, 0))
     with make_measurer() as measurer:
-        left = {path.name for path in tmp_path.iterdir()} - {measurer.directory.name}
-    assert not left & {f"tvmtune-{dead.pid}-abc", f"tvmtune-{dead.pid}-file"}
-    assert left >= {f"tvmtune-{os.getpid()}-abc", "tvmtune-notes-1"}
+        assert set(tmp_path.iterdir()) == {measurer.directory, young, notes}
+
+
+@pytest.mark.parametrize("namespace", [[], ["unshare", "--pid", "--fork", "--mount-proc"]])
+def test_directories_of_live_sessions_stay(tmp_path, monkeypatch, namespace):
+    """Also those in another PID namespace, such as a container's, whose numbers mean nothing here."""
+    if namespace and subprocess.run([*namespace, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespace can be made here")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(
+        [*namespace, sys.executable, "-c", LIVING],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
+        assert session.stdout is not None
+        kept = Path(session.stdout.readline().strip())
+        os.utime(kept, (0, 0))
+        with make_measurer() as measurer:
+            assert set(tmp_path.iterdir()) == {measurer.directory, kept}
+        session.communicate()
+    assert not kept.exists()
+
+
+def recovering(
+    monkeypatch: pytest.MonkeyPatch, build: str, *, patience: float = 60.0, **runner: Any
+) -> Measurer:
+    """A measurer that pauses for a short time."""
+    monkeypatch.setattr(recovery, "PAUSES", (0.05, 0.1))
+    monkeypatch.setattr(recovery, "PATIENCE", patience)
+    return make_measurer(build, **runner)
+
+
+@pytest.mark.parametrize("what", ["disk", "files", "linker"])
+def test_a_candidate_that_met_a_fault_is_measured_again(monkeypatch, what):
+    chosen = double()
+    found: list[tuple[int, Measurement]] = []
+    with recovering(monkeypatch, f"measure.faulty:build_without_{what}") as measurer:
+        candidates = [(chosen, trace_of(chosen, "wrong"))] + [(chosen, trace_of(chosen))] * 2
+        measurer.measure(candidates, lambda index, result: found.append((index, result)))
+        spoilt = measurer.directory / faulty.SPOILT
+        assert spoilt.read_text() == "111"  # the first build, and its two repetitions that failed
+    assert all(result.stage is None for _, result in found)
+    assert [index for index, _ in found] == [1, 2, 0]  # it comes last
+
+
+@pytest.mark.parametrize("where", ["build", "run"])
+def test_a_killed_process_is_tried_again_alone(monkeypatch, where):
+    chosen = double()
+    killing = {"run": "measure.faulty:run_killed_once"} if where == "run" else {}
+    build = "measure.faulty:build_killed_once" if where == "build" else "measure.faulty:build"
+    with recovering(monkeypatch, build, **killing) as measurer:
+        results = measure(measurer, (chosen, trace_of(chosen)))
+    assert [result.stage for result in results] == [None]
+
+
+def test_a_candidate_that_is_killed_alone_too_has_failed(monkeypatch):
+    chosen = double()
+    with recovering(
+        monkeypatch, "measure.faulty:build", run="measure.faulty:run_killed"
+    ) as measurer:
+        (result,) = measure(measurer, (chosen, trace_of(chosen)))
+    assert result.stage == "crash"
+    assert "SIGKILL" in result.message
+    assert result.message.endswith("(also alone, 2 times)")
+
+
+@pytest.mark.parametrize("kills", [1, 9])
+def test_a_check_that_is_killed_gives_no_wrong_verdict(monkeypatch, kills):
+    chosen = double()
+    with recovering(
+        monkeypatch,
+        "measure.faulty:build",
+        check=f"measure.faulty:check_killed_{'once' if kills == 1 else 'always'}",
+    ) as measurer:
+        deviation, message = measurer.verify(chosen, trace_of(chosen))
+    if kills == 1:
+        assert deviation is not None
+        assert deviation < 1e-6
+    else:
+        assert deviation is None
+        assert "SIGKILL" in message
+
+
+def test_a_fault_that_does_not_end_ends_the_run_with_its_name(monkeypatch):
+    chosen = double()
+    found: list[int] = []
+    with (
+        recovering(monkeypatch, "measure.faulty:build_without_space", patience=0.5) as measurer,
+        pytest.raises(recovery.EnvironmentFault, match="No space left on device.*free some space"),
+    ):
+        candidates = [(chosen, trace_of(chosen, "wrong")), (chosen, trace_of(chosen))]
+        measurer.measure(candidates, lambda index, _: found.append(index))
+    assert found == [1]  # what was measured is reported
+
+
+def test_workers_that_cannot_be_set_up_end_the_run(monkeypatch):
+    chosen = double()
+    with (
+        recovering(monkeypatch, "measure.faulty:build", init="measure.calls:complain") as measurer,
+        pytest.raises(recovery.EnvironmentFault, match="could not be set up.*the device"),
+    ):
+        measure(measurer, (chosen, trace_of(chosen)))
+
+
+def test_a_process_that_dies_silently_on_a_full_disk_is_not_to_blame(monkeypatch, tmp_path):
+    chosen = double()
+    disk = tmp_path / "disk"
+    with disks.mounted(disk, "size=4M"):
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        filler = disk / "filler"
+        with recovering(monkeypatch, "measure.faulty:build_or_die_on_a_full_disk") as measurer:
+            filler.write_bytes(bytes(7 << 19))
+            threading.Timer(2.0, filler.unlink).start()
+            (result,) = measure(measurer, (chosen, trace_of(chosen)))
+    assert result.stage is None

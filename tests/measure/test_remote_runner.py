@@ -15,7 +15,7 @@ from measure.test_measurer import artifacts, double, measure, trace_of
 from remote.served import Farm, free_port
 from tvmtune import host
 from tvmtune.errors import UsageError
-from tvmtune.measure import board_pool, board_worker
+from tvmtune.measure import board_pool, board_worker, recovery
 from tvmtune.measure.board_pool import BoardPool
 from tvmtune.measure.measurer import Measurement, Measurer
 from tvmtune.remote.protocol import Address
@@ -153,7 +153,7 @@ def test_the_target_is_the_boards_own(tracker):
         backend.make_target({"mcpu": "zmver4"}, there.remote)
 
 
-def test_a_full_disk_on_the_board_is_reported(farm, within):
+def test_a_full_disk_on_the_board_is_reported(farm, within, monkeypatch):
     within(90)
     _, tracker = farm.tracker()
     serve = command("serve", "--key", KEY, "--tracker", tracker, "--port", free_port())
@@ -161,8 +161,11 @@ def test_a_full_disk_on_the_board_is_reported(farm, within):
     running = farm.start(["bash", "-c", 'ulimit -f 2; exec "$@"', "bash", *serve])
     running.expect("registered")
     chosen = double()
-    with measuring(tracker) as measurer:
-        (result,) = measure(measurer, (chosen, trace_of(chosen)))
-    assert result.stage == "run"
-    assert "cannot be written on the board" in result.message
-    assert "File too large" in result.message
+    monkeypatch.setattr(recovery, "PATIENCE", 2.0)
+    with (
+        measuring(tracker) as measurer,
+        pytest.raises(
+            recovery.EnvironmentFault, match="cannot be written on the board.*File too large"
+        ),
+    ):
+        measure(measurer, (chosen, trace_of(chosen)))

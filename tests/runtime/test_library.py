@@ -207,7 +207,7 @@ def test_scalar_inputs_and_outputs(tmp_path):
 @pytest.mark.slow
 def test_run_needs_only_the_packages_of_a_board(tiny_library, tmp_path):
     """docs/farm.md: boards have TVM, NumPy, click and pluggy."""
-    missing = ("elftools", "onnx", "pebble", "psutil", "rich", "scipy", "tornado", "xgboost")
+    missing = ("elftools", "onnx", "psutil", "rich", "scipy", "tornado", "xgboost")
     code = (
         "import sys\n"
         f"for name in {missing!r}: sys.modules[name] = None\n"

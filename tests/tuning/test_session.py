@@ -8,12 +8,14 @@ import pytest
 
 from tuning import listening, small
 from tvmtune.errors import TvmtuneError
+from tvmtune.measure import recovery
 from tvmtune.passes.workload_keys import structure
 from tvmtune.records.best import best_of
 from tvmtune.records.log import read_log
 from tvmtune.tuning import failures, round_times
 from tvmtune.tuning.failures import by_stage
 from tvmtune.tuning.limits import BATCH
+from tvmtune.types import DEFAULT
 
 
 def test_every_task_gets_a_valid_verified_trial_before_any_is_tuned(tmp_path):
@@ -325,3 +327,46 @@ def test_a_model_that_cannot_be_fitted_is_reported_once(tmp_path):
         session.run()
     assert len(notes) == 1
     assert "the cost model proposes at random: none of the" in notes[0]
+
+
+def test_a_full_disk_is_held_against_no_candidate(tmp_path, monkeypatch):
+    """The run ends and names the fault; the next one measures what this one could not."""
+    monkeypatch.setattr(recovery, "PAUSES", (0.05, 0.1))
+    monkeypatch.setattr(recovery, "PATIENCE", 0.5)
+    log, full = tmp_path / "log.json", tmp_path / "full"
+    how = {"build": "tuning.small:build_or_meet_a_fault", "options": {"full": str(full)}}
+    tasks = [small.task(0, small.matmul(8)), small.task(1, small.addition(16))]
+    full.touch()
+    with (
+        small.session(log, tasks, trials=6, **how) as session,
+        pytest.raises(recovery.EnvironmentFault, match="No space left on device"),
+    ):
+        session.run()
+    assert read_log(log).trials == []
+    full.unlink()
+    with small.session(log, tasks, trials=6, **how) as session:
+        session.run()
+    trials = read_log(log).trials
+    assert len(trials) == 6
+    assert all(trial.ok for trial in trials)
+    assert {t.task for t in trials if t.tuner == DEFAULT} == {task.key for task in tasks}
+
+
+def test_a_killed_builder_is_held_against_no_candidate(tmp_path, monkeypatch):
+    monkeypatch.setattr(recovery, "PAUSES", (0.05, 0.1))
+    log, kill = tmp_path / "log.json", tmp_path / "kill"
+    recorder = small.Recorder()
+    with small.session(
+        log,
+        [small.task(0, small.matmul(8))],
+        trials=8,
+        build="tuning.small:build_or_meet_a_fault",
+        options={"kill": str(kill)},
+        observer=recorder,
+    ) as session:
+        kill.touch()
+        session.run()
+    assert not kill.exists()
+    trials = read_log(log).trials
+    assert len(trials) == 8
+    assert all(trial.ok for trial in trials)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tvmtune.machine import faults
 from tvmtune.remote import protocol
 from tvmtune.remote.client.board_client import OVERHEAD, SLOW_LINE
 from tvmtune.remote.client.lease_process import BoardUnusable, LeaseError, LeaseProcess, Reply
@@ -213,9 +215,10 @@ class BoardWorker(threading.Thread):
         if reply.kind == "value":
             return Outcome(value=reply.value)
         if reply.kind in ("run", "unsent"):
-            return Outcome(stage="run", message=reply.message)
+            return Outcome(stage="run", message=reply.message, fault=faults.of_text(reply.message))
         if reply.kind == "crash":
-            return Outcome(stage="crash", message=reply.message)
+            killed = signal.SIGKILL.name in reply.message  # by the board's kernel, out of memory
+            return Outcome(stage="crash", message=reply.message, fault="memory" if killed else "")
         reason = reply.message
         if reply.kind == "overdue":
             reason = "it does not answer"
@@ -228,7 +231,9 @@ class BoardWorker(threading.Thread):
         if call.lost < MOST_LOST:
             return None
         return Outcome(
-            stage="crash", message=f"it took a board down {call.lost} times; the last: {reason}"
+            stage="crash",
+            message=f"it took a board down {call.lost} times; the last: {reason}",
+            fault="board",
         )
 
     def _give_back(self) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError, UsageError, last_line
+from tvmtune.machine import faults
 from tvmtune.measure import cluster_worker
 from tvmtune.types import BuilderSpec
 from tvmtune.workers import Outcome, gather
@@ -38,14 +39,6 @@ class NoBuilder(TvmtuneError):
     """There is no cluster to build on, or it is gone."""
 
 
-class _Failed(Exception):
-    """Carries the outcome of a failed call."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.message)
-        self.outcome = outcome
-
-
 @dataclass(eq=False)
 class _Call:
     """A function to be called on some machine, and its result."""
@@ -55,15 +48,16 @@ class _Call:
     arguments: tuple[Any, ...]
     directory: Path
     deadline: float
-    handle: Future[Any] = field(default_factory=Future)
+    handle: Future[Outcome] = field(default_factory=Future)
     tries: int = 0
 
-    def resolve(self, value: Any = None, error: Exception | None = None) -> None:
+    def resolve(self, outcome: Outcome) -> None:
         with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
-            if error is None:
-                self.handle.set_result(value)
-            else:
-                self.handle.set_exception(error)
+            self.handle.set_result(outcome)
+
+    def fail(self, error: Exception) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.handle.set_exception(error)
 
 
 class Cluster:
@@ -102,7 +96,7 @@ class Cluster:
         self._watcher = threading.Thread(target=self._watch, name="cluster", daemon=True)
         self._watcher.start()
 
-    def submit(self, function: str, call: tuple[Any, ...], deadline: float) -> Future[Any]:
+    def submit(self, function: str, call: tuple[Any, ...], deadline: float) -> Future[Outcome]:
         """Queue ``function(*call)``. The first argument is the path of a file to read, the last a
         directory; the function writes a file there and returns its path first. The handle is for
         :meth:`collect`."""
@@ -122,7 +116,7 @@ class Cluster:
 
     def collect(
         self,
-        handles: Sequence[Future[Any]],
+        handles: Sequence[Future[Outcome]],
         *,
         deadline: float,
         stage: str,
@@ -131,11 +125,9 @@ class Cluster:
         """As :meth:`tvmtune.workers.Workers.collect`; raises :class:`NoBuilder` if the cluster is
         gone."""
 
-        def wait(handle: Future[Any]) -> Outcome:
+        def wait(handle: Future[Outcome]) -> Outcome:
             try:
-                return Outcome(value=handle.result())
-            except _Failed as failed:
-                return failed.outcome
+                return handle.result()
             except CancelledError:
                 return Outcome(stage="crash", message="cancelled")
 
@@ -216,7 +208,7 @@ class Cluster:
         if unusable:
             usable = set(self.machines() or ()) - unusable
             if not usable:
-                call.resolve(error=self._gone("none of its machines can be used"))
+                call.fail(self._gone("none of its machines can be used"))
                 return
             placement = {"workers": sorted(usable), "allow_other_workers": False}
         try:
@@ -234,7 +226,7 @@ class Cluster:
             call.handle.add_done_callback(lambda _: _release(task))
             task.add_done_callback(lambda done: self._fetch_soon(call, done))
         except Exception as error:  # the client raises many classes if the scheduler is gone
-            call.resolve(error=self._gone(last_line(error)))
+            call.fail(self._gone(last_line(error)))
 
     def _fetch_soon(self, call: _Call, task: Any) -> None:
         """Called in the only thread that the client has for this."""
@@ -245,7 +237,7 @@ class Cluster:
         if self._closed.is_set() or call.handle.done():
             return
         if task.status in ("cancelled", "lost"):
-            call.resolve(error=self._gone("its scheduler has dropped the work"))
+            call.fail(self._gone("its scheduler has dropped the work"))
             return
         retry = ""
         try:
@@ -258,25 +250,28 @@ class Cluster:
         except Exception as error:
             if type(error).__name__ == "KilledWorker":
                 what = "the builder's machine or its Dask worker died of it, several times"
-                call.resolve(error=_Failed(Outcome(stage="crash", message=what)))
+                call.resolve(Outcome(stage="crash", message=what))
             else:
-                call.resolve(error=self._gone(last_line(error)))
+                call.fail(self._gone(last_line(error)))
             return
         if retry:
             if call.tries < TRIES:
                 self._send(call)
             else:
-                call.resolve(error=self._gone(retry))
+                call.fail(self._gone(retry))
         elif not outcome.ok:
-            call.resolve(error=_Failed(outcome))
+            call.resolve(outcome)
         else:
             path = call.directory / Path(outcome.value[0]).name
             try:
                 path.write_bytes(library)
             except OSError as error:
-                call.resolve(error=TvmtuneError(f"cannot write {path}: {error.strerror}."))
+                message = f"cannot write {path}: {error.strerror}"
+                call.resolve(
+                    Outcome(stage="build", message=message, fault=faults.of_error(error) or "disk")
+                )
             else:
-                call.resolve((str(path), *outcome.value[1:]))
+                call.resolve(Outcome(value=(str(path), *outcome.value[1:])))
 
     def _watch(self) -> None:
         """Give up if there has been no machine for too long."""
@@ -294,7 +289,7 @@ class Cluster:
             if now - without > self.wait:
                 what = "its scheduler does not answer" if machines is None else "it has no workers"
                 for call in pending:
-                    call.resolve(error=self._gone(f"{what} since {now - without:.0f} s"))
+                    call.fail(self._gone(f"{what} since {now - without:.0f} s"))
             elif not reported:
                 reported = True
                 self._report(f"waiting for builders at {self.address}, up to {self.wait:.0f} s")

@@ -6,7 +6,6 @@ They are built in processes that are killed at a deadline, exactly as a session 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import shutil
 import subprocess
 import tempfile
@@ -101,6 +100,8 @@ def build(
                 function, (path, *arguments, str(pool.directory)), deadline
             )
             outcome = pool.workers.collect([handle], deadline=deadline, stage="build")[0]
+            if outcome.fault not in ("", "memory"):  # memory: the candidate may be at fault, too
+                return Outcome(address, UNUSABLE, outcome.message), b""
             if not outcome.ok:
                 return outcome, b""
             made = Path(outcome.value[0])
@@ -121,9 +122,6 @@ class _BuilderPool:
     def __init__(self, setup: Setup) -> None:
         if why := trouble(setup):  # a machine that joined later was not checked before
             raise _Unusable(why)
-        # Dask's nanny makes its workers daemons, which multiprocessing forbids to have children. Ours
-        # end with their parent anyway.
-        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
         worker = get_worker()
         try:
             self.directory = Path(tempfile.mkdtemp(prefix="tvmtune-", dir=worker.local_directory))

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tvmtune.machine import cpu_count
-from tvmtune.measure import session_directory
+from tvmtune import atomic_write
+from tvmtune.machine import cpu_count, scratch
 from tvmtune.measure.board_pool import WAIT, BoardPool, NoBoard
 from tvmtune.measure.candidate import TRACE_NOT_APPLICABLE
 from tvmtune.measure.cluster import Cluster, NoBuilder
+from tvmtune.measure.recovery import Recovery
 from tvmtune.remote import protocol
 from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
 from tvmtune.workers import Outcome, Workers
 
+PREFIX = "tvmtune-session-"
+"""Of the names of sessions' directories."""
 BUILD = "tvmtune.measure.candidate:build"
 CONFIRM_FACTOR = 3
 """Factor on the repeats of a candidate that is measured again before it is trusted."""
@@ -36,10 +39,12 @@ class Measurement:
 
 
 class Batch:
-    """Candidates that are being built."""
+    """Candidates that are being built. ``handles``: their builds; ``again(n)`` starts the build of the
+    n-th once more."""
 
-    def __init__(self, handles: Sequence[Any]) -> None:
+    def __init__(self, handles: Sequence[Any], again: Callable[[int], Any]) -> None:
         self.handles = tuple(handles)
+        self.again = again
         self._ended: list[float] = []
         for handle in self.handles:
             handle.add_done_callback(lambda _: self._ended.append(time.monotonic()))
@@ -60,6 +65,9 @@ class Measurer:
     If the device is a board, or many of one kind, candidates are timed there: ``wait`` is how many
     seconds the session may be without any, and ``report`` receives messages about boards that come
     and go.
+
+    A candidate that fails for a fault of the environment, such as a full disk, is measured again,
+    alone; see :class:`Recovery`.
 
     ``build_cluster`` is the address of a Dask scheduler whose machines build instead of this one.
 
@@ -82,7 +90,8 @@ class Measurer:
         self.builder = builder
         self.runner = runner
         self.timing = timing
-        self.directory = session_directory.create()
+        self._files = contextlib.ExitStack()
+        self.directory = self._files.enter_context(scratch.folder(PREFIX))
         self._references: dict[str, Any] = {}
         """Builds of unscheduled workloads, by workload."""
         self._checks: dict[str, tuple[Any, Any]] = {}
@@ -96,7 +105,8 @@ class Measurer:
         self._alternates = runner.exclusive and build_cluster is None
         """Whether building here pauses while a candidate is timed."""
         with contextlib.ExitStack() as undo:
-            undo.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            undo.push(self._files)
+            self._recovery = Recovery(self.directory, report, self.rest)
             self._runners = self._make_runners(wait, report)
             undo.callback(self._runners.close)
             self._builders = self._make_builders(build_cluster, wait, report)
@@ -109,7 +119,8 @@ class Measurer:
         *,
         best: Sequence[float | None] | None = None,
     ) -> None:
-        """Build and time ``(implementation, trace)`` pairs; ``on_result`` receives each in order.
+        """Build and time ``(implementation, trace)`` pairs; ``on_result`` receives each in order, but
+        those that have to be measured again last.
 
         ``best``: by candidate, the latency in seconds that it must come near to get all its repeats.
         """
@@ -118,7 +129,7 @@ class Measurer:
     def build(self, candidates: Sequence[tuple[Implementation, Any]]) -> Batch:
         """Start building ``(implementation, trace)`` pairs and return at once. Each batch must be
         passed to :meth:`time`."""
-        return Batch(self._submit([(i, trace, False) for i, trace in candidates]))
+        return self._batch(candidates)
 
     def time(
         self,
@@ -131,38 +142,60 @@ class Measurer:
         """Wait until a batch is built and time it; see :meth:`measure`.
 
         With an exclusive runner it also waits for all other batches being built. ``timing`` overrides
-        the measurer's own.
+        the measurer's own. Raises :class:`EnvironmentFault` if a fault of the environment does not end.
         """
         timing = timing or self.timing
         results: dict[int, Measurement] = {}
         """Results that have not been reported yet."""
         built: dict[int, Outcome] = {}
         running: list[tuple[int, Any]] = []
+        faulty: dict[int, Outcome] = {}
+        """Those that met a fault of the environment."""
         collected = reported = 0
         """How many runs have been collected, and how many results reported."""
 
         def report_results() -> None:
             nonlocal reported
-            while reported in results:
+            while reported in results or reported in faulty:
                 reported += 1
-                on_result(reported - 1, results.pop(reported - 1))
+                if reported - 1 in results:
+                    on_result(reported - 1, results.pop(reported - 1))
+
+        def has_failed(n: int, outcome: Outcome) -> None:
+            if outcome.fault:
+                faulty[n] = outcome
+            else:
+                results[n] = _measured(outcome)
 
         def collect(handles: Sequence[Any]) -> None:
             self._runners.collect(
                 handles, deadline=timing.run_timeout, stage="run", on_result=has_run
             )
 
-        def start(n: int) -> None:
-            path, args = built[n].value
+        def submit(n: int, outcome: Outcome) -> Any:
+            path, args = outcome.value
             options = {**self.runner.options, "best": best[n] if best else None}
             call = (path, args, timing, options)
-            handle = self._runners.submit(self.runner.run, call, timing.run_timeout)
-            running.append((n, handle))
+            return self._runners.submit(self.runner.run, call, timing.run_timeout)
+
+        def start(n: int) -> None:
+            running.append((n, submit(n, built[n])))
+
+        def measure_again(n: int) -> Outcome:
+            outcome = self._collect([batch.again(n)])[0]
+            if not outcome.ok:
+                return outcome
+            artifact = Path(outcome.value[0])
+            handle = submit(n, outcome)
+            outcome = self._runners.collect([handle], deadline=timing.run_timeout, stage="run")[0]
+            with contextlib.suppress(OSError):
+                artifact.unlink()
+            return self._recovery.blame(outcome)
 
         def has_built(n: int, outcome: Outcome) -> None:
             built[n] = outcome
             if not outcome.ok:
-                results[n] = _measured(outcome)
+                has_failed(n, outcome)
             elif not self._alternates:
                 start(n)
                 while collected < len(running) and running[collected][1].done():
@@ -172,7 +205,7 @@ class Measurer:
             nonlocal collected
             n = running[collected][0]
             collected += 1
-            results[n] = _measured(outcome)
+            has_failed(n, self._recovery.blame(outcome))
             with contextlib.suppress(OSError):
                 Path(built[n].value[0]).unlink()
             report_results()
@@ -186,6 +219,9 @@ class Measurer:
                     if outcome.ok:
                         start(n)
             collect([handle for _, handle in running[collected:]])
+            for n, outcome in sorted(faulty.items()):
+                again = self._recovery.repeat(partial(measure_again, n), outcome)
+                on_result(n, _measured(again))
         except (NoBoard, NoBuilder, KeyboardInterrupt):
             # Boards finish in any order: results after the first missing one are as valid as the rest.
             for n, handle in running[collected:]:
@@ -194,7 +230,7 @@ class Measurer:
                     and handle.done()
                     and not handle.exception()
                 ):
-                    results[n] = _measured(handle.result())
+                    has_failed(n, handle.result())
             for n in sorted(results):
                 on_result(n, results[n])
             raise
@@ -215,14 +251,24 @@ class Measurer:
     def verify(self, implementation: Implementation, trace: Any) -> tuple[float | None, str]:
         """max|y - ref| / max|ref| of a candidate against its own unscheduled workload.
 
-        Infinite if the check crashed its process; None with a message if there is no verdict.
+        Infinite if the check crashed its process; None with a message if there is no verdict, or only
+        one that the environment may be to blame for. Raises :class:`EnvironmentFault` if a fault of
+        the environment does not end.
         """
         key = implementation.workload_key
         if key not in self._checks or self._checks[key][0] != trace:
             self.prepare(implementation, trace)
         _, handle = self._checks.pop(key)
         built = self._collect([handle, self._references[key]])
-        if not built[1].ok:
+
+        def build_again(wanted: Any) -> Outcome:
+            return self._collect(self._submit([(implementation, wanted, True)]))[0]
+
+        for n, wanted in enumerate((trace, None)):
+            built[n] = self._recovery.repeat(partial(build_again, wanted), built[n])
+        if built[1].ok:
+            self._references[key] = _done(built[1])
+        else:
             del self._references[key]
         for outcome in built:
             if not outcome.ok:
@@ -232,30 +278,37 @@ class Measurer:
         call = (path, reference, args, self.runner.options)
         # An unscheduled convolution is slow and needs a longer deadline than a candidate.
         deadline = max(60.0, 6 * self.timing.run_timeout)
-        outcome = self._runners.map(self.runner.check, [call], deadline=deadline, stage="run")[0]
+
+        def check() -> Outcome:
+            outcomes = self._runners.map(self.runner.check, [call], deadline=deadline, stage="run")
+            return self._recovery.blame(outcomes[0])
+
+        outcome = self._recovery.repeat(check, check())
         with contextlib.suppress(OSError):
             Path(path).unlink()
-        if outcome.stage == "crash":
+        if outcome.stage == "crash" and not outcome.fault:
             return float("inf"), outcome.message
         return (outcome.value, "") if outcome.ok else (None, outcome.message)
 
     def remeasure(self, implementation: Implementation, trace: Any) -> Measurement:
         """Time a candidate with :data:`CONFIRM_FACTOR` times the repeats, built as for shipping."""
         results: list[Measurement] = []
-        handles = self._submit([(implementation, trace, False)], {"shipped": True})
+        batch = self._batch([(implementation, trace)], {"shipped": True})
         timing = replace(
             self.timing,
             repeat=CONFIRM_FACTOR * self.timing.repeat,
             run_timeout=CONFIRM_FACTOR * self.timing.run_timeout,
         )
-        self.time(Batch(handles), lambda _, result: results.append(result), timing=timing)
+        self.time(batch, lambda _, result: results.append(result), timing=timing)
         return results[0]
 
     def peak(self) -> float | None:
         """The device's peak float32 rate in GFLOPS, or None if the runner cannot measure it."""
         if self.runner.peak is None:
             return None
-        outcome = self._run_on_device(self.runner.peak)
+        measure = partial(self._run_on_device, self.runner.peak)
+        # A device that cannot be set up at all ends the run here, before anything is measured.
+        outcome = self._recovery.repeat(measure, measure())
         if not outcome.ok:
             warnings.warn(
                 f"the device's peak could not be measured: {outcome.message}", stacklevel=2
@@ -313,6 +366,16 @@ class Measurer:
         slots = max(1, device.threads) if self._remote is None else cpu_count.usable_cpus()
         return Workers(slots, init=builder.init, options=builder.options, directory=self.directory)
 
+    def _batch(
+        self,
+        candidates: Sequence[tuple[Implementation, Any]],
+        options: dict[str, Any] | None = None,
+    ) -> Batch:
+        def again(n: int) -> Any:
+            return self._submit([(*candidates[n], False)], options)[0]
+
+        return Batch(self._submit([(i, trace, False) for i, trace in candidates], options), again)
+
     def _submit(
         self,
         wanted: Sequence[tuple[Implementation, Any, bool]],
@@ -354,8 +417,9 @@ class Measurer:
         outcomes: list[Outcome] = []
 
         def classify(n: int, outcome: Outcome) -> None:
-            not_applicable = outcome.message.startswith(TRACE_NOT_APPLICABLE)
-            outcomes.append(replace(outcome, stage="space") if not_applicable else outcome)
+            if outcome.message.startswith(TRACE_NOT_APPLICABLE):
+                outcome = replace(outcome, stage="space")
+            outcomes.append(self._recovery.blame(outcome))
             if on_result is not None:
                 on_result(n, outcomes[-1])
 
@@ -374,13 +438,14 @@ class Measurer:
         if not path.exists():
             import tvm
 
-            path.write_text(tvm.ir.save_json(implementation.mod))
+            text = tvm.ir.save_json(implementation.mod)
+            self._recovery.persist(lambda: atomic_write.write_text(path, text))
         return str(path)
 
     def close(self) -> None:
         self._builders.close()
         self._runners.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._files.close()
 
     def __enter__(self) -> Measurer:
         return self
@@ -398,4 +463,11 @@ def _measured(outcome: Outcome) -> Measurement:
 def _discard(handle: Any) -> None:
     """Remove the library of a finished build that is no longer needed."""
     with contextlib.suppress(Exception):
-        Path(handle.result()[0]).unlink()
+        Path(handle.result().value[0]).unlink()
+
+
+def _done(outcome: Outcome) -> Future[Outcome]:
+    """The handle of a build that is done."""
+    handle: Future[Outcome] = Future()
+    handle.set_result(outcome)
+    return handle

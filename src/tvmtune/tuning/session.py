@@ -279,7 +279,7 @@ class TuningSession:
         Returns the trials in the order of the candidates, and for how many seconds the builders have
         already been idle.
         """
-        trials: list[Trial] = []
+        trials: dict[int, Trial] = {}
         mark = {"drift": round(self.drift.slowdown, 3)} if self.drift.slow else {}
 
         def on_result(index: int, result: Measurement) -> None:
@@ -306,7 +306,7 @@ class TuningSession:
             self.state.add(state, impl, trial)
             impl.pending = max(0, impl.pending - 1)
             self.slow_trials += bool(mark)
-            trials.append(trial)
+            trials[index] = trial
             self.observer.trial(state, trial)
 
         late = building.builds.idle()
@@ -320,7 +320,8 @@ class TuningSession:
         if reason:
             self.limits.reason = "too many trials failed"
             raise TvmtuneError(f"tuning was given up: {reason}")
-        return [revised.get((t.workload, t.candidate), t) for t in trials], late
+        measured = [trials[index] for index in sorted(trials)]
+        return [revised.get((t.workload, t.candidate), t) for t in measured], late
 
     def _confirm(self, *, at_last: bool = False) -> Sequence[Revision]:
         """Confirm the incumbents and tell their tuners what has changed."""

@@ -2,9 +2,10 @@
 
 It runs as ``python -m tvmtune.remote.server.forkserver_process FD OPTIONS`` and takes orders over a
 Unix socket, one JSON line each, together with the client's connection: ``serve`` forks a session for
-it, ``answer`` a process that sends the client an error in place of its result. It reports which
-sessions began and ended. It is single-threaded, runs no client code and waits for no client, so it
-should neither die nor hang; if it dies, the supervisor (session_forkserver.py) starts another.
+it, ``answer`` a process that sends the client an error in place of its result, ``ping`` is answered.
+It reports which sessions began and ended. It is single-threaded, runs no client code and waits for no
+client, so it should neither die nor hang; if it does, the supervisor (session_forkserver.py) starts
+another.
 """
 
 from __future__ import annotations
@@ -74,16 +75,18 @@ def main(descriptor: int, options: dict[str, Any]) -> None:
                 return
             order = json.loads(data)
             try:
-                if "answer" in order:
+                if "ping" in order:
+                    report({"pong": True})
+                elif "answer" in order:
                     _fork(own, partial(_answer, connections[0], order["answer"]))
                 else:
                     Path(options["folder"]).mkdir(exist_ok=True)
                     folder = Path(tempfile.mkdtemp(prefix="session-", dir=options["folder"]))
                     pid = _fork(own, partial(_session, connections[0], folder, options))
                     folders[pid] = folder
-                    report({"begun": pid})
+                    report({"begun": pid, "number": order["serve"]})
             except OSError as error:  # no memory, no space, too many processes
-                report({"refused": error.strerror or str(error)})
+                report({"refused": error.strerror or str(error), "number": order.get("serve", -1)})
             finally:
                 for connection in connections:
                     os.close(connection)

@@ -24,16 +24,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.machine import scratch
 from tvmtune.remote import protocol
 from tvmtune.remote.protocol import LOCAL, SERVER_PORTS, Address
 from tvmtune.remote.server.registration import Registration
-from tvmtune.remote.server.session_forkserver import (
-    ForkedSession,
-    SessionForkserver,
-    scratch_folder,
-)
+from tvmtune.remote.server.session_forkserver import ForkedSession, SessionForkserver
 from tvmtune.remote.termination import CLEANUP_CANCEL_INTERVAL, end
 
+PREFIX = "tvmtune-board-"
+"""Of the names of servers' folders."""
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds within which a client must send its greeting."""
 MAX_HANDSHAKES = 128
@@ -92,7 +91,7 @@ class BoardServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
-        with contextlib.closing(self._listener), scratch_folder() as folder:
+        with contextlib.closing(self._listener), scratch.folder(PREFIX) as folder:
             work = asyncio.create_task(
                 self._work(self.config.session_options | {"folder": str(folder)})
             )

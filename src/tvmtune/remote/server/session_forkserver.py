@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
@@ -25,8 +20,12 @@ from tvmtune.remote.protocol import DIED, RESTARTED
 
 START_TIMEOUT = 120.0
 """Seconds to import TVM; slow boards take 20."""
+ANSWER_TIMEOUT = 30.0
+"""Seconds for the forkserver to fork or to answer; one that does not, because it is stopped, say, is
+replaced."""
+CHECK_INTERVAL = 30.0
+"""Seconds between checks of an idle forkserver."""
 _LINE = 1 << 16
-_PREFIX, _YOUNG = "tvmtune-board-", 60.0
 
 
 class ForkedSession:
@@ -52,35 +51,56 @@ class SessionForkserver:
         self._process: asyncio.subprocess.Process | None = None
         self._orders: socket.socket | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._checker: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[dict[str, Any]] | None = None
-        self._begun: asyncio.Future[ForkedSession] | None = None
+        self._numbers = itertools.count()
+        self._begun: dict[int, asyncio.Future[ForkedSession]] = {}
+        """Orders that wait for their session, by number."""
+        self._pong: asyncio.Future[None] | None = None
+        self._lock = asyncio.Lock()
+        """Held while the process starts or ends."""
         self._sessions: dict[int, ForkedSession] = {}
         self.versions: dict[str, str] = {}
         """TVM's versions, once the process has started."""
 
     async def __aenter__(self) -> SessionForkserver:
         await self.ensure_running()
+        self._checker = asyncio.create_task(self._check())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop()
+        if self._checker is not None:
+            self._checker.cancel()
+            await asyncio.gather(self._checker, return_exceptions=True)
+        async with self._lock:
+            await self._stop()
 
     async def ensure_running(self) -> None:
         """Start the process if it is not running; raises :class:`TvmtuneError` if that fails."""
-        if self._process is None or self._process.returncode is not None:
-            await self._stop()
-            try:
-                await self._start()
-            except BaseException:
+        async with self._lock:
+            if self._process is None or self._process.returncode is not None:
                 await self._stop()
-                raise
+                try:
+                    await self._start()
+                except BaseException:
+                    await self._stop()
+                    raise
 
     async def begin(self, connection: socket.socket) -> ForkedSession:
-        """Fork a session that serves ``connection``; raises OSError if that is not possible."""
+        """Fork a session that serves ``connection``; raises OSError if that is not possible. A process
+        that does not answer is killed."""
         await self.ensure_running()
-        self._begun = asyncio.get_running_loop().create_future()
-        self._send({"serve": True}, connection)
-        return await asyncio.wait_for(self._begun, START_TIMEOUT)
+        number = next(self._numbers)
+        begun: asyncio.Future[ForkedSession] = asyncio.get_running_loop().create_future()
+        self._begun[number] = begun
+        try:
+            self._send({"serve": number}, connection)
+            return await asyncio.wait_for(begun, ANSWER_TIMEOUT)
+        except (asyncio.TimeoutError, BlockingIOError):
+            await self._kill()
+            raise ConnectionResetError("its forkserver does not answer") from None
+        finally:
+            self._begun.pop(number, None)
 
     async def answer(self, connection: socket.socket, message: str) -> None:
         """Send the client of ``connection`` an error in place of its result."""
@@ -89,7 +109,8 @@ class SessionForkserver:
             self._send({"answer": message}, connection)
 
     async def _start(self) -> None:
-        mine, theirs = socket.socketpair()
+        # One message each: orders must not be received together.
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine.setblocking(False)
         self._orders = mine
         with theirs:
@@ -114,6 +135,32 @@ class SessionForkserver:
             raise TvmtuneError(f"this machine cannot serve: {first['failed']}")
         self.versions = first["ready"]
 
+    async def _check(self) -> None:
+        """Replace a process that does not answer, before a client needs it. While a session runs it is
+        left alone: the session needs it only to end."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            if self._sessions or self._begun or self._lock.locked():
+                continue
+            self._pong = asyncio.get_running_loop().create_future()
+            try:
+                self._send({"ping": True})
+                await asyncio.wait_for(self._pong, ANSWER_TIMEOUT)
+            except (asyncio.TimeoutError, BlockingIOError):
+                if not self._sessions:  # one that began has shown that it answers
+                    await self._kill()
+            except OSError:  # it has just ended
+                pass
+            with contextlib.suppress(TvmtuneError, OSError):  # the next client tries again
+                await self.ensure_running()
+
+    async def _kill(self) -> None:
+        if self._process is not None:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            await self._process.wait()
+
     async def _stop(self) -> None:
         if self._reader is not None:
             self._reader.cancel()
@@ -121,10 +168,7 @@ class SessionForkserver:
             self._reader = None
         for session in self._sessions.values():
             session.kill()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        await self._kill()
         if self._orders is not None:
             self._orders.close()
             self._orders = None
@@ -149,9 +193,15 @@ class SessionForkserver:
                 int(report["begun"]), asyncio.get_running_loop().create_future()
             )
             self._sessions[session.pid] = session
-            _set_future(self._begun, session)
+            waiting = self._begun.get(int(report["number"]))
+            if waiting is None or waiting.done():  # nobody waits for it any more
+                session.kill()
+            _set_future(waiting, session)
         elif "refused" in report:
-            _set_future(self._begun, OSError(str(report["refused"])))
+            waiting = self._begun.get(int(report["number"]))
+            _set_future(waiting, OSError(str(report["refused"])))
+        elif "pong" in report:
+            _set_future(self._pong, None)
         elif "ended" in report:
             session = self._sessions.pop(int(report["ended"]))
             _set_future(session.ended, describe_end(int(report["status"])))
@@ -163,14 +213,17 @@ class SessionForkserver:
         for session in self._sessions.values():
             _set_future(session.ended, RESTARTED)
         self._sessions.clear()
-        _set_future(self._begun, ConnectionResetError(RESTARTED))
+        for waiting in self._begun.values():
+            _set_future(waiting, ConnectionResetError(RESTARTED))
+        _set_future(self._pong, ConnectionResetError(RESTARTED))
         _set_future(self._ready, {"failed": "TVM's import ended the process; see above."})
 
-    def _send(self, order: dict[str, Any], connection: socket.socket) -> None:
+    def _send(self, order: dict[str, Any], connection: socket.socket | None = None) -> None:
         if self._orders is None:
             raise ConnectionResetError(RESTARTED)
         line = json.dumps(order).encode() + b"\n"
-        socket.send_fds(self._orders, [line], [connection.fileno()])
+        descriptors = [] if connection is None else [connection.fileno()]
+        socket.send_fds(self._orders, [line], descriptors)
 
 
 def _set_future(future: asyncio.Future[Any] | None, value: Any) -> None:
@@ -200,32 +253,3 @@ def describe_end(status: int) -> str:
         return f"{DIED}{name}"
     code = os.waitstatus_to_exitcode(status)
     return f"{DIED}exit code {code}" if code else ""
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for the sessions' files, removed at the end. Each running server locks its own, so the
-    next one can remove those of servers that were killed."""
-    top = Path(tempfile.gettempdir())
-    for folder in top.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _YOUNG:
-                with _locked(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        with _locked(made):
-            yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder; raises OSError if another process holds the lock."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)

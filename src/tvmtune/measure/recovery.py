@@ -1,0 +1,121 @@
+"""What to do about faults of the environment while candidates are measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tvmtune.errors import TvmtuneError
+from tvmtune.machine import faults, interrupts
+from tvmtune.machine.faults import REMEDIES, Fault
+from tvmtune.workers import Outcome
+
+PATIENCE = 600.0
+"""Seconds that a fault may last before the run ends."""
+PAUSES = (1.0, 30.0)
+"""Seconds of the first pause, which doubles, and of the longest."""
+ALONE = 2
+"""How often a candidate that may itself be to blame must fail alone to be blamed."""
+SET_UPS = 2
+"""How often workers that cannot be set up are tried again."""
+MAY_BE_ITS_OWN: tuple[Fault, ...] = ("memory", "board")
+"""Faults that a candidate can cause: it needs more memory than there is, or takes its board down."""
+SUSPECT = ("build", "run", "crash")
+"""Stages at which a failure may be the environment's although its message does not say so."""
+
+
+class EnvironmentFault(TvmtuneError):
+    """The environment lacks something that any candidate needs, and that does not end."""
+
+
+class Recovery:
+    """Repeats calls that failed for a fault of the environment, so that none is held against a
+    candidate.
+
+    A call is repeated after a pause, while nothing else runs (``rest`` waits for that), once a file can
+    be written to ``directory``, opened, and a thread started. If it meets a fault again and again for
+    :data:`PATIENCE` seconds, the run ends with :class:`EnvironmentFault`.
+
+    Lack of memory, and boards that are lost, may be the candidate's own doing: it is blamed if the
+    same happens :data:`ALONE` times more while it alone is built or run. That only such a candidate is
+    blamed which fails alone keeps the others apart from those that merely ran beside it.
+    """
+
+    def __init__(
+        self, directory: Path, report: Callable[[str], None], rest: Callable[[], None]
+    ) -> None:
+        self._directory = directory
+        self._report = report
+        self._rest = rest
+
+    def blame(self, outcome: Outcome) -> Outcome:
+        """The outcome with the fault that there is now, if it failed without naming one: a process that
+        cannot write often dies without a word."""
+        if outcome.fault or outcome.stage not in SUSPECT:
+            return outcome
+        fault, message = faults.present(self._directory)
+        if not fault:
+            return outcome
+        return replace(outcome, fault=fault, message=f"{outcome.message} ({message})")
+
+    def repeat(self, call: Callable[[], Outcome], outcome: Outcome) -> Outcome:
+        """The outcome of ``call``, whose first one was ``outcome``, once it meets no fault; or with a
+        fault, if the call may have caused it and did so alone, too."""
+        began = time.monotonic()
+        pause, longest = PAUSES
+        tries = 0
+        while outcome.fault:
+            if outcome.fault in MAY_BE_ITS_OWN and tries >= ALONE:
+                return replace(outcome, message=f"{outcome.message} (also alone, {tries} times)")
+            if outcome.fault == "setup" and tries >= SET_UPS:
+                raise _end(outcome.fault, outcome.message)
+            self._wait(outcome.fault, outcome.message, began, pause)
+            pause = min(2 * pause, longest)
+            self._rest()
+            outcome = self.blame(call())
+            tries += 1
+        return outcome
+
+    def persist(self, write: Callable[[], None]) -> None:
+        """Write a file, after a pause if there is a fault."""
+        began = time.monotonic()
+        pause, longest = PAUSES
+        while True:
+            try:
+                return write()
+            except (OSError, TvmtuneError) as error:
+                fault = faults.of_error(error)
+                if not fault:
+                    raise
+                self._wait(fault, str(error), began, pause)
+                pause = min(2 * pause, longest)
+
+    def _wait(self, fault: Fault, message: str, began: float, pause: float) -> None:
+        """Pause, then wait until no fault is present. Raises :class:`EnvironmentFault` if it is
+        :data:`PATIENCE` seconds since ``began``."""
+        end = began + PATIENCE
+        left = max(0.0, end - time.monotonic())
+        self._report(f"measuring pauses, for up to {left:.0f} s: {message}")
+        while True:
+            _sleep(min(pause, max(0.0, end - time.monotonic())))
+            now, text = faults.present(self._directory)
+            if time.monotonic() >= end:
+                raise _end(now or fault, text or message)
+            if not now:
+                return
+
+
+def _sleep(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        interrupts.check()
+        time.sleep(min(0.2, left))
+
+
+def _end(fault: Fault, message: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"tuning was given up, because the environment does not allow it: {message.rstrip('.')}. Then "
+        f"run the same command again: {REMEDIES[fault]}."
+    )

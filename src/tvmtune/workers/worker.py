@@ -1,0 +1,251 @@
+"""One worker process, seen from the session."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from tvmtune.machine import faults
+from tvmtune.machine.threads import allowed_cpus
+from tvmtune.workers import forkserver
+from tvmtune.workers.channel import Channel
+from tvmtune.workers.outcome import Outcome
+from tvmtune.workers.worker_process import STARTED, Setup
+
+CPUS = allowed_cpus()
+"""The CPUs that this process may use. TVM may later bind the session's thread to one of them, when it
+runs a kernel there; workers must not inherit that."""
+
+INIT_TIMEOUT = 60.0
+"""Seconds for a new worker's initialization, such as that of a GPU's driver."""
+TAKE_TIMEOUT = 30.0
+"""Seconds for a worker to take a call; one that does not is stopped."""
+END_TIMEOUT = 10.0
+"""Seconds for a worker that was killed, or that closed its channel, to end."""
+ATTEMPTS = 3
+"""Workers that may die before they take a call."""
+
+
+class _NotTaken(Exception):
+    """No worker took the call, for ``fault``. ``final``: another attempt would not help."""
+
+    def __init__(self, message: str, fault: faults.Fault, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.final = final
+
+
+class Worker:
+    """One process that calls functions by name, one after another, for a thread that looks after a
+    single thing, such as a board. A process that was killed or died is replaced at the next call.
+
+    ``init`` is called in each new process with ``options``. Its output is kept in memory, or where the
+    system cannot do that, in a file in ``directory``. :meth:`close` may be called by another thread
+    while a call runs; everything else belongs to one thread.
+
+    Why not TVM's PopenWorker: after each kill it starts an interpreter that imports TVM, 2.2 s where
+    a fork takes less than 0.1.
+    """
+
+    def __init__(
+        self,
+        *,
+        init: str | None = None,
+        options: dict[str, Any] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.calls = 0
+        """Calls that the current process has taken."""
+        self._setup = Setup(CPUS, list(sys.path), init, dict(options or {}))
+        self._output = _output_file(directory)
+        weakref.finalize(self, os.close, self._output)
+        self._child: forkserver.Child | None = None
+        self._channel: Channel | None = None
+        self._oom_kills: int | None = None
+        """The kernel's count when the process started."""
+        self._lock = threading.Lock()
+        """Held while :meth:`close` marks the end, and while a new process is stored."""
+        self._closed = False
+        forkserver.launch()  # it imports TVM meanwhile
+
+    def call(self, function: str, arguments: tuple[Any, ...], deadline: float) -> Outcome:
+        """The outcome of ``function(*arguments)`` within ``deadline`` seconds from when the process
+        takes it, as from :meth:`Workers.collect`; an exception's stage is ``run``. Once closed, every
+        call is a ``crash``."""
+        request = pickle.dumps((function, arguments))
+        try:
+            channel = self._begin(request)
+        except _NotTaken as failure:
+            self.kill()
+            if self._closed:
+                return Outcome(stage="crash", message="the worker is closed")
+            return Outcome(stage="crash", message=str(failure), fault=failure.fault)
+        self.calls += 1
+        try:
+            ok, value = pickle.loads(channel.receive(time.monotonic() + deadline))
+        except TimeoutError:
+            self.kill()
+            return Outcome(stage="timeout", message=f"killed after {deadline:g} s")
+        except EOFError:
+            message, fault = self._why_it_ended()
+            self.kill()
+            if self._closed:
+                return Outcome(stage="crash", message="the worker is closed")
+            return Outcome(stage="crash", message=message, fault=fault)
+        if ok:
+            return Outcome(value=value)
+        message, fault = value
+        if fault:
+            self.kill()  # it may be the process that has too many open files, or too much memory
+        return Outcome(stage="run", message=message, fault=fault)
+
+    def kill(self) -> None:
+        """Kill the process, whatever it does."""
+        child, channel = self._child, self._channel
+        self._child = self._channel = None
+        self.calls = 0
+        if child is not None:
+            child.kill()
+            child.wait(END_TIMEOUT)
+        if channel is not None:
+            channel.close()
+
+    def close(self) -> None:
+        """Kill the process for good."""
+        with self._lock:
+            self._closed = True
+            child = self._child
+        if child is not None:
+            child.kill()
+            child.wait(END_TIMEOUT)
+
+    def _begin(self, request: bytes) -> Channel:
+        """Have a process take the call. One that was idle may have died meanwhile, or be stopped; that
+        is no fault of the call."""
+        for attempt in range(ATTEMPTS):
+            try:
+                channel = self._connect()
+                os.ftruncate(self._output, 0)
+                end = time.monotonic() + TAKE_TIMEOUT
+                channel.send(request, end)
+                if channel.receive(end) == STARTED:
+                    return channel
+                last = _NotTaken("the worker answers out of turn", "setup")
+            except EOFError:
+                message, fault = self._why_it_ended()
+                last = _NotTaken(message, fault or "setup")
+            except TimeoutError:
+                last = _NotTaken("the worker does not answer", "setup")
+            except _NotTaken as failure:
+                last = failure
+            self.kill()
+            if last.final or self._closed or attempt == ATTEMPTS - 1:
+                break
+        raise last
+
+    def _connect(self) -> Channel:
+        if self._channel is None:
+            self._channel = self._start()
+        return self._channel
+
+    def _start(self) -> Channel:
+        """Fork a process and wait until it is set up."""
+        self._oom_kills = faults.oom_kills()
+        mine: socket.socket | None = None
+        try:
+            mine, theirs = socket.socketpair()
+            with theirs:
+                child = forkserver.fork([theirs.fileno(), self._output])
+        except OSError as failure:
+            if mine is not None:
+                mine.close()
+            text = failure.strerror or str(failure)
+            fault = faults.of_error(failure) or "setup"
+            raise _NotTaken(f"no worker could be started: {text}", fault) from None
+        channel = Channel(mine)
+        with self._lock:
+            self._child, self._channel = child, channel
+            if self._closed:
+                raise _NotTaken("the worker is closed", "", final=True)
+        end = time.monotonic() + INIT_TIMEOUT
+        try:
+            channel.send(pickle.dumps(self._setup), end)
+            error, fault = pickle.loads(channel.receive(end))
+        except TimeoutError:
+            what = self._setup.init or "it"
+            raise _NotTaken(
+                f"the worker could not be set up: {what} did not return within {INIT_TIMEOUT:g} s",
+                "setup",
+                final=True,
+            ) from None
+        if error:
+            raise _NotTaken(f"the worker could not be set up: {error}", fault, final=True)
+        return channel
+
+    def _why_it_ended(self) -> tuple[str, faults.Fault]:
+        """Why the process ended, from its exit code and its last line of output."""
+        child = self._child
+        if child is None:
+            return "the worker died", "setup"
+        if not child.wait(END_TIMEOUT):
+            child.kill()
+            if not child.wait(END_TIMEOUT):
+                # Nobody says how it ended.
+                child.server.kill()
+                return "the worker died, and the forkserver does not answer", "processes"
+            return self._with_output("the worker closed its connection"), ""
+        if child.code is None:
+            return "the worker ended with its forkserver", "processes"
+        text = f"the worker died: {_exit(child.code)}"
+        if child.code == -signal.SIGKILL:
+            kills = faults.oom_kills()
+            if kills is not None and self._oom_kills is not None and kills > self._oom_kills:
+                text += " (out of memory)"
+            return self._with_output(text), "memory"
+        text = self._with_output(text)
+        return text, faults.of_text(text)
+
+    def _with_output(self, text: str) -> str:
+        with contextlib.suppress(OSError):
+            size = os.fstat(self._output).st_size
+            tail = os.pread(self._output, _TAIL, max(0, size - _TAIL))
+            if lines := tail.decode(errors="replace").strip().splitlines():
+                return f"{text}: {lines[-1][:300]}"
+        return text
+
+
+_TAIL = 1 << 16
+"""Bytes of output that are read."""
+
+
+def _output_file(directory: Path | None) -> int:
+    """A file for a worker's output that is gone when it is closed. In memory: a full disk would lose
+    the message that says so."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tvmtune-worker-output")
+    else:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            descriptor = os.dup(file.fileno())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+    return descriptor
+
+
+def _exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,93 @@
+"""What runs in a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvmtune.machine import faults
+from tvmtune.workers import channel
+from tvmtune.workers.outcome import brief, resolve
+
+STARTED = b"started"
+"""Sent when a call was received: from here on a failure is the call's."""
+
+_child_reaper: subprocess.Popen[bytes] | None = None
+"""The process that kills this worker's children once it has ended."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a worker is set up."""
+
+    cpus: list[int]
+    path: list[str]
+    """Python's ``sys.path``."""
+    init: str | None = None
+    """``"package.module:function"``, called once with ``options``."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def main(connection: socket.socket, output: int) -> None:
+    """Set the worker up, then make calls until the session closes ``connection``.
+
+    The first message is a :class:`Setup`, and the answer its error, empty if there was none. Then each
+    call ``(function, arguments)`` is answered by :data:`STARTED` and by a value (``True, value``) or an
+    error (``False, (message, fault)``). ``output``: the file for everything that it prints.
+    """
+    error = ""
+    fault: faults.Fault = ""
+    try:
+        _set_up(pickle.loads(channel.receive(connection)), output)
+    except Exception as failure:
+        error, fault = brief(failure), faults.of_error(failure) or "setup"
+    channel.send(connection, pickle.dumps((error, fault)))
+    while True:
+        request = channel.receive(connection)
+        channel.send(connection, STARTED)
+        try:
+            function, arguments = pickle.loads(request)
+            answer = pickle.dumps((True, resolve(function)(*arguments)))
+        except Exception as failure:
+            # TVM's exceptions do not survive pickling; their text is what matters.
+            answer = pickle.dumps((False, (brief(failure), faults.of_error(failure))))
+        channel.send(connection, answer)
+
+
+def _set_up(setup: Setup, output: int) -> None:
+    """Ignore Ctrl-C, keep the terminal clean, use all CPUs, initialize."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _start_child_reaper()
+    os.dup2(output, 2)
+    os.dup2(output, 1)
+    os.close(output)
+    sys.path[:] = setup.path
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup.cpus)
+    if setup.init is not None:
+        resolve(setup.init)(setup.options)
+
+
+def _start_child_reaper() -> None:
+    """Have everything that this worker starts end with it, however it ends.
+
+    A process that is killed cannot end its children, and a compiler's driver has children of its own.
+    So the worker leads a process group, in which a shell reads a pipe that only the worker holds
+    open: when the worker ends, the shell kills the group.
+    """
+    global _child_reaper
+    os.setpgid(0, 0)
+    ended, _ = os.pipe()  # the other end stays open as long as the worker lives
+    nowhere = subprocess.DEVNULL
+    with contextlib.suppress(OSError):  # at the process limit the worker does without
+        _child_reaper = subprocess.Popen(
+            ["/bin/sh", "-c", "read _; kill -KILL 0"], stdin=ended, stdout=nowhere, stderr=nowhere
+        )
+    os.close(ended)
