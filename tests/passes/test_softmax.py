@@ -10,6 +10,8 @@ from tvm import te
 from tvmtune import api
 from tvmtune.passes import softmax
 from tvmtune.passes.pipeline import graph_of, legalize
+from tvmtune.spaces import cpu_rows
+from tvmtune.spaces.cpu_tiles import AVX512
 
 NORMAL = np.finfo(np.float32).tiny
 
@@ -29,7 +31,7 @@ def reference(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((3, 49), -1), ((2, 5, 7), 1), ((2, 3, 4), 0), ((9,), 0)]
+    ("shape", "axis"), [((3, 49), -1), ((2, 3, 197), 2), ((2, 5, 7), 1), ((2, 3, 4), 0), ((9,), 0)]
 )
 def test_it_is_softmax_along_any_axis(shape, axis):
     x = np.random.default_rng(0).normal(0, 5, shape).astype("float32")
@@ -46,14 +48,23 @@ def test_no_result_is_denormal_and_none_is_off_by_more_than_that(extent):
     assert not wrong.any()
 
 
-def test_nan_and_infinity_have_the_results_of_the_definition():
-    x = np.zeros((4, 3), "float32")
-    x[0, 1], x[1, 2], x[2] = -np.inf, np.nan, -np.inf
+@pytest.mark.parametrize("extent", [3, 37])
+def test_nan_and_infinity_have_the_results_of_the_definition(extent):
+    x = np.zeros((4, extent), "float32")
+    x[0, 1:], x[1, 2], x[2] = -np.inf, np.nan, -np.inf
     y = run(x, -1)
-    np.testing.assert_allclose(y[0], [0.5, 0, 0.5])
+    np.testing.assert_array_equal(y[0], [1, *[0] * (extent - 1)])
     assert np.isnan(y[1]).all()
     assert np.isnan(y[2]).all()
-    np.testing.assert_allclose(y[3], 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(y[3], 1 / extent, rtol=1e-6)
+
+
+def test_rows_of_any_length_are_computed_by_whole_vectors_and_at_once():
+    data = te.placeholder((12, 197, 197))
+    mod = tvm.IRModule({"main": te.create_prim_func([data, softmax.softmax(data, -1)])})
+    scheduled = cpu_rows.schedule(mod, AVX512, cores=2).mod.script()
+    assert scheduled.count("T.parallel") == 1
+    assert "T.where" not in scheduled, "no vector is computed in part"
 
 
 def test_float16_keeps_its_denormal_results():

@@ -255,8 +255,16 @@ def _spatial(sch: Schedule, block: Any) -> int:
 def _vectorize_inner(sch: Schedule, block: Any, unit: VectorUnit) -> None:
     """Vectorize what is within the loop over rows."""
     inner = sch.get_loops(block)[1:]
-    if inner:
+    if inner and not _conditional(sch, block):
         _vectorize(sch, _fuse(sch, inner), unit)
+
+
+def _conditional(sch: Schedule, block: Any) -> bool:
+    """Whether it pads: TVM would load its vectors value by value, LLVM uses masks."""
+    import tvm
+
+    value = getattr(sch.get(block).body, "value", None)
+    return isinstance(value, tvm.ir.Call) and value.op.same_as(tvm.ir.Op.get("prim.if_then_else"))
 
 
 def _sum_in_lanes(sch: Schedule, stage: Any, unit: VectorUnit) -> None:
