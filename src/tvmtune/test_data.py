@@ -1,4 +1,4 @@
-"""Synthetic kernel arguments, the same on this machine and on a board."""
+"""Synthetic arguments for timing kernels, the same on this machine and on a board."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def fill(spec: TensorSpec, seed: int = 0) -> np.ndarray:
     if _block is None:
         _block = np.random.RandomState(0).standard_normal(65536 + 1021).astype("float32")
     count = product(spec.shape)
-    if np.dtype(spec.dtype).kind == "f":
+    if "float" in spec.dtype:
         # An odd period, so that loop extents that are powers of two do not see the same values again.
         period = _block[seed * 131 % 1000 : seed * 131 % 1000 + 65521]
-        return np.resize(period, count).astype(spec.dtype, copy=False).reshape(spec.shape)
+        return np.resize(period.astype(spec.dtype), count).reshape(spec.shape)
     return (np.arange(count) % 2).astype(spec.dtype).reshape(spec.shape)

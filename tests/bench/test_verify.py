@@ -91,8 +91,37 @@ def test_a_library_that_ignores_its_inputs_fails():
     assert "different inputs give the same outputs" in str(result)
 
 
-def test_a_network_that_ignores_its_inputs_passes():
-    assert verdict(lambda x: [x * 0 + 1], lambda x: [x * 0 + 1]).passed
+@pytest.mark.parametrize("constant", [0, 1])
+def test_a_network_that_ignores_its_inputs_passes_with_a_warning(constant):
+    result = verdict(lambda x: [x * 0 + constant], lambda x: [x * 0 + constant])
+    assert result.passed
+    assert "the reference's output does not depend on the input" in str(result)
+    assert "cannot see errors" in result.to_json()["warning"]
+
+
+def test_each_output_has_to_depend_on_the_input_if_the_reference_does():
+    def right(x):
+        return [x * 0, x * 2]
+
+    result = verdict(right, right)
+    assert result.passed
+    assert "the check cannot see errors of y0" in str(result)
+    check = make_check(Fake(right))
+    kept = Fake(right).run(
+        {"x": np.random.RandomState(0).standard_normal((8, 3)).astype("float32")}
+    )
+    stuck = run_check(Fake(lambda x: [x * 0 if (x == kept[1] / 2).all() else x, kept[1]]), check)
+    assert stuck.error == 0
+    assert "output 'y1' is the same for different inputs" in str(stuck)
+
+
+def test_checks_of_earlier_versions_tell_only_whether_any_output_varies():
+    check = make_check(Fake(lambda x: [x * 0, x]))
+    for entry in check["outputs"]:
+        del entry["varies"]
+    result = run_check(Fake(lambda x: [x * 0, x]), check)
+    assert result.passed
+    assert result.warning == ""
 
 
 def test_infinities_must_match_the_reference():

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import onnx
 import pytest
+import tvm
+from onnx import numpy_helper
 
 from models import tiny_cnn
 from tvmtune import api
+from tvmtune.cli.compile import describe
 from tvmtune.compiling import ship as shipping
 from tvmtune.compiling.accuracy_fallbacks import Attempt
+from tvmtune.compiling.compile import compile_library
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.runtime.library import Library
+from tvmtune.spaces import traces
 from tvmtune.tuning.budget import Budget
+from tvmtune.types import Trial
 
 pytestmark = pytest.mark.slow
 
@@ -136,3 +142,38 @@ def test_an_operator_that_is_fastest_without_a_schedule_is_shipped_as_written(
     runs = {run.runtime: run for run in shipped.bench.runs}
     assert list(runs) == ["tvmtune", "untuned", "as written", "numpy"]
     assert runs["as written"].threads == 1
+
+
+@pytest.mark.parametrize("verified", [True, None])
+def test_tasks_whose_kernels_were_never_checked_are_named(plan, tmp_path, verified):
+    task = plan.tasks[0]
+    implementation = task.implementations[0]
+    schedule = implementation.space.default(
+        implementation.mod, tvm.target.Target(plan.device.target)
+    )
+    record = Trial(
+        task.key,
+        implementation.name,
+        implementation.workload_key,
+        "0x0",
+        trace=traces.to_json(schedule),
+        seconds=[1e-3],
+        verified=verified,
+    )
+    compiled = compile_library(plan, {task.key: record}, tmp_path / "lib.so")
+    assert compiled.unverified == (() if verified else (task.name,))
+    assert ("are used unverified" in describe(compiled)) is not verified
+
+
+def test_a_library_whose_reference_is_constant_comes_with_a_warning(tmp_path, plan, pair):
+    assert pair[0].warning == ""
+    model = tiny_cnn()
+    for weights in model.graph.initializer:
+        array = numpy_helper.to_array(weights)
+        if array.ndim > 1:
+            weights.CopyFrom(numpy_helper.from_array(0 * array, weights.name))
+    onnx.save(model, tmp_path / "zero.onnx")
+    compiled = api.compile_untuned(
+        api.plan(api.load(str(tmp_path / "zero.onnx"))), tmp_path / "zero.so"
+    )
+    assert "the reference's output does not depend on the input" in compiled.warning

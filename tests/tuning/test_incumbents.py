@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tuning import small
+from tvmtune.cli import progress
 from tvmtune.measure.measurer import Measurement
 from tvmtune.records.best import best_of
 from tvmtune.records.log import read_log
@@ -284,3 +285,103 @@ def test_a_runner_without_a_baseline_kernel_logs_no_drift(log):
     assert lines(log, "drift") == []
     assert not session.drift.slow
     assert session.drift.spread == 0.0
+
+
+class Checks:
+    """Checks that reach a verdict only with this patience, and only for some candidates."""
+
+    def __init__(self, session: TuningSession, patience: float = 1.0) -> None:
+        self.calls: list[tuple[str, float]] = []
+        self.patience = patience
+        self.hopeless: set[str] = set()
+        self._trials = session.states[0].trials
+        session.measurer.verify = self.verify  # type: ignore[method-assign]
+
+    def verify(
+        self, implementation: Any, trace: Any, *, patience: float = 1.0
+    ) -> tuple[float | None, str]:
+        candidate = next(t.candidate for t in self._trials if t.trace == trace)
+        self.calls.append((candidate, patience))
+        if patience < self.patience or candidate in self.hopeless:
+            return None, "killed after 60 s (run)"
+        return 0.0, ""
+
+
+def test_a_check_without_a_verdict_is_repeated_with_more_patience(log):
+    with small.session(log, [small.task(0, small.matmul(8))], trials=8) as session:
+        checks = Checks(session, incumbents.PATIENCE)
+        session.run()
+        incumbent = session.states[0].incumbent
+    assert incumbent is not None
+    assert incumbent.verified
+    assert (incumbent.candidate, incumbents.PATIENCE) in checks.calls
+    assert incumbent.candidate not in session.unverified
+    (best,) = best_of(read_log(log).trials).values()
+    assert (best.candidate, best.verified) == (incumbent.candidate, True)
+
+
+def test_a_check_without_a_verdict_is_repeated_while_tuning_goes_on(log, monkeypatch):
+    monkeypatch.setattr(incumbents, "RECHECK_SHARE", float("inf"))
+    with small.session(log, [small.task(0, small.matmul(8))], trials=64) as session:
+        Checks(session, incumbents.PATIENCE)
+        session.run()
+    kinds = [json.loads(line) for line in log.read_text().splitlines()]
+    right = next(n for n, line in enumerate(kinds) if line.get("verified"))
+    assert "trial" in {line["type"] for line in kinds[right:]}, "before the last trial"
+
+
+def test_the_fastest_that_can_be_verified_takes_the_place_of_one_that_cannot(log):
+    with small.session(log, [small.task(0, small.matmul(8))], trials=8) as session:
+        session.run()
+        state = session.states[0]
+        for trial in list(state.trials):
+            session.state.replace(state, trial, trial.evolve(verified=None))
+        first, second, *_ = ranked(state)
+        checks = Checks(session)
+        checks.hopeless = {first.candidate}
+        session.incumbents.confirm(at_last=True)
+        assert [t.verified for t in ranked(state)[:3]] == [None, True, None]
+    assert checks.calls == [
+        (first.candidate, 1.0),
+        (first.candidate, incumbents.PATIENCE),
+        (second.candidate, incumbents.PATIENCE),
+    ]
+    (best,) = best_of(state.trials).values()
+    assert best.candidate == second.candidate
+
+
+def ranked(state: Any) -> list[Trial]:
+    return sorted((t for t in state.trials if t.ok), key=lambda t: t.latency)
+
+
+def test_rechecks_are_few_if_nothing_can_be_verified(log, capsys):
+    with small.session(log, [small.task(0, small.matmul(8))], trials=16) as session:
+        checks = Checks(session, float("inf"))
+        session.run()
+        progress.summary(session)
+    again = [candidate for candidate, patience in checks.calls if patience > 1.0]
+    assert 1 <= len(again) <= incumbents.MOST_RECHECKED
+    assert len(set(again)) == len(again)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the outputs of task0 could not be checked (killed after 60 s (run))" in said
+
+
+def test_a_wrong_candidate_is_found_by_the_repeated_check(log):
+    with small.session(log, [small.task(0, small.matmul(8))], trials=8) as session:
+        session.run()
+        state = session.states[0]
+        first, second, *_ = ranked(state)
+        for trial in (first, second):
+            session.state.replace(state, trial, trial.evolve(verified=None))
+        checks = Checks(session, incumbents.PATIENCE)
+        verify = checks.verify
+
+        def wrong(implementation: Any, trace: Any, *, patience: float = 1.0) -> Any:
+            error, message = verify(implementation, trace, patience=patience)
+            return (1.0, "") if error == 0.0 and trace == first.trace else (error, message)
+
+        session.measurer.verify = wrong  # type: ignore[method-assign]
+        session.incumbents.confirm(at_last=True)
+        found = {t.candidate: t.verified for t in state.trials}
+    assert found[first.candidate] is False
+    assert found[second.candidate] is True

@@ -60,36 +60,42 @@ class CheckResult:
     outputs: tuple[OutputCheck, ...]
     reasons: tuple[str, ...] = field(default=())
     """What is wrong; empty if it passed."""
+    warning: str = ""
+    """Why the comparison says little, if so."""
 
     def __str__(self) -> str:
         figure = f"max|y - ref| / max|ref| = {self.error:.1e}, at most {self.tolerance:.0e} allowed"
+        if self.passed and self.warning:
+            return f"right as far as can be seen ({figure}): {self.warning}"
         if self.passed:
             return f"right ({figure})"
         return f"wrong: {'; '.join(self.reasons)} ({figure})"
 
     def to_json(self) -> JSON:
-        """``error`` is null if it is infinite, which JSON cannot express."""
-        return {
+        """``error`` is null if it is infinite, which JSON cannot express; ``warning`` only if there is
+        one."""
+        result: JSON = {
             "passed": self.passed,
             "error": self.error if np.isfinite(self.error) else None,
             "tolerance": self.tolerance,
             "reasons": list(self.reasons),
         }
+        return result | ({"warning": self.warning} if self.warning else {})
 
 
 def make_check(network: Network, seed: int = 0) -> JSON:
     """Run the network's reference and make the check that a library carries.
 
     The result is JSON: ``seed``; ``varies``, whether the reference's outputs differ for the inputs of
-    ``seed + 1``; and for each of ``outputs`` the ``name``, ``shape``, ``dtype``, ``max_abs``,
-    ``finite``, ``tolerance`` and ``values``, the base64 text of the little-endian values at
-    :func:`sample_places`. ``ranges`` are those of integer inputs, if the network has any, see
-    :func:`tvmtune.networks.inputs.random_inputs`.
+    ``seed + 1``; and for each of ``outputs`` whether it ``varies`` and its ``name``, ``shape``,
+    ``dtype``, ``max_abs``, ``finite``, ``tolerance`` and ``values``, the base64 text of the
+    little-endian values at :func:`sample_places`. ``ranges`` are those of integer inputs, if the
+    network has any, see :func:`tvmtune.networks.inputs.random_inputs`.
     """
     first = network.reference(inputs_of(network, seed))
     second = network.reference(inputs_of(network, seed + 1))
     outputs = []
-    for spec, array in zip(network.outputs, first, strict=True):
+    for spec, array, other in zip(network.outputs, first, second, strict=True):
         finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
         magnitudes = np.abs(array[finite].astype(np.float64))
         values = array.reshape(-1)[sample_places(array.size, seed)]
@@ -101,6 +107,7 @@ def make_check(network: Network, seed: int = 0) -> JSON:
                 "dtype": array.dtype.name,
                 "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
                 "finite": bool(finite.all()),
+                "varies": _differ([array], [other]),
                 "values": base64.b64encode(little.tobytes()).decode(),
                 "tolerance": allowed_error(network, array.dtype.name),
             }
@@ -134,8 +141,9 @@ def compare(
     """Compare the outputs for the inputs of ``check["seed"]`` with the reference in ``check``.
 
     ``tolerance``: by default each output has its own. ``others`` are the outputs for the inputs of
-    ``seed + 1``: if they are the same but the reference's differ, the library ignores its inputs and
-    fails. Raises TvmtuneError unless :func:`make_check` made ``check``.
+    ``seed + 1``: if one is the same but the reference's differs, the library ignores its inputs and
+    fails. If the reference's do not differ, the result has a warning. Raises TvmtuneError unless
+    :func:`make_check` made ``check``.
     """
     try:
         wanted = check["outputs"]
@@ -151,6 +159,8 @@ def compare(
             _compare_one(array, entry, check["seed"])
             for array, entry in zip(outputs, wanted, strict=True)
         )
+        # Checks of earlier versions tell only whether any output varies.
+        every = [entry.get("varies") for entry in wanted]
         varies = check["varies"]
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise TvmtuneError(f"the library's check is damaged ({exc!r}). Compile it again") from exc
@@ -161,8 +171,19 @@ def compare(
             reasons.append(f"output '{result.name}' {reason}")
     if others is not None and varies and not _differ(outputs, others):
         reasons.append("different inputs give the same outputs")
+    elif others is not None:
+        reasons += [
+            f"output '{result.name}' is the same for different inputs"
+            for result, array, other, differs in zip(results, outputs, others, every, strict=True)
+            if differs and not _differ([array], [other])
+        ]
     worst = max((result.error for result in results), default=0.0)
-    return CheckResult(not reasons, worst, loosest, results, tuple(reasons))
+    constant = [
+        result.name for result, differs in zip(results, every, strict=True) if differs is False
+    ]
+    return CheckResult(
+        not reasons, worst, loosest, results, tuple(reasons), _blindness(varies, constant)
+    )
 
 
 def run_check(library: Runnable, check: JSON, *, tolerance: float | None = None) -> CheckResult:
@@ -172,6 +193,21 @@ def run_check(library: Runnable, check: JSON, *, tolerance: float | None = None)
     outputs = library.run(random_inputs(library.inputs, seed, ranges))
     others = library.run(random_inputs(library.inputs, seed + 1, ranges))
     return compare(outputs, check, others=others, tolerance=tolerance)
+
+
+def _blindness(varies: bool, constant: Sequence[str]) -> str:
+    """Why a check sees no errors, if so; ``constant``: the outputs that do not depend on the input."""
+    if not varies:
+        return (
+            "the check cannot see errors, because the reference's output does not depend on the input. "
+            "Give the network its trained weights"
+        )
+    if constant:
+        return (
+            f"the check cannot see errors of {', '.join(constant)}, because in the reference "
+            f"{'it does' if len(constant) == 1 else 'they do'} not depend on the input"
+        )
+    return ""
 
 
 def _compare_one(array: np.ndarray, entry: dict[str, Any], seed: int) -> OutputCheck:

@@ -82,25 +82,32 @@ def command(
         compiled = api.compile(
             plan, target, logs, check_seed=seed, shipped_records=not no_shipped_records
         )
+    if compiled.warning:
+        click.echo(f"warning: {compiled.warning}", err=True)
     click.echo(describe(compiled))
 
 
 def describe(compiled: Compiled) -> str:
-    """One line: the library, and how many of its tasks have a record."""
+    """The library, and how many of its tasks have a record; further lines say what is unusual."""
     from tvmtune.cli.output import counted
 
     counts = compiled.counts
     total = compiled.metadata["tasks"]["total"]
     size = compiled.path.stat().st_size / 1e6
-    return (
+    lines = [
         f"{compiled.path}: {size:.1f} MB, {counted(total, 'task')}: {counts['exact']} with a record, "
         f"{counts['anchor']} with one of the same anchor, "
         + (f"{counts['shipped']} with a shipped record, " if counts["shipped"] else "")
-        + f"{counts['default']} with the default "
-        f"schedule; {compiled.metadata['threads']} threads"
-    ) + (
-        f"\n{counted(compiled.fallbacks, 'task')} fell back to more accurate kernels: with the "
-        "fastest, the network's error exceeded the tolerance"
-        if compiled.fallbacks
-        else ""
-    )
+        + f"{counts['default']} with the default schedule; {compiled.metadata['threads']} threads"
+    ]
+    if compiled.fallbacks:
+        lines.append(
+            f"{counted(compiled.fallbacks, 'task')} fell back to more accurate kernels: with the "
+            "fastest, the network's error exceeded the tolerance"
+        )
+    if compiled.unverified:
+        lines.append(
+            f"the kernels of {', '.join(compiled.unverified)} are used unverified: no check of their "
+            "output came to an end. tvmtune tune on the same log checks them again"
+        )
+    return "\n".join(lines)

@@ -220,12 +220,8 @@ def summary(session: SessionView) -> None:
             out.print(f"{state.task.name} has no valid trial: {state.skipped}", markup=False)
     if session.others:
         out.print(_transferred(session))
-    if session.unverified:
-        reason = next(iter(session.unverified.values()))
-        out.print(
-            f"{len(session.unverified)} of the best candidates could not be checked: {reason}",
-            markup=False,
-        )
+    for line in _unverified(session):
+        out.print(line, markup=False)
     for line in _speed_notes(session):
         out.print(line, highlight=False)
     for stage, (count, message) in by_stage(t for s in session.states for t in s.trials).items():
@@ -259,6 +255,33 @@ def _speed_notes(session: SessionView) -> list[str]:
         lines.append(
             f"{session.slow_trials} trials were measured while it was slow, including {marked} of the "
             "best records"
+        )
+    return lines
+
+
+def _unverified(session: SessionView) -> list[str]:
+    """Which tasks' best candidates could not be checked, and what is shipped instead."""
+    replaced: list[str] = []
+    bare: list[str] = []
+    reason = ""
+    for state in session.states:
+        trial = state.incumbent
+        if trial is None or trial.verified:
+            continue
+        reason = reason or session.unverified.get(trial.candidate, "")
+        right = any(t.ok and t.verified for t in state.trials)
+        (replaced if right else bare).append(state.task.name)
+    why = f" ({reason})" if reason else ""
+    lines = []
+    if replaced:
+        lines.append(
+            f"the best candidate of {', '.join(replaced)} could not be checked{why}: the fastest whose "
+            "output is right is used instead"
+        )
+    if bare:
+        lines.append(
+            f"the outputs of {', '.join(bare)} could not be checked{why}: they are used unverified; "
+            "the same command checks them again"
         )
     return lines
 

@@ -37,6 +37,10 @@ class Compiled:
     metadata: JSON
     fallbacks: int = 0
     """Tasks that got a more accurate kernel than their fastest, for the sake of the whole network."""
+    unverified: tuple[str, ...] = ()
+    """Tasks whose kernels were measured, but never checked by themselves."""
+    warning: str = ""
+    """Why the check of the outputs said little, if so."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -140,18 +144,28 @@ def compile_library(
     )
     if MODELLED in attrs:
         described["modelled"] = json.loads(str(attrs[MODELLED]))
+    warning = ""
     with replacing(path) as fresh:
         try:
             plan.backend.export_lib(lowered, device, fresh)
             metadata.append(fresh, described)
             if verify_output and check is not None and can_check(device):
                 phases.report("checking the outputs")
-                _verify_output(fresh, described, network)
+                warning = _verify_output(fresh, described, network)
         except TvmtuneError as error:
             # The user knows the file by its final name.
             error.args = (str(error).replace(str(fresh), str(path)),)
             raise
-    return Compiled(path, described)
+    unverified = tuple(
+        task.name
+        for task in plan.tasks
+        if (trial := records.get(task.key)) is not None
+        and trial.ok
+        and not trial.verified
+        and trial.kind != SHIPPED
+        and kinds.get(task.key, "default") != "default"
+    )
+    return Compiled(path, described, unverified=unverified, warning=warning)
 
 
 def can_check(device: Device) -> bool:
@@ -161,11 +175,11 @@ def can_check(device: Device) -> bool:
     return not device.absent and cpu_features.can_run(device.target, device.mtriple)
 
 
-def _verify_output(path: Path, described: JSON, network: Network) -> None:
-    """Run the library and compare its outputs."""
+def _verify_output(path: Path, described: JSON, network: Network) -> str:
+    """Run the library and compare its outputs; returns a warning if that says little."""
     result = _run_check(path, described)
     if result.passed:
-        return
+        return result.warning
     message = f"the output of {path} is {result}: the library is not kept"
     if is_operator(network):
         message = (

@@ -34,16 +34,18 @@ def build(
 
     ``workload`` is the path of a module's JSON; ``trace`` is None for the unscheduled workload. With
     ``whole`` the kernel takes plain weights and reorders them inside, as verification needs it;
-    without, it takes them in the layout that the schedule chose, as in a compiled library.
+    without, it takes them in the layout that the schedule chose, as in a compiled library. The
+    arguments of a whole kernel are :class:`KernelArgument`.
     """
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
+    from tvmtune.passes.kernel_arguments import kernel_arguments
     from tvmtune.spaces import tensor_intrinsics, traces
     from tvmtune.workers import brief, resolve
 
     tensor_intrinsics.load_for(str(target["kind"]))
-    mod = _workload(workload)
+    unscheduled = mod = _workload(workload)
     if trace is not None:
         try:
             mod = traces.apply(mod, trace).mod
@@ -53,6 +55,8 @@ def build(
     if not whole:
         mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     path = resolve(function)(mod, target, options, directory)
+    if whole:
+        return path, tuple(kernel_arguments(unscheduled))
     specs = tuple(
         TensorSpec(f"arg{i}", tuple(int(d) for d in info.shape), str(info.dtype))
         for i, info in enumerate(infos)

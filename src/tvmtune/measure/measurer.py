@@ -248,8 +248,12 @@ class Measurer:
             self._checks[key][1].add_done_callback(_discard)
         self._checks[key] = (trace, self._submit([(implementation, trace, True)])[0])
 
-    def verify(self, implementation: Implementation, trace: Any) -> tuple[float | None, str]:
+    def verify(
+        self, implementation: Implementation, trace: Any, *, patience: float = 1.0
+    ) -> tuple[float | None, str]:
         """max|y - ref| / max|ref| of a candidate against its own unscheduled workload.
+
+        ``patience``: factor on the deadline.
 
         Infinite if the check crashed its process; None with a message if there is no verdict, or only
         one that the environment may be to blame for. Raises :class:`EnvironmentFault` if a fault of
@@ -277,7 +281,7 @@ class Measurer:
         reference = built[1].value[0]
         call = (path, reference, args, self.runner.options)
         # An unscheduled convolution is slow and needs a longer deadline than a candidate.
-        deadline = max(60.0, 6 * self.timing.run_timeout)
+        deadline = patience * max(60.0, 6 * self.timing.run_timeout)
 
         def check() -> Outcome:
             outcomes = self._runners.map(self.runner.check, [call], deadline=deadline, stage="run")

@@ -34,7 +34,8 @@ def ranked(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
 
 
 def best_of(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """The trial to ship for each task: verified ones take precedence over unchecked ones."""
+    """The trial to ship for each task: verified ones take precedence over unchecked ones, which are
+    taken only where no output could be checked."""
     return {
         task: next((t for t in order if t.verified), order[0])
         for task, order in ranked(trials).items()

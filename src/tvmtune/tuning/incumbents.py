@@ -29,6 +29,16 @@ USUAL = 0.5
 """Seconds that timing one again is assumed to take before any was."""
 WORTH = 0.01
 """Tasks with a smaller share of the estimate are not timed again."""
+PATIENCE = 4.0
+"""Factor on the deadline of a check that is repeated because the first reached no verdict."""
+RECHECK_SHARE = 0.04
+"""Fraction of the session's time for repeating checks while it tunes."""
+FINAL_RECHECK_SHARE = 0.1
+FINAL_RECHECK_SECONDS = 600.0
+"""When tuning is over, checks are repeated for at most this share, or this many seconds if that is
+more."""
+MOST_RECHECKED = 3
+"""Candidates of a task that are checked when tuning is over, if those before reach no verdict."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Incumbents:
         clock: Clock,
     ) -> None:
         self.unverified: dict[str, str] = {}
-        """Incumbents (by candidate) whose check reached no verdict, with the reason."""
+        """Candidates whose check reached no verdict, with the reason. The check is repeated."""
         self.spent = 0.0
         """Seconds spent on timing incumbents again."""
         self._session = session
@@ -67,6 +77,12 @@ class Incumbents:
         self._drift = drift
         self._clock = clock
         self._timed = 0
+        self._rechecking = 0.0
+        """Seconds spent on checks after one that reached no verdict."""
+        self._last_check = 0.0
+        """Seconds that the last check without a verdict took."""
+        self._rechecked: set[str] = set()
+        """Candidates whose check was repeated."""
         self._not_timeable: set[str] = set()
         """Candidates that could not be timed again."""
 
@@ -79,11 +95,13 @@ class Incumbents:
             trial = state.incumbent
             if trial and trial.verified is None and trial.candidate not in self.unverified:
                 self._measurer.prepare(state.implementation_of(trial).implementation, trial.trace)
+        waiting = set(self.unverified)
         revisions: list[Revision] = []
         if self._measurer.runner.kind == "measured":
             revisions += self._remeasure(FINAL_CONFIRM_SHARE if at_last else CONFIRM_SHARE)
         for state in self._session.tasks:
             revisions += self._verify(state)
+        revisions += self._recheck(None if at_last else waiting)
         return revisions
 
     def _doubtful(self, state: TaskState) -> Trial | None:
@@ -133,26 +151,70 @@ class Incumbents:
         while (trial := state.incumbent) is not None and trial.verified is None:
             if trial.candidate in self.unverified:
                 return
-            interrupts.check()
-            impl = state.implementation_of(trial)
-            # Internal rounding may put the output one unit off, whatever its dtype.
-            dtypes = {state.task.args[-1].dtype, *rounds_to(state.task.implementations[0].mod)}
-            allowed = max(map(tolerance, dtypes))
-            error, message = self._measurer.verify(impl.implementation, trial.trace)
-            if error is not None and not error <= allowed:
-                message = (
-                    message or f"max|y - ref| / max|ref| is {error:.2e}, more than {allowed:g}"
-                )
-                yield self._demote(state, trial, message, error)
-                continue
-            if error is None:
-                self.unverified[trial.candidate] = message
-                checked = trial
-            else:
-                checked = trial.with_verdict(True)
-                self._session.replace(state, trial, checked)
-            self._log.write(schema.verdict(checked, error, message))
-            self._observer.verdict(state, checked)
+            yield from self._check(state, trial)
+
+    def _check(self, state: TaskState, trial: Trial, patience: float = 1.0) -> Iterator[Revision]:
+        """Check one trial, and demote it if it is wrong."""
+        interrupts.check()
+        impl = state.implementation_of(trial)
+        # Internal rounding may put the output one unit off, whatever its dtype.
+        dtypes = {state.task.args[-1].dtype, *rounds_to(state.task.implementations[0].mod)}
+        allowed = max(map(tolerance, dtypes))
+        began = time.monotonic()
+        error, message = self._measurer.verify(impl.implementation, trial.trace, patience=patience)
+        if error is None:
+            self._last_check = time.monotonic() - began
+            self.unverified[trial.candidate] = message
+            self._log.write(schema.verdict(trial, error, message))
+            self._observer.verdict(state, trial)
+            return
+        self.unverified.pop(trial.candidate, None)
+        if not error <= allowed:
+            message = message or f"max|y - ref| / max|ref| is {error:.2e}, more than {allowed:g}"
+            yield self._demote(state, trial, message, error)
+            return
+        right = trial.with_verdict(True)
+        self._session.replace(state, trial, right)
+        self._log.write(schema.verdict(right, error, message))
+        self._observer.verdict(state, right)
+
+    def _recheck(self, waiting: set[str] | None) -> Iterator[Revision]:
+        """Check incumbents without a verdict once more, with more patience: the machine may have been
+        busy. Heaviest tasks first.
+
+        ``waiting``: the candidates that may be checked. None when tuning is over: then any, and if
+        there is still no verdict, the next fastest, since one that is known to be right is shipped
+        instead.
+        """
+        at_last = waiting is None
+        doubtful = [s for s in self._session.tasks if s.incumbent and not s.incumbent.verified]
+        doubtful.sort(key=lambda state: -state.task.weight * state.best)
+        for state in doubtful:
+            fastest = sorted((t for t in state.trials if t.ok), key=lambda t: t.latency)
+            for trial in fastest[: MOST_RECHECKED if at_last else 1]:
+                if trial.verified:
+                    break
+                if trial.candidate in self._rechecked or not (
+                    waiting is None or trial.candidate in waiting
+                ):
+                    continue
+                if not self._may_recheck(at_last=at_last):
+                    return
+                self._rechecked.add(trial.candidate)
+                began = time.monotonic()
+                revisions = list(self._check(state, trial, PATIENCE))
+                self._rechecking += time.monotonic() - began
+                yield from revisions
+                if not revisions and trial.candidate not in self.unverified:
+                    break  # it is right
+            yield from self._verify(state)  # the next one, if the incumbent was demoted
+
+    def _may_recheck(self, *, at_last: bool) -> bool:
+        if at_last:
+            share = FINAL_RECHECK_SHARE * self._clock.elapsed
+            return self._rechecking < max(FINAL_RECHECK_SECONDS, share)
+        expected = PATIENCE * self._last_check
+        return self._rechecking + expected <= RECHECK_SHARE * self._clock.elapsed
 
     def _demote(
         self, state: TaskState, trial: Trial, message: str, error: float = float("inf")

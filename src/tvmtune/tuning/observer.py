@@ -67,7 +67,7 @@ class SessionView(Protocol):
 
     @property
     def unverified(self) -> Mapping[str, str]:
-        """Incumbents (by candidate) whose check reached no verdict, with the reason."""
+        """Candidates whose check reached no verdict, with the reason."""
 
     @property
     def elapsed(self) -> float:
