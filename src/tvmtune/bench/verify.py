@@ -1,15 +1,15 @@
 """Check the outputs of a library against a reference that the library carries.
 
 The check is made once, when the library is compiled, from a reference that is not TVM: the seed of the
-inputs and, for each output, its shape, its largest magnitude and its values at up to 4096 places. So a
-library can be checked on any machine, without the network or its reference.
+inputs and, for each output, its shape and, for two inputs, its largest magnitude and values at some
+places. So a library can be checked on any machine, without the network or its reference.
 """
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from tvmtune.types import JSON, Network, TensorSpec
 
-SAMPLES = 4096
+SAMPLES, SECOND_SAMPLES = 4096, 1024
+"""Values of an output, for the first and the second input, that a check has at most."""
 
 
 class Runnable(Protocol):
@@ -88,33 +89,40 @@ def make_check(network: Network, seed: int = 0) -> JSON:
 
     The result is JSON: ``seed``; ``varies``, whether the reference's outputs differ for the inputs of
     ``seed + 1``; and for each of ``outputs`` whether it ``varies`` and its ``name``, ``shape``,
-    ``dtype``, ``max_abs``, ``finite``, ``tolerance`` and ``values``, the base64 text of the
-    little-endian values at :func:`sample_places`. ``ranges`` are those of integer inputs, if the
-    network has any, see :func:`tvmtune.networks.inputs.random_inputs`.
+    ``dtype``, ``tolerance``, ``max_abs``, ``finite`` and ``values``, the base64 text of the
+    little-endian values at :func:`sample_places`. ``second`` has the last three for ``seed + 1``.
+    ``ranges`` are those of integer inputs, if the network has any, see
+    :func:`tvmtune.networks.inputs.random_inputs`.
     """
     first = network.reference(inputs_of(network, seed))
     second = network.reference(inputs_of(network, seed + 1))
-    outputs = []
-    for spec, array, other in zip(network.outputs, first, second, strict=True):
-        finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
-        magnitudes = np.abs(array[finite].astype(np.float64))
-        values = array.reshape(-1)[sample_places(array.size, seed)]
-        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-        outputs.append(
-            {
-                "name": spec.name,
-                "shape": list(array.shape),
-                "dtype": array.dtype.name,
-                "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
-                "finite": bool(finite.all()),
-                "varies": _differ([array], [other]),
-                "values": base64.b64encode(little.tobytes()).decode(),
-                "tolerance": allowed_error(network, array.dtype.name),
-            }
-        )
+    outputs = [
+        {
+            "name": spec.name,
+            "shape": list(array.shape),
+            "dtype": array.dtype.name,
+            "varies": _differ([array], [other]),
+            "tolerance": allowed_error(network, array.dtype.name),
+            **_sampled(array, seed, SAMPLES),
+            "second": _sampled(other, seed, SECOND_SAMPLES),
+        }
+        for spec, array, other in zip(network.outputs, first, second, strict=True)
+    ]
     check: JSON = {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
     ranges = ranges_of(network)
     return check | ({"ranges": ranges} if ranges else {})
+
+
+def _sampled(array: np.ndarray, seed: int, most: int) -> JSON:
+    finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
+    magnitudes = np.abs(array[finite].astype(np.float64))
+    values = array.reshape(-1)[sample_places(array.size, seed, most)]
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return {
+        "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
+        "finite": bool(finite.all()),
+        "values": base64.b64encode(little.tobytes()).decode(),
+    }
 
 
 def allowed_error(network: Network, dtype: str) -> float:
@@ -123,12 +131,12 @@ def allowed_error(network: Network, dtype: str) -> float:
     return accuracy.tolerance(computes, network=not is_operator(network))
 
 
-def sample_places(size: int, seed: int) -> np.ndarray:
-    """Ascending flat indices into an output of ``size`` values: all, or up to 4096 of them."""
-    if size <= SAMPLES:
+def sample_places(size: int, seed: int, most: int = SAMPLES) -> np.ndarray:
+    """Ascending flat indices into an output of ``size`` values: all, or up to ``most`` of them."""
+    if size <= most:
         return np.arange(size)
     rng = np.random.RandomState(seed)  # its stream is frozen, unlike that of default_rng
-    return np.unique(rng.randint(0, size, SAMPLES, dtype=np.int64))
+    return np.unique(rng.randint(0, size, most, dtype=np.int64))
 
 
 def compare(
@@ -141,12 +149,12 @@ def compare(
     """Compare the outputs for the inputs of ``check["seed"]`` with the reference in ``check``.
 
     ``tolerance``: by default each output has its own. ``others`` are the outputs for the inputs of
-    ``seed + 1``: if one is the same but the reference's differs, the library ignores its inputs and
-    fails. If the reference's do not differ, the result has a warning. Raises TvmtuneError unless
-    :func:`make_check` made ``check``.
+    ``seed + 1``, which are compared, too, unless an earlier version made the check. If one is the same
+    but the reference's differs, the library ignores its inputs and fails. If the reference's do not
+    differ, the result has a warning. Raises TvmtuneError unless :func:`make_check` made ``check``.
     """
     try:
-        wanted = check["outputs"]
+        seed, wanted = check["seed"], check["outputs"]
         allowed = [
             entry.get("tolerance", accuracy.TOLERANCE) if tolerance is None else tolerance
             for entry in wanted
@@ -156,9 +164,16 @@ def compare(
             reason = f"there are {len(outputs)} outputs instead of {len(wanted)}"
             return CheckResult(False, float("inf"), loosest, (), (reason,))
         results = tuple(
-            _compare_one(array, entry, check["seed"])
+            _compare_one(array, entry, seed, SAMPLES)
             for array, entry in zip(outputs, wanted, strict=True)
         )
+        if others is not None:
+            results = tuple(
+                _worse(result, _compare_one(other, entry | entry["second"], seed, SECOND_SAMPLES))
+                if "second" in entry
+                else result
+                for result, other, entry in zip(results, others, wanted, strict=True)
+            )
         # Checks of earlier versions tell only whether any output varies.
         every = [entry.get("varies") for entry in wanted]
         varies = check["varies"]
@@ -210,7 +225,11 @@ def _blindness(varies: bool, constant: Sequence[str]) -> str:
     return ""
 
 
-def _compare_one(array: np.ndarray, entry: dict[str, Any], seed: int) -> OutputCheck:
+def _worse(one: OutputCheck, other: OutputCheck) -> OutputCheck:
+    return other if other.error > one.error else one
+
+
+def _compare_one(array: np.ndarray, entry: JSON, seed: int, most: int) -> OutputCheck:
     name, shape, dtype = entry["name"], tuple(entry["shape"]), numpy_dtype(entry["dtype"])
     if array.shape != shape or array.dtype != dtype:
         reason = f"is {array.dtype.name} {list(array.shape)} instead of {dtype.name} {list(shape)}"
@@ -219,7 +238,7 @@ def _compare_one(array: np.ndarray, entry: dict[str, Any], seed: int) -> OutputC
     if entry["finite"] and array.dtype.kind not in "biu" and not np.isfinite(array).all():
         return OutputCheck(name, float("inf"), "holds NaN or infinity")
     raw = np.frombuffer(base64.b64decode(entry["values"]), dtype.newbyteorder("<"))
-    values = array.reshape(-1)[sample_places(array.size, seed)]
+    values = array.reshape(-1)[sample_places(array.size, seed, most)]
     if raw.size and raw.dtype.kind not in "biu" and not np.isfinite(raw).any():
         return OutputCheck(
             name, float("inf"), "cannot be checked: no value of the reference is finite"
