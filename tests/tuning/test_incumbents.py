@@ -322,7 +322,8 @@ def test_a_check_without_a_verdict_is_repeated_with_more_patience(log):
 
 def test_a_check_without_a_verdict_is_repeated_while_tuning_goes_on(log, monkeypatch):
     monkeypatch.setattr(incumbents, "RECHECK_SHARE", float("inf"))
-    with small.session(log, [small.task(0, small.matmul(8))], trials=64) as session:
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, trials=64, run="tuning.small:run_constantly") as session:
         Checks(session, incumbents.PATIENCE)
         session.run()
     kinds = [json.loads(line) for line in log.read_text().splitlines()]
