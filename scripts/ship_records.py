@@ -1,4 +1,4 @@
-"""Makes the records that come with tvmtune for CPUs of this machine's class.
+"""Makes the records that come with tvmtune for processors like this machine's.
 
     python scripts/ship_records.py --work DIR [--tune 10m] [--threads 1,2] [--mcpu NAME] [NETWORK ...]
     python scripts/ship_records.py --logs LOG ...
@@ -108,10 +108,10 @@ def pack(logs: Sequence[Log], folder: Path) -> None:
     for log in logs:
         for identity, described in log.devices().items():
             device = Device.from_json(described)
-            cpu = cpu_features.cpu_class(device.target)
-            if device.backend != "cpu" or device.remote is not None or cpu is None:
+            known = cpu_features.cpu_class(device.target) is not None
+            if device.backend != "cpu" or device.remote is not None or not known:
                 raise TvmtuneError(f"{log.path} was measured on {device.model}, not on a known CPU")
-            name = shipped.file_name(cpu, device.threads)
+            name = shipped.file_name(device)
             if names.setdefault(name, identity) != identity:
                 raise TvmtuneError(f"{log.path} and others for {name} are of different devices")
             if log not in groups.setdefault(name, []):

@@ -1,4 +1,4 @@
-"""Records that come with tvmtune: compile and tune start from them, on CPUs of the same class."""
+"""Records that come with tvmtune: compile and tune start from them, on equal and similar CPUs."""
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ def kinds(compiled):
 @pytest.mark.slow
 def test_compile_takes_shipped_records_without_a_log(plan, log, folder, tmp_path):
     (file,) = folder.iterdir()
-    cpu = cpu_features.cpu_class(plan.device.target)
-    assert file.name == shipped.file_name(cpu, plan.device.threads)
+    assert file.name == shipped.file_name(plan.device)
     expected = {t.task for t in read_log(log).trials if t.latency == 1e-9}
     assert {t.task for t in read_log(file).trials} == expected
     compiled = api.compile(plan, tmp_path / "lib.so")
@@ -145,6 +144,15 @@ def test_shipped_records_are_for_as_many_threads(plan, folder, tmp_path):
 
 
 @pytest.mark.slow
+def test_compile_takes_no_records_of_another_processor_but_tuning_does(plan, folder):
+    (file,) = folder.iterdir()
+    cpu, _, threads = file.name.split("_")
+    file.rename(folder / f"{cpu}_another-processor_{threads}")
+    assert shipped.for_compiling(plan.device) is None
+    assert shipped.for_tuning(plan.device) is not None
+
+
+@pytest.mark.slow
 def test_inexact_shipped_records_are_not_used_where_the_output_is_not_checked(plan, folder):
     (file,) = folder.iterdir()
     inexact = {
@@ -191,8 +199,7 @@ def test_tuning_measures_shipped_records_after_the_defaults_and_once(plan, folde
 
 
 def test_a_damaged_file_is_reported_by_name(plan, tmp_path, monkeypatch):
-    cpu = cpu_features.cpu_class(plan.device.target)
-    path = tmp_path / shipped.file_name(cpu, plan.device.threads)
+    path = tmp_path / shipped.file_name(plan.device)
     path.write_bytes(b"no records")
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     with pytest.raises(TvmtuneError, match=f"{path.name} is truncated, damaged"):
@@ -222,9 +229,7 @@ def test_the_records_of_the_package_were_verified_and_name_their_machine(file):
     for header in log.headers:
         assert header["distilled"]
         assert "host" not in header
-        device = Device.from_json(header["device"])
-        cpu = cpu_features.cpu_class(device.target)
-        assert file.name == shipped.file_name(cpu, device.threads)
+        assert file.name == shipped.file_name(Device.from_json(header["device"]))
 
 
 @pytest.mark.slow
