@@ -15,7 +15,7 @@ def test_the_content_is_on_disk_before_the_name_and_the_name_before_it_returns(
     real_sync, real_rename = os.fsync, Path.replace
 
     def sync(descriptor: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         events.append("folder" if name == str(tmp_path) else f"file {Path(name).read_text()}")
         real_sync(descriptor)
 

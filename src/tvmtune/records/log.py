@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmtune import atomic_write
+from tvmtune import atomic_write, fields
 from tvmtune.bounded import Allowance
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.records import fields, lines, schema
+from tvmtune.records import lines, schema
 from tvmtune.records.designs import Design, Packer
 from tvmtune.records.log_file import LogFile, LogLost
 from tvmtune.records.schema import FORMAT, Line

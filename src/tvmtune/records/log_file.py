@@ -124,7 +124,7 @@ class LogFile:
     def _current_name(self) -> Path | None:
         """Where the file was moved to; None if it has no name, or one that cannot be found."""
         try:
-            name = Path(os.readlink(f"/proc/self/fd/{self.fd}"))
+            name = Path(f"/proc/self/fd/{self.fd}").readlink()
         except OSError:
             return None
         return name if _is_at(self.fd, name) else None

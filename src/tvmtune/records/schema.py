@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, NamedTuple
 
+from tvmtune import fields as kinds
 from tvmtune.bounded import Allowance
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import fingerprint, package_versions
 from tvmtune.passes.workload_keys import SPACE_VERSION
-from tvmtune.records import fields as kinds
 from tvmtune.records.designs import Design, PackedTrace
 from tvmtune.types import JSON, Implementation, Prepared, Task, TensorSpec, Trial
 
@@ -114,7 +114,7 @@ def check_header(record: JSON) -> None:
         )
     kinds.check(record, {}, {"versions": kinds.OBJECT, "started": _NUMBER})
     device, network = record["device"], record["network"]
-    described = {name: _TEXT for name in ("identity", "backend", "model")}
+    described = dict.fromkeys(("identity", "backend", "model"), _TEXT)
     kinds.check(
         device,
         described | {"target": kinds.OBJECT, "threads": _INTEGER},

@@ -1,4 +1,4 @@
-"""Checks of the fields of a log's lines: a log may have been edited, or made to do harm."""
+"""Checks of the fields of JSON objects: a file may have been edited, or made to do harm."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ NUMBER = "a number", _is_number
 FLAG = "true, false or null", lambda value: value is None or isinstance(value, bool)
 LIST = "a list", lambda value: isinstance(value, list)
 OBJECT = "an object", lambda value: isinstance(value, dict)
+NUMBER_OR_NULL = "a number or null", lambda value: value is None or _is_number(value)
 OBJECT_OR_NULL = "an object or null", lambda value: value is None or isinstance(value, dict)
 
 Kind = tuple[str, Callable[[Any], bool]]
@@ -28,13 +29,21 @@ Kind = tuple[str, Callable[[Any], bool]]
 def check(
     record: JSON, required: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None
 ) -> None:
-    """Raise KeyError for a missing field, ValueError for one of another type."""
+    """Raise KeyError for a missing field of ``record``, ValueError for one of another type."""
     for name, (words, fits) in required.items():
         if not fits(record[name]):
             raise ValueError(f"'{name}' is not {words}")
     for name, (words, fits) in (optional or {}).items():
         if name in record and not fits(record[name]):
             raise ValueError(f"'{name}' is not {words}")
+
+
+def each(values: list[Any], kind: Kind, name: str) -> list[Any]:
+    """``values``; raises ValueError unless all are of this kind."""
+    words, fits = kind
+    if not all(map(fits, values)):
+        raise ValueError(f"'{name}' holds something other than {words}")
+    return values
 
 
 def are_times(values: Any) -> bool:
