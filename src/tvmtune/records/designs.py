@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune import bounded
+from tvmtune.errors import TvmtuneError
 from tvmtune.spaces import traces
 from tvmtune.types import digest
 
@@ -62,7 +63,14 @@ class PackedTrace:
     """Instructions of the post-processors: JSON, deflated with the design's example."""
 
     def __call__(self) -> list[Any]:
-        postprocs = bounded.parse_json(_inflate(self.postprocs, self.design.example))
+        try:
+            postprocs = bounded.parse_json(_inflate(self.postprocs, self.design.example))
+            if not isinstance(postprocs, list):
+                raise ValueError("they are no list")
+        except ValueError as error:  # the reader has only compared the checksum
+            raise TvmtuneError(
+                f"the post-processors of a trial in the log are damaged: {error}. Restore the log."
+            ) from None
         return [[*self.design.instructions, *postprocs], self.decisions]
 
     @staticmethod

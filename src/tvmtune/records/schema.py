@@ -105,7 +105,7 @@ def check_header(record: JSON) -> None:
     continues a sentence that begins with the log's path."""
     version: Any = record.get("format")
     parts = (record.get("device"), record.get("network"))
-    if not isinstance(version, int) or not all(isinstance(part, dict) for part in parts):
+    if type(version) is not int or not all(isinstance(part, dict) for part in parts):
         raise TvmtuneError("is not a tvmtune log: its header is incomplete.")
     if version > FORMAT:
         raise TvmtuneError(

@@ -23,6 +23,7 @@ weights.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -284,7 +285,7 @@ class Program:
                     raise ValueError("its arrays are too large")
                 members = {name: archive[name] for name in archive.files}
         except OSError as error:
-            if error.errno is not None:
+            if error.errno not in (None, errno.EINVAL):  # a position before the file's start
                 raise
             raise _damaged(origin, error) from None
         except Exception as error:  # zipfile, zlib and NumPy raise many kinds on damaged bytes

@@ -26,7 +26,7 @@ from tvmtune.networks.onnx.operators import (
 )
 from tvmtune.networks.onnx.relax import to_relax
 from tvmtune.networks.shapes import resolve
-from tvmtune.types import TensorSpec
+from tvmtune.types import TensorSpec, product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +66,8 @@ def read(
     )
 
 
+_MOST_ELEMENTS = 1 << 26
+"""Of all inputs, for a run that finds the shapes of the outputs."""
 _KEPT = 1 << 28
 """A network keeps up to this many bytes of weights in memory even if it can read them again."""
 
@@ -207,6 +209,11 @@ class OnnxNetwork:
 
     def _measure_output_shapes(self) -> None:
         """Run the network to find the shapes that inference does not."""
+        if sum(product(spec.shape) for spec in self.inputs) > _MOST_ELEMENTS:
+            raise TvmtuneError(
+                f"the shapes of the outputs of {self._label} cannot be inferred, and its inputs are "
+                f"too large to find them by a run: {', '.join(map(str, self.inputs))[:200]}"
+            )
         try:
             ranges = index_ranges(self._model, self.inputs)
             runs = [self._run(random_inputs(self.inputs, seed, ranges)) for seed in (0, 1)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers in ModelProto, GraphProto, TensorProto
 _LARGE = 1 << 16
-_MAX_FIELDS = 1 << 21
+_MAX_FIELDS = 1 << 20
 """More nodes and weights than any model has; each takes a microsecond."""
 _MAX_RANK = 64
 """More dimensions than any tensor has: their product must not become a number of megabytes."""
