@@ -5,6 +5,7 @@ A mutation is a tuple of integers (what, where, how), which Hypothesis draws and
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 Mutation = tuple[int, int, int]
 
-_LARGEST = 1 << 22
+_LARGEST = 1 << 19
 _MOST_PLACES = 5000
 """Repeated lists of repeated lists are small in memory, but endless to a reader."""
 
@@ -101,11 +102,12 @@ def changed(value: Any, changes: Sequence[Mutation]) -> Any:
                     del holder[key]
             case 4:
                 other, name = places[how % len(places)]
-                holder[key] = copy.deepcopy(other[name])
+                with contextlib.suppress(RecursionError):  # what case 5 made
+                    holder[key] = copy.deepcopy(other[name])
             case 5:
                 holder[key] = _nested(holder[key], (20, 99, 101, 300, 5000)[how % 5], how % 2)
             case 6:
-                holder[key] = [holder[key]] * (how % 2000)
+                holder[key] = [holder[key]] * (how % 300)
             case 7:
                 if isinstance(holder[key], dict):
                     holder[key][f"new-{how}"] = VALUES[how % len(VALUES)]
@@ -113,13 +115,13 @@ def changed(value: Any, changes: Sequence[Mutation]) -> Any:
 
 
 def dumped(value: Any) -> bytes:
-    """JSON of any depth and with any number, unlike json.dumps; cut off after some megabytes."""
+    """JSON of any depth and with any number, unlike json.dumps; cut off after half a megabyte."""
     parts: list[str] = []
     size = 0
     stack: list[Any] = [value]
     while stack and size < _LARGEST:
         top = stack.pop()
-        size += len(parts[-1]) if parts else 0
+        size += 10 + (len(parts[-1]) if parts else 0)
         if isinstance(top, _Raw):
             parts.append(top)
         elif isinstance(top, dict):
