@@ -134,3 +134,22 @@ def test_a_weight_with_thousands_of_dimensions_is_refused(tmp_path):
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match="dimensions"):
         wire.read(path)
+
+
+@pytest.mark.parametrize("where", [b"pointwise", b"Relu", b"data"])
+def test_a_name_that_is_no_text_is_named_as_the_damage(tmp_path, where):
+    path = tmp_path / "x.onnx"
+    content = tiny_cnn(size=8).SerializeToString()
+    assert where in content
+    path.write_bytes(content.replace(where, b"\xff" * len(where)))
+    with pytest.raises(TvmtuneError, match="x.onnx is damaged: a name in it is not UTF-8 text"):
+        load(str(path))
+
+
+def test_a_weight_with_fewer_values_than_its_shape_is_refused(tmp_path):
+    path = tmp_path / "x.onnx"
+    model = tiny_cnn(size=8)
+    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(TvmtuneError, match="x.onnx is not a valid ONNX model"):
+        load(str(path))
