@@ -61,10 +61,10 @@ def _is_unicode(message: Any) -> bool:
         if field.message_type is not None:
             if not all(map(_is_unicode, [value] if hasattr(value, "ListFields") else value)):
                 return False
-        elif field.type == field.TYPE_STRING:
-            # One text, or a list of them.
-            if isinstance(value, bytes) or not all(isinstance(text, str) for text in value):
-                return False
+        elif field.type == field.TYPE_STRING and (  # one text, or a list of them
+            isinstance(value, bytes) or not all(isinstance(text, str) for text in value)
+        ):
+            return False
     return True
 
 
