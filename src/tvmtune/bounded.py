@@ -71,7 +71,7 @@ def parse_json(data: str | bytes) -> Any:
         raise ValueError("there is something after the JSON")
     if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
         raise ValueError("it nests too deeply")
-    if "\\ud" in text or "\\uD" in text:
+    if "\\" in text and ("\\ud" in text or "\\uD" in text):  # the first is quick to rule out
         # Half a surrogate pair can be parsed, but neither printed nor written.
         json.dumps(value, ensure_ascii=False).encode()
     return value
