@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING
 from tvmtune.errors import TvmtuneError, UsageError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a path to write to; at the end of the block that file replaces ``path``.
 
-    If the block raises, ``path`` is unchanged. The new file has the same name, in a temporary
-    directory beside ``path``. Raises TvmtuneError if ``path`` cannot be written, before the block if
-    possible.
+    If the block raises, ``path`` is unchanged; after a power cut it is the old file or the new one.
+    The new file has the same name, in a temporary directory beside ``path``. Raises TvmtuneError if
+    ``path`` cannot be written, before the block if possible.
     """
     path = Path(path)
     if path.is_dir():
@@ -33,11 +33,32 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield folder / path.name
         try:
-            (folder / path.name).replace(path)
+            replace(folder / path.name, path)
         except OSError as exc:
             raise cannot_write(path, exc) from exc
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace(new: Path, path: Path) -> None:
+    """Rename a file that was just written, so that a power cut leaves the old one or all of the new.
+
+    Without the first of the two waits, the name may be on disk before the content is.
+    """
+    with new.open("rb") as file:
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make new and renamed entries of a directory survive a power cut."""
+    with contextlib.suppress(OSError):  # not every file system supports it
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -305,13 +305,11 @@ def test_a_missing_package_is_named(invoke, monkeypatch):
     ],
     ids=["tune", "compile", "distill"],
 )
-@pytest.mark.parametrize("kind", ["truncated", "damaged", "something else"])
+@pytest.mark.parametrize("kind", ["damaged", "something else"])
 def test_an_unreadable_log_is_rejected(invoke, tmp_path, plan, args, kind):
     path = log_of(plan, tmp_path / "log.json")
     first, *rest = path.read_bytes().splitlines(keepends=True)
-    if kind == "truncated":
-        path.write_bytes(first[:100])
-    elif kind == "damaged":
+    if kind == "damaged":
         path.write_bytes(first + b"\x00\x00\n" + b"".join(rest))
     else:
         shutil.copy(tmp_path / "tiny.onnx", path)
@@ -326,8 +324,9 @@ def test_an_unreadable_log_is_rejected(invoke, tmp_path, plan, args, kind):
 )
 def test_an_empty_or_missing_log_is_rejected(invoke, tmp_path, args):
     assert invoke(*args) == (1, "there is no log at log.json.")
-    (tmp_path / "log.json").touch()
-    assert invoke(*args) == (1, "log.json is empty: there is nothing in this log.")
+    for content in (b"", b'{"type":"header","format":2,"netw'):  # the second after a power cut
+        (tmp_path / "log.json").write_bytes(content)
+        assert invoke(*args) == (1, "log.json is empty: there is nothing in this log.")
 
 
 @pytest.mark.parametrize(

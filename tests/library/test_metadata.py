@@ -8,6 +8,7 @@ import platform
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -294,3 +295,51 @@ def test_simd_extensions_have_linux_names(tmp_path):
     cpuinfo.write_text("processor : 0\nflags\t\t: fpu avx avx2\n")
     assert cpu_features.missing(wanted, cpuinfo) == ["f16c", "fma"]
     assert cpu_features.missing(wanted, tmp_path / "none") == []
+
+
+def with_body(path: Path, text: bytes, claimed: int) -> None:
+    """Replace the trailer by one whose JSON has another size than it claims."""
+    code = path.read_bytes()[: trailer.read(path).code_size]
+    body = zlib.compress(text, 9)
+    head = trailer._HEAD.pack(
+        b"tvmtune{", 1, len(code), zlib.crc32(code), len(body), claimed, zlib.crc32(body)
+    )
+    tail = trailer._TAIL.pack(len(head) + len(body) + trailer._TAIL.size, b"}tvmtune")
+    path.write_bytes(code + head + body + tail)
+
+
+@pytest.mark.parametrize("claimed", [0, 1000, 1 << 63])
+def test_metadata_that_unpack_to_much_more_are_damaged(copy, claimed):
+    with_body(copy, b'{"a":"' + b" " * (40 << 20) + b'"}', claimed)
+    assert "is damaged" in refusal(metadata.read, copy)
+
+
+@pytest.mark.parametrize("depth", [101, 1_000_000])
+def test_deep_metadata_are_damaged(copy, depth):
+    text = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+    with_body(copy, text, len(text))
+    assert "is damaged (it nests too deeply)" in refusal(metadata.read, copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("network", []), ("device", {}), ("inputs", {}), ("inputs", [3]), ("tasks", None)),
+        *(("threads", "2"), ("created", 1e300), ("versions", 1), ("cpu_features", [[]])),
+        ("outputs", [{"name": "x", "shape": ["a"], "dtype": "float32"}]),
+    ],
+)
+def test_metadata_of_other_types_are_damaged(copy, name, value):
+    metadata.append(copy, metadata.read(copy) | {name: value})
+    assert "is damaged: " in refusal(metadata.read, copy)
+    assert "is damaged: " in refusal(Library.open, copy)
+
+
+@pytest.mark.parametrize("offset", [32, 40], ids=["segments", "sections"])
+@pytest.mark.parametrize("value", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_offsets_that_no_file_has_are_truncation(tmp_path, offset, value):
+    path = tmp_path / "lib.so"
+    path.write_bytes(foreign_library().read_bytes()[:4096])
+    patch(path, offset, struct.pack("<Q", value))
+    assert "is truncated" in refusal(metadata.read, path)
+    assert elf.find_symbol(path, "x") is None

@@ -112,3 +112,44 @@ def test_empty_tensors_stay_in_the_model(tmp_path):
     onnx.save(model, tmp_path / "net.onnx")
     _, found = wire.read(tmp_path / "net.onnx")
     assert list(found) == ["large"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff" * 4_000_000, b"\x08\x01" * 1_500_000, b"\x80" * 100_000 + b"\x01"],
+    ids=["no number ends", "millions of fields", "a long number"],
+)
+def test_what_would_take_long_to_step_over_is_refused(tmp_path, content):
+    path = tmp_path / "x.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="not in the format|too many fields"):
+        wire.read(path)
+
+
+def test_a_weight_with_thousands_of_dimensions_is_refused(tmp_path):
+    model = tiny_cnn(size=8)
+    model.graph.initializer[0].dims.extend([1 << 62] * 100_000)
+    model.graph.initializer[0].raw_data = b""
+    path = tmp_path / "x.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="dimensions"):
+        wire.read(path)
+
+
+@pytest.mark.parametrize("where", [b"pointwise", b"Relu", b"data"])
+def test_a_name_that_is_no_text_is_named_as_the_damage(tmp_path, where):
+    path = tmp_path / "x.onnx"
+    content = tiny_cnn(size=8).SerializeToString()
+    assert where in content
+    path.write_bytes(content.replace(where, b"\xff" * len(where)))
+    with pytest.raises(TvmtuneError, match="x.onnx is damaged: a name in it is not UTF-8 text"):
+        load(str(path))
+
+
+def test_a_weight_with_fewer_values_than_its_shape_is_refused(tmp_path):
+    path = tmp_path / "x.onnx"
+    model = tiny_cnn(size=8)
+    model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(TvmtuneError, match="x.onnx is not a valid ONNX model"):
+        load(str(path))

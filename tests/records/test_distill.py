@@ -117,7 +117,10 @@ def test_top_keeps_more_records_the_one_to_ship_first(tmp_path):
 
 def test_distill_on_a_full_disk_leaves_the_old_file(tmp_path):
     log = write(tmp_path / "log.json", *(trial("a", str(n), 1.0) for n in range(20)))
-    best = write(tmp_path / "best.json", trial("a", "old", 1.0))
+    best = tmp_path / "best.json"
+    older = write(tmp_path / "older.json", trial("a", "old", 1.0))
+    distill([read_log(older)], best)
+    older.unlink()
     before = best.read_bytes()
     done = subprocess.run(
         [sys.executable, "-c", DISTILL_WITHOUT_ROOM, str(log), str(best)],
@@ -153,3 +156,44 @@ def test_a_log_that_a_session_writes_to_is_not_replaced(tmp_path):
     busy = write(tmp_path / "busy.json", trial("a", "1", 2.0))
     with LogWriter(busy), pytest.raises(TvmtuneError, match="another process is writing"):
         distill([read_log(source)], busy)
+
+
+@pytest.mark.parametrize("kind", ["a log", "a continued distillate", "another file"])
+def test_only_a_distilled_log_is_replaced(tmp_path, kind):
+    log = read_log(write(tmp_path / "log.json", trial("a", "1", 1.0)))
+    output = tmp_path / "other.json"
+    if kind == "another file":
+        output.write_text("not yours\n")
+    else:
+        if kind == "a continued distillate":
+            distill([log], output)
+        write(output, *(trial("a", str(n), 1.0) for n in range(50)))
+    before = output.read_bytes()
+    with pytest.raises(UsageError, match="exists and is no distilled log: choose another -o"):
+        distill([log], output)
+    assert output.read_bytes() == before
+    distill([log], output, force=True)
+    assert candidates(output) == ["1"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"type":"header","form'])
+def test_a_distilled_or_empty_file_is_replaced(tmp_path, content):
+    log = read_log(write(tmp_path / "log.json", trial("a", "1", 1.0)))
+    output = tmp_path / "best.json"
+    if content is None:
+        distill([log], output)
+    else:
+        output.write_bytes(content)
+    distill([log], output)
+    assert candidates(output) == ["1"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "log.json"]
+
+
+def test_a_candidate_found_wrong_in_one_log_is_not_taken_from_another():
+    good, copy = trial("a", "1", 1.0), trial("a", "1", 0.9)
+    other = trial("a", "2", 2.0)
+    for trials in (
+        [good.with_verdict(False), copy, other],
+        [copy, other, good.with_verdict(False)],
+    ):
+        assert best_of(trials)["a"] is other

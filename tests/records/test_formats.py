@@ -18,7 +18,8 @@ import pytest
 from records.sample_log import header, trace, trial, write
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.best import distill
-from tvmtune.records.log import COMPRESSED, FORMAT, LogWriter, read_log
+from tvmtune.records.lines import COMPRESSED
+from tvmtune.records.log import FORMAT, LogWriter, read_log
 
 OLD = Path(__file__).parent / "format-1.json"
 

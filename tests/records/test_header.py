@@ -88,3 +88,14 @@ def test_a_task_is_written_again_only_if_it_has_changed(tmp_path):
     begun(planned(tmp_path / "a", "unroll(inner)"), path)
     described = [line for line in path.read_text().splitlines() if '"type":"task"' in line]
     assert len(described) == 2
+
+
+def test_a_log_whose_header_was_cut_short_is_begun_anew(tmp_path):
+    plan, path = planned(tmp_path, "vectorize(inner)"), tmp_path / "log.json"
+    begun(plan, path)
+    path.write_bytes(path.read_bytes()[:100])
+    with LogWriter(path) as writer:
+        history = header.earlier(path, plan.prepared)
+        assert history is None
+        header.begin(writer, plan.prepared, plan.tasks, history, None)
+    assert len(read_log(path).headers) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from records.sample_log import device, header, task, trial, verdict, write
 from tvmtune.errors import TvmtuneError
-from tvmtune.records.log import FORMAT, LogWriter, read_log
+from tvmtune.records.log import FORMAT, LogWriter, is_empty, read_log
 
 ADD_TRIALS = """
 import pathlib, resource, sys
@@ -279,3 +279,116 @@ def test_a_log_that_cannot_be_created_is_a_one_line_error(tmp_path):
     path = Path(tmp_path / "absent" / "log.json")
     with pytest.raises(TvmtuneError, match="cannot write the log .*: No such file or directory"):
         LogWriter(path)
+
+
+def test_a_torn_first_line_is_an_empty_log_and_the_next_writer_removes_it(tmp_path):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    first = path.read_bytes().splitlines()[0]
+    for torn in (*(first[:end] for end in range(1, len(first), 17)), bytes(100)):
+        path.write_bytes(torn)
+        assert is_empty(path)
+        with pytest.raises(TvmtuneError, match="is empty"):
+            read_log(path)
+        with LogWriter(path) as writer:
+            writer.append("header", header())
+        assert len(read_log(path).headers) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x7fELF\x02\x01",
+        b'{"name": "tiny',
+        b"layers: 18",
+        json.dumps({"type": "header", **header()}, separators=(",", ":")).encode(),
+    ],
+    ids=["a library", "JSON", "text", "a header without its newline"],
+)
+def test_other_files_of_one_line_are_not_taken_for_an_empty_log(tmp_path, content):
+    path = tmp_path / "log.json"
+    path.write_bytes(content)
+    before = path.read_bytes()
+    assert not is_empty(path)
+    LogWriter(path).close()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("place", ["before", "after", "between"])
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_verdict_reaches_all_copies_of_a_candidate(tmp_path, place, verified):
+    same = trial("a", "1", 1.0)
+    plain = write(tmp_path / "plain.json", same, trial("a", "2", 2.0)).read_bytes()
+    judged = write(tmp_path / "judged.json", same)
+    with LogWriter(judged) as writer:
+        writer.append("verdict", verdict(same, verified, "off by 3"))
+    parts = {"before": [judged], "after": [plain, judged], "between": [plain, judged, plain]}
+    parts["before"].append(plain)
+    both = tmp_path / "both.json"
+    both.write_bytes(b"".join(p if isinstance(p, bytes) else p.read_bytes() for p in parts[place]))
+    copies = [t for t in read_log(both).trials if t.candidate == "1"]
+    assert len(copies) > 1
+    assert {t.verified for t in copies} == {verified}
+    assert {t.ok for t in copies} == {verified}
+    assert {t.verified for t in read_log(both).trials if t.candidate == "2"} == {None}
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_a_candidate_once_found_wrong_stays_wrong(tmp_path, order):
+    same = trial("a", "1", 1.0)
+    path = write(tmp_path / "log.json", same)
+    with LogWriter(path) as writer:
+        for verified in order:
+            writer.append("verdict", verdict(same, verified, "" if verified else "off by 3"))
+    (read,) = read_log(path).trials
+    assert (read.verified, read.ok) == (False, False)
+    assert read.error == {"stage": "wrong-answer", "message": "off by 3"}
+
+
+def test_a_verdict_leaves_a_copy_that_failed_otherwise(tmp_path):
+    failed, same = trial("a", "1"), trial("a", "1", 1.0)
+    path = write(tmp_path / "log.json", failed, same)
+    with LogWriter(path) as writer:
+        writer.append("verdict", verdict(same, False))
+    stages = [t.error["stage"] for t in read_log(path).trials if t.error]
+    assert stages == ["build", "wrong-answer"]
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        "[NaN]",
+        "[-1.0]",
+        "[0.0]",
+        "[1.0, Infinity]",
+        "[1e999]",
+        '["1"]',
+        '"1"',
+        "[true]",
+        "null",
+        "3",
+    ],
+)
+def test_impossible_times_are_ignored_with_one_warning(tmp_path, seconds):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0), trial("a", "2", 2.0))
+    *others, line = path.read_text().splitlines()
+    bad = line.replace('"seconds":[2.0]', f'"seconds":{seconds}')
+    assert bad != line
+    again = '{"type":"remeasure","workload":"w-a","candidate":"1","seconds":' + seconds + "}"
+    path.write_text("\n".join([*others, bad, bad, again, line]) + "\n")
+    with pytest.warns(UserWarning) as warned:
+        read = read_log(path).trials
+    assert [(t.candidate, t.latency) for t in read] == [("1", 1.0), ("2", 2.0)]
+    (message,) = (str(w.message) for w in warned)
+    assert f"{path}: the times on line {len(others) + 1} are not positive numbers" in message
+    assert "on 2 more lines" in message
+
+
+def test_a_trial_with_impossible_times_is_written_as_failed(tmp_path):
+    path = tmp_path / "log.json"
+    with LogWriter(path) as writer:
+        writer.append("header", header())
+        written = writer.trial(trial("a", "1", 1.0, float("nan")))
+    (read,) = read_log(path).trials
+    for each in (written, read):
+        assert not each.ok
+        assert each.error == {"stage": "run", "message": "it reported impossible times: [1.0, nan]"}

@@ -11,6 +11,7 @@ import pytest
 
 from tvmtune.errors import UsageError
 from tvmtune.remote import protocol
+from tvmtune.remote.client.boards import servers
 from tvmtune.remote.protocol import Address, Tracker, Unreachable, check_key, is_alive, split_remote
 
 
@@ -106,3 +107,47 @@ def test_is_alive_is_true_for_servers_only() -> None:
     with stranger(protocol.integer(protocol.MISMATCH)) as server:
         assert is_alive(server, patience=5)
     assert not is_alive(server, patience=0.5)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"queue_info": {"pi": 3}},
+        {"queue_info": {"pi": {"free": "one"}}},
+        {"queue_info": {"pi": {"free": 1e400}}},
+        {"server_info": 7},
+    ],
+)
+def test_a_summary_of_other_types_is_an_error(answer: object) -> None:
+    with (
+        stranger(MAGIC + protocol.pack([0, answer])) as address,
+        pytest.raises(Unreachable, match="is not a tracker"),
+        Tracker(address, patience=5) as tracker,
+    ):
+        tracker.summary()
+
+
+def test_entries_of_servers_that_are_no_objects_are_left_out() -> None:
+    good = {"key": "server:pi", "addr": ["10.0.0.1", 9090]}
+    summary = {"server_info": [3, None, "x", {"key": 1}, {"key": "server:pi", "addr": 3}, good]}
+    assert servers(summary) == {"pi": [Address("10.0.0.1", 9090)]}
+
+
+@pytest.mark.parametrize("grant", [3, [], ["h", "port", "k"], ["h", 1e400, "k"], ["h", None, "k"]])
+def test_a_grant_of_other_types_is_an_error(grant: object) -> None:
+    with (
+        stranger(MAGIC + protocol.pack([0, grant])) as address,
+        pytest.raises(Unreachable, match="is not a tracker"),
+        Tracker(address, patience=5) as tracker,
+    ):
+        tracker.request("pi", 5.0)
+
+
+def test_a_deep_answer_is_an_error() -> None:
+    text = b"[" * 100_000 + b"]" * 100_000
+    with (
+        stranger(MAGIC + protocol.integer(len(text)) + text) as address,
+        pytest.raises(Unreachable, match="it nests too deeply"),
+        Tracker(address, patience=5) as tracker,
+    ):
+        tracker.summary()

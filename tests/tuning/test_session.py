@@ -11,7 +11,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.measure import recovery
 from tvmtune.passes.workload_keys import structure
 from tvmtune.records.best import best_of
-from tvmtune.records.log import read_log
+from tvmtune.records.log import LogLost, read_log
 from tvmtune.tuning import failures, round_times
 from tvmtune.tuning.failures import by_stage
 from tvmtune.tuning.limits import BATCH
@@ -214,6 +214,28 @@ def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
         session.run()
     assert len(read_log(log).trials) == 5
     assert not session.measurer.directory.exists()
+
+
+def test_a_session_whose_log_is_removed_ends_and_says_where_its_trials_are(tmp_path):
+    log = tmp_path / "log.json"
+
+    class Removing(small.Recorder):
+        def trial(self, state, trial):
+            super().trial(state, trial)
+            if len(self.trials) == 3:
+                log.unlink()
+
+    recorder = Removing()
+    tasks = [small.task(0, small.matmul(8))]
+    with (
+        small.session(log, tasks, trials=40, observer=recorder) as session,
+        pytest.raises(LogLost, match=r"log\.json was removed .* saved to .*log\.json\.rescued"),
+    ):
+        session.run()
+    saved = [t.candidate for t in read_log(tmp_path / "log.json.rescued").trials]
+    assert saved[:3] == [t.candidate for t in recorder.trials]
+    assert len(saved) - 3 in (0, 1)  # the line at hand may be that of another trial
+    assert not log.exists()
 
 
 def test_incumbents_left_unchecked_by_a_killed_run_are_checked_by_the_next(tmp_path):

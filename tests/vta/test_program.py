@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -173,3 +175,32 @@ def test_size_of_buffers():
         Config(), steps, np.zeros(0, np.uint32), [Buffer("b", "input", "int8", (16,))]
     )
     assert len(built.instructions) == 2
+
+
+def test_a_file_that_unpacks_to_more_than_a_board_holds_is_refused(tmp_path):
+    path = tmp_path / "p.npz"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("contents_0.npy", "w", force_zip64=True) as member,
+    ):
+        for _ in range(40):
+            member.write(bytes(1 << 24))
+    with pytest.raises(TvmtuneError, match="its arrays are too large"):
+        Program.load(path)
+
+
+@pytest.mark.parametrize(
+    "shape", [[1 << 30], [1 << 15, 1 << 15], [1] * 1000, [True], [1 << 63, 1 << 63]]
+)
+def test_buffers_that_no_board_holds_are_refused(tmp_path, shape):
+    path = tmp_path / "p.npz"
+    with np.load(io.BytesIO(complete().to_bytes())) as archive:
+        members = dict(archive)
+    header = json.loads(members["header"].tobytes())
+    header["buffers"].append({"name": "z", "role": "scratch", "dtype": "int8", "shape": shape})
+    members["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **members)
+    with pytest.raises(
+        TvmtuneError, match="p.npz is not a VTA program, or is truncated or damaged"
+    ):
+        Program.load(path)

@@ -35,6 +35,8 @@ COMMANDS = {
 }
 """The commands, each with the first line of its help."""
 
+_LONGEST = 4000
+"""Characters of an error message."""
 _TRACEBACKS = "Show tracebacks of errors."
 _TRIALS = "Print a line per trial, and tracebacks of errors."
 
@@ -159,7 +161,9 @@ def _failed(failure: Exception, verbose: bool) -> int:
     try:
         raise failure
     except TvmtuneError as error:
-        _say(f"tvmtune: {error}", error if verbose else None)
+        text = str(error)  # it may quote what a file holds instead of a number
+        text = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+        _say(f"tvmtune: {text}", error if verbose else None)
         return error.exit_code
     except click.ClickException as error:
         error.show()

@@ -35,7 +35,10 @@ from tvmtune.cli.paths import check_writable
     show_default=True,
     help="metaschedule: a JSONDatabase for tvm.s_tir.meta_schedule.",
 )
-def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str) -> None:
+@click.option(
+    "--force", is_flag=True, help="Replace FILE even if it is something other than a distilled log."
+)
+def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str, force: bool) -> None:
     """Extract the best records of one or more logs.
 
     Writes the best per task and device to a new log.
@@ -47,7 +50,7 @@ def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str) ->
     if form == "tvmtune":
         target = output or logs[0].with_suffix(".best.json")
         check_writable("-o", target)
-        kept = distill(read, target, top=top)
+        kept = distill(read, target, top=top, force=force)
     else:
         from tvmtune.records.database import export
 

@@ -230,6 +230,7 @@ def command(
 
     from tvmtune import api
     from tvmtune.cli import progress
+    from tvmtune.records.log import LogLost
     from tvmtune.tuning.run import TuningRun
 
     with prefix_errors("--transfer-from"):
@@ -260,10 +261,11 @@ def command(
             observer = progress.observer(verbose)
             try:
                 session = run.tune(observer)
-            except (KeyboardInterrupt, TvmtuneError):
+            except (KeyboardInterrupt, TvmtuneError) as error:
                 if observer.session is not None:
                     progress.summary(observer.session)
-                    _say_what_is_kept(path)
+                    if not isinstance(error, LogLost):  # which says where the trials are
+                        _say_what_is_kept(path)
                 raise
         progress.summary(session)
         if no_compile:
@@ -353,6 +355,7 @@ def _rename_log(path: Path) -> None:
     """Rename the log to the first free ``NAME.1``, ``NAME.2``, ...: no measurement is lost."""
     if not path.exists():
         return
+    from tvmtune import atomic_write
     from tvmtune.records.log import LogWriter
 
     number = 1
@@ -360,4 +363,5 @@ def _rename_log(path: Path) -> None:
         number += 1
     with LogWriter(path):  # refused while another session writes to it
         path.rename(new)
+        atomic_write.sync_directory(path.parent)
     _say(f"the existing log is now {new}")

@@ -75,11 +75,11 @@ def read_header(path: str | os.PathLike[str]) -> Header | None:
         program_size, program_count, section_size, section_count, _ = counts
         end = max(sections + section_size * section_count, programs + program_size * program_count)
         # Without a section table (strip --strip-section-headers), only segments tell where it ends.
-        try:
-            file.seek(programs)
-        except (OSError, OverflowError, ValueError):  # an offset that no file has
+        size = file.seek(0, 2)
+        if programs > size:
             return Header(_name(machine), end)
-        table = file.read(program_size * program_count)
+        file.seek(programs)
+        table = file.read(min(program_size * program_count, size))
     segment = struct.Struct(order + _SEGMENTS[bits])
     offset, length = (2, 5) if bits == 64 else (1, 4)
     if program_size >= segment.size:
@@ -182,5 +182,7 @@ def _find_symbol(parsed: Any, name: str) -> tuple[int, int] | None:
         if isinstance(index, int):  # a string for special sections: undefined, absolute
             section = parsed.get_section(index)
             start = section["sh_offset"] + symbol["st_value"] - section["sh_addr"]
+            if not 0 <= start <= start + symbol["st_size"] <= parsed.stream_len:
+                return None
             return start, symbol["st_size"]
     return None

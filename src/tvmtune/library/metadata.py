@@ -40,6 +40,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from tvmtune import fields
 from tvmtune.errors import TvmtuneError
 from tvmtune.library import elf, trailer
 from tvmtune.machine import cpu_features
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 GRAPHS = "cuda-graphs"
 """The device parameter with which libraries launch their kernels by a CUDA graph."""
+_LATEST = 1e11
+"""Seconds since the epoch; in the year 5138."""
 RECORD_KINDS = ("exact", "anchor", "shipped", "default")
 
 
@@ -114,7 +117,67 @@ def read(path: str | os.PathLike[str]) -> JSON:
     Raises UsageError if there is no such file, TvmtuneError if it is not a library of tvmtune, is
     truncated or damaged, or has a later format.
     """
-    return trailer.read(path).data
+    return read_trailer(path).data
+
+
+def read_trailer(path: str | os.PathLike[str]) -> trailer.Trailer:
+    """As :func:`read`, with what is known of the code."""
+    found = trailer.read(path)
+    try:
+        _check(found.data)
+    except (KeyError, ValueError) as exc:
+        what = f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)
+        raise TvmtuneError(f"the metadata of {path} is damaged: {what}. Compile it again") from None
+    return found
+
+
+def _check(data: JSON) -> None:
+    """Raise KeyError or ValueError for a field that is missing or of another type."""
+    text, integer, number = fields.TEXT, fields.INTEGER, fields.NUMBER
+    some, thing = fields.LIST, fields.OBJECT
+    fields.check(
+        data,
+        {
+            **dict.fromkeys(("network", "device", "tasks", "versions"), thing),
+            "inputs": some,
+            "outputs": some,
+            "threads": integer,
+            "created": number,
+        },
+        {
+            "cpu_features": some,
+            "estimate_ms": fields.NUMBER_OR_NULL,
+            "check": fields.OBJECT_OR_NULL,
+            "machine": thing,
+            "modelled": some,
+        },
+    )
+    hashes = {"structure_hash": text, "weights_hash": text}
+    fields.check(data["network"], {"name": text, "layout": text, "source": thing} | hashes)
+    fields.check(
+        data["device"],
+        {"backend": text, "target": thing, "attrs": thing},
+        {"model": text, "runtime": text, "params": thing},
+    )
+    for entry in fields.each([*data["inputs"], *data["outputs"]], thing, "inputs"):
+        fields.check(entry, {"name": text, "shape": some, "dtype": text})
+        fields.each(entry["shape"], integer, "shape")
+    fields.each(data.get("cpu_features", []), text, "cpu_features")
+    tasks = data["tasks"]
+    counts = dict.fromkeys(("total", "exact", "anchor", "default"), integer)
+    fields.check(tasks, counts | {"list": some}, {"shipped": integer})
+    for row in fields.each(tasks["list"], thing, "list"):
+        fields.check(
+            row,
+            {**dict.fromkeys(("name", "implementation", "record"), text), "weight": integer},
+            {"latency": fields.NUMBER_OR_NULL, "flop": number, "kernel": text, "bytes": integer},
+        )
+        if row.get("latency"):
+            fields.check(row, {"flop": number})
+    if data.get("check"):
+        fields.check(data["check"], {"seed": integer, "outputs": some})
+    if not 0 <= data["created"] < _LATEST:
+        raise ValueError("'created' is no time")
 
 
 def elf_machine(path: str | os.PathLike[str]) -> str:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from tvmtune import bounded
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.library import elf
 
@@ -35,8 +36,8 @@ FORMAT = 1
 _OPEN, _CLOSE = b"tvmtune{", b"}tvmtune"
 _HEAD = struct.Struct("<8sIQIQQI")
 _TAIL = struct.Struct("<Q8s")
-_LARGEST = 1 << 28
-"""Most bytes of JSON text: a damaged size must not allocate all memory."""
+_LARGEST = 1 << 24
+"""Most bytes of JSON text, which has some 100 KB: a damaged size must not allocate all memory."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,11 @@ def _read(path: Path, file: BinaryIO) -> Trailer:
     if code_size != start or zlib.crc32(body) != body_crc or text_size > _LARGEST:
         raise TvmtuneError(f"the metadata of {path} is damaged. Compile it again")
     try:
-        data = json.loads(zlib.decompressobj().decompress(body, text_size))
-    except (zlib.error, ValueError) as exc:
+        text = bounded.inflate(body, text_size)
+        data = bounded.parse_json(text)
+    except ValueError as exc:
         raise TvmtuneError(f"the metadata of {path} is damaged ({exc}). Compile it again") from exc
-    if not isinstance(data, dict):
+    if not isinstance(data, dict) or len(text) != text_size:
         raise TvmtuneError(f"the metadata of {path} is damaged. Compile it again")
     return Trailer(data, code_size, code_crc)
 

@@ -75,7 +75,7 @@ class Format:
                 return TvmtuneError(
                     f"{path} is not {self.a_file} but {kind}; {remedy or self.export}"
                 )
-        if all(byte >= 32 or byte in b"\t\r\n\f" for byte in start):
+        if all(32 <= byte < 0xF8 or byte in b"\t\r\n\f" for byte in start):  # no UTF-8 has more
             return TvmtuneError(f"{path} is not {self.a_file} but text; {self.export}")
         return TvmtuneError(f"{path} is damaged or not {self.a_file}; export or download it again")
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmtune import checks
+from tvmtune import atomic_write, checks
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records import schema
-from tvmtune.records.log import Log, LogWriter, refuse_compressed, sync_directory
+from tvmtune.records.log import Log, LogWriter, is_empty, read_log, refuse_compressed
 from tvmtune.types import JSON, Trial
 
 
@@ -22,9 +23,12 @@ def comparable(trials: Iterable[Trial], device: str, kind: str = "measured") -> 
 
 def ranked(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
     """The successful trials of each task, fastest first, each candidate once."""
+    trials = list(trials)
+    # Another log may hold a copy of a candidate that was found wrong.
+    wrong = {(t.device, t.workload, t.candidate) for t in trials if t.verified is False}
     by_task: dict[str, dict[str, Trial]] = {}
     for trial in trials:
-        if not trial.ok:
+        if not trial.ok or (trial.device, trial.workload, trial.candidate) in wrong:
             continue
         slot = by_task.setdefault(trial.task, {})
         key = f"{trial.implementation}/{trial.candidate}"
@@ -90,18 +94,32 @@ def counts(logs: Sequence[Log], selections: Sequence[Selection]) -> dict[str, in
     }
 
 
-def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int]:
+def distill(
+    logs: Sequence[Log], output: Path, *, top: int = 1, force: bool = False
+) -> dict[str, int]:
     """Write the best ``top`` records per task and device of several logs to a new log.
 
-    Atomic: the file appears complete or not at all. Returns :func:`counts`.
+    Atomic: the file appears complete or not at all. Returns :func:`counts`. Raises UsageError if
+    ``output`` exists and is no distilled log, unless ``force`` is set.
     """
     refuse_compressed(output)
     selections = select(logs, top)
     for log in logs:
         if output.exists() and output.samefile(log.path):
             raise UsageError(f"{output} is also an input: choose another -o.")
-    if output.exists():
-        LogWriter(output).close()  # raises while a session writes to it
+    with contextlib.ExitStack() as held:
+        if output.exists():
+            held.enter_context(LogWriter(output))  # raises while a session writes to it
+            if not (force or is_empty(output) or _is_distilled(output)):
+                raise UsageError(
+                    f"{output} exists and is no distilled log: choose another -o, or replace it with "
+                    "--force."
+                )
+        _write(selections, output)
+    return counts(logs, selections)
+
+
+def _write(selections: Sequence[Selection], output: Path) -> None:
     handle, name = _temporary(output)
     os.close(handle)
     try:
@@ -115,12 +133,17 @@ def distill(logs: Sequence[Log], output: Path, *, top: int = 1) -> dict[str, int
                     for trial in trials:
                         writer.trial(trial)
         Path(name).chmod(0o644)
-        Path(name).replace(output)
-        sync_directory(output.parent)
+        atomic_write.replace(Path(name), output)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    return counts(logs, selections)
+
+
+def _is_distilled(path: Path) -> bool:
+    try:
+        return all(header.get("distilled") is True for header in read_log(path).headers)
+    except TvmtuneError:
+        return False
 
 
 def _temporary(output: Path) -> tuple[int, str]:

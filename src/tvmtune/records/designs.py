@@ -14,8 +14,13 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from tvmtune import bounded
+from tvmtune.errors import TvmtuneError
 from tvmtune.spaces import traces
 from tvmtune.types import digest
+
+_LARGEST = 1 << 22
+"""Bytes of a trace's post-processors; a large convolution has 10 KB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +39,15 @@ class Design:
         return Design(digest([instructions, example.decode()]), instructions, example)
 
     @staticmethod
-    def decode(instructions: list[Any], encoded_example: str) -> Design:
-        """The inverse of :meth:`encoded_example`; raises ValueError for damaged data."""
-        return Design.of(instructions, _inflate(base64.b64decode(encoded_example)))
+    def decode(
+        instructions: list[Any], encoded_example: str, allowance: bounded.Allowance | None = None
+    ) -> Design:
+        """The inverse of :meth:`encoded_example`; raises ValueError for damaged data, and if they
+        exceed the ``allowance`` for unpacked bytes."""
+        example = _inflate(base64.b64decode(encoded_example))
+        if allowance is not None:
+            allowance.spend(len(example))
+        return Design.of(instructions, example)
 
     def encoded_example(self) -> str:
         return _text(_deflate(self.example))
@@ -52,14 +63,29 @@ class PackedTrace:
     """Instructions of the post-processors: JSON, deflated with the design's example."""
 
     def __call__(self) -> list[Any]:
-        postprocs = json.loads(_inflate(self.postprocs, self.design.example))
+        try:
+            postprocs = bounded.parse_json(_inflate(self.postprocs, self.design.example))
+            if not isinstance(postprocs, list):
+                raise ValueError("they are no list")
+        except ValueError as error:  # the reader has only compared the checksum
+            raise TvmtuneError(
+                f"the post-processors of a trial in the log are damaged: {error}. Restore the log."
+            ) from None
         return [[*self.design.instructions, *postprocs], self.decisions]
 
     @staticmethod
-    def decode(design: Design, decisions: list[Any], encoded_postprocs: str) -> PackedTrace:
-        """The inverse of :meth:`encoded_postprocs`; raises ValueError for damaged data."""
+    def decode(
+        design: Design,
+        decisions: list[Any],
+        encoded_postprocs: str,
+        allowance: bounded.Allowance | None = None,
+    ) -> PackedTrace:
+        """The inverse of :meth:`encoded_postprocs`; raises ValueError as :meth:`Design.decode`."""
         postprocs = base64.b64decode(encoded_postprocs)
-        _inflate(postprocs, design.example)  # find damage now, by the checksum, not at first use
+        # Find damage now, by the checksum, not at first use.
+        inflated = _inflate(postprocs, design.example)
+        if allowance is not None:
+            allowance.spend(len(inflated))
         return PackedTrace(design, decisions, postprocs)
 
     def encoded_postprocs(self) -> str:
@@ -96,14 +122,10 @@ def _deflate(data: bytes, dictionary: bytes = b"") -> bytes:
 
 
 def _inflate(data: bytes, dictionary: bytes = b"") -> bytes:
-    decompressor = zlib.decompressobj(zdict=dictionary)
     try:
-        result = decompressor.decompress(data)
-    except zlib.error as error:
-        raise ValueError(f"the post-processors are damaged: {error}") from None
-    if not decompressor.eof:
-        raise ValueError("the post-processors are truncated")
-    return result
+        return bounded.inflate(data, _LARGEST, dictionary)
+    except ValueError as error:
+        raise ValueError(f"the post-processors are {error}") from None
 
 
 def _text(data: bytes) -> str:

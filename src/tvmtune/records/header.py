@@ -9,7 +9,7 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.records import schema
-from tvmtune.records.log import Log, LogWriter, read_log
+from tvmtune.records.log import Log, LogWriter, is_empty, read_log
 from tvmtune.types import JSON, Device, Prepared, Task, TensorSpec, Trial
 
 
@@ -65,7 +65,7 @@ def earlier(path: Path, prepared: Prepared) -> Log | None:
 
     Raises :class:`TvmtuneError` if it belongs to another network or device, or cannot be read.
     """
-    if not path.exists() or path.stat().st_size == 0:
+    if is_empty(path):
         return None
     log = read_log(path)
     network, device = prepared.network, prepared.device

@@ -1,7 +1,7 @@
 """The log's schema: a builder and a parser for every kind of line.
 
 ``docs/log-format.md`` documents the fields. Parsers raise KeyError or TypeError for a field that is
-missing or has another type, and ValueError for a damaged one.
+missing, and ValueError for one that has another type or is damaged.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, NamedTuple
 
+from tvmtune import fields as kinds
+from tvmtune.bounded import Allowance
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import fingerprint, package_versions
 from tvmtune.passes.workload_keys import SPACE_VERSION
@@ -27,6 +29,18 @@ _TRIAL_FIELDS = [
     f.name for f in fields(Trial) if f.name not in ("device", "extra", "source_module")
 ]
 _NOT_EXTRA = {*_TRIAL_FIELDS, "type", "device", "design", "decisions", "postprocs"}
+
+_TEXT, _NUMBER, _INTEGER, _LIST = kinds.TEXT, kinds.NUMBER, kinds.INTEGER, kinds.LIST
+_TRIAL_REQUIRED = dict.fromkeys(("task", "implementation", "workload", "candidate"), _TEXT)
+_TRIAL_OPTIONAL = {
+    **dict.fromkeys(("tuner", "kind"), _TEXT),
+    **dict.fromkeys(("time", "drift"), _NUMBER),
+    "remeasured": _INTEGER,
+    "verified": kinds.FLAG,
+    "error": kinds.OBJECT_OR_NULL,
+    "device": kinds.TEXT_OR_NULL,
+}
+"""Of a trial; its seconds are checked by the reader, which leaves out what cannot be measured."""
 
 
 class Line(NamedTuple):
@@ -91,13 +105,33 @@ def check_header(record: JSON) -> None:
     continues a sentence that begins with the log's path."""
     version: Any = record.get("format")
     parts = (record.get("device"), record.get("network"))
-    if not isinstance(version, int) or not all(isinstance(part, dict) for part in parts):
+    if type(version) is not int or not all(isinstance(part, dict) for part in parts):
         raise TvmtuneError("is not a tvmtune log: its header is incomplete.")
     if version > FORMAT:
         raise TvmtuneError(
             f"was written by a newer tvmtune (log format {version}; this one reads up to {FORMAT}). "
             "Upgrade tvmtune."
         )
+    kinds.check(record, {}, {"versions": kinds.OBJECT, "started": _NUMBER})
+    device, network = record["device"], record["network"]
+    described = dict.fromkeys(("identity", "backend", "model"), _TEXT)
+    kinds.check(
+        device,
+        described | {"target": kinds.OBJECT, "threads": _INTEGER},
+        {"attrs": kinds.OBJECT, "params": kinds.OBJECT, "runtime": _TEXT},
+    )
+    kinds.check(
+        network,
+        {},
+        {"name": _TEXT, "structure_hash": _TEXT, "weights_hash": _TEXT, "inputs": _LIST},
+    )
+    for entry in network.get("inputs", ()):
+        if not (
+            isinstance(entry, list)
+            and [type(part) for part in entry] == [str, list, str]
+            and all(type(extent) is int for extent in entry[1])
+        ):
+            raise ValueError("an input is not [name, shape, dtype]")
 
 
 def task(of: Task) -> Line:
@@ -126,6 +160,20 @@ def task(of: Task) -> Line:
             ],
         },
     )
+
+
+def check_task(record: JSON) -> None:
+    """Raise KeyError or ValueError if what identifies the task and its workloads is not right."""
+    kinds.check(
+        record,
+        {"task": _TEXT, "anchor": _TEXT},
+        {"name": _TEXT, "index": _INTEGER, "weight": _INTEGER, "flop": _NUMBER, "args": _LIST},
+    )
+    kinds.check(record, {}, {"implementations": _LIST})
+    for each in record.get("implementations", ()):
+        if not isinstance(each, dict):
+            raise ValueError("an implementation is not an object")
+        kinds.check(each, {"name": _TEXT}, {"workload": _TEXT, "module": _TEXT, "space": _TEXT})
 
 
 def parse_task(record: JSON) -> Task:
@@ -161,8 +209,9 @@ def design(of: Design) -> Line:
     )
 
 
-def parse_design(record: JSON) -> Design:
-    made = Design.decode(record["instructions"], record["postprocs"])
+def parse_design(record: JSON, allowance: Allowance | None = None) -> Design:
+    kinds.check(record, {"design": _TEXT, "instructions": _LIST, "postprocs": _TEXT})
+    made = Design.decode(record["instructions"], record["postprocs"], allowance)
     if made.key != record["design"]:
         raise ValueError("the design does not match its key")
     return made
@@ -186,7 +235,11 @@ def trial(of: Trial, packed: PackedTrace | None = None) -> Line:
 
 
 def parse_trial(record: JSON, trace: Any, device: str = "") -> Trial:
-    """``device``: identity of the device that the header describes. Unknown fields go to ``extra``."""
+    """``device``: identity of the device that the header describes. Unknown fields go to ``extra``;
+    the seconds may be anything."""
+    kinds.check(record, _TRIAL_REQUIRED, _TRIAL_OPTIONAL)
+    if record.get("error") is not None:
+        kinds.check(record["error"], {"stage": _TEXT, "message": _TEXT})
     known = {name: record[name] for name in _TRIAL_FIELDS if name in record}
     extra: JSON = {}
     if not record.keys() <= _NOT_EXTRA:
@@ -195,9 +248,15 @@ def parse_trial(record: JSON, trace: Any, device: str = "") -> Trial:
     return Trial(**known, device=record.get("device") or device, extra=extra)
 
 
-def parse_packed_trace(record: JSON, design: Design) -> PackedTrace:
+def check_packed_trace(record: JSON) -> None:
+    kinds.check(record, {"design": _TEXT, "decisions": _LIST, "postprocs": _TEXT})
+
+
+def parse_packed_trace(
+    record: JSON, design: Design, allowance: Allowance | None = None
+) -> PackedTrace:
     """The trace of a trial's line."""
-    return PackedTrace.decode(design, record["decisions"], record["postprocs"])
+    return PackedTrace.decode(design, record["decisions"], record["postprocs"], allowance)
 
 
 def verdict(of: Trial, deviation: float | None, message: str) -> Line:
@@ -215,12 +274,10 @@ def verdict(of: Trial, deviation: float | None, message: str) -> Line:
 
 
 def parse_verdict(record: JSON) -> Verdict:
-    verified = record["verified"]
+    required = {"workload": _TEXT, "candidate": _TEXT, "verified": kinds.FLAG}
+    kinds.check(record, required, {"message": _TEXT})
     return Verdict(
-        record["workload"],
-        record["candidate"],
-        None if verified is None else bool(verified),
-        record.get("message", ""),
+        record["workload"], record["candidate"], record["verified"], record.get("message", "")
     )
 
 
@@ -237,6 +294,8 @@ def remeasurement(of: Trial, seconds: Sequence[float]) -> Line:
 
 
 def parse_remeasurement(record: JSON) -> Remeasurement:
+    """Its seconds may be anything."""
+    kinds.check(record, {"workload": _TEXT, "candidate": _TEXT})
     return Remeasurement(record["workload"], record["candidate"], record["seconds"])
 
 

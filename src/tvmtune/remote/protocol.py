@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tvmtune import bounded
 from tvmtune.errors import TvmtuneError, UsageError
 
 RPC_MAGIC = 0xFF271
@@ -172,6 +173,7 @@ class Tracker:
             and len(answer) == 2
             and answer[0] == SUCCESS
             and isinstance(answer[1], dict)
+            and _is_summary(answer[1])
         ):
             raise self._not_a_tracker()
         return answer[1]
@@ -194,8 +196,11 @@ class Tracker:
             return None
         if not (isinstance(answer, list) and len(answer) == 2 and answer[0] == SUCCESS):
             raise self._not_a_tracker()
-        host, port, match = answer[1]
-        return Address(host, int(port)), str(match)
+        try:
+            host, port, match = answer[1]
+            return Address(str(host), int(port)), str(match)
+        except (TypeError, ValueError, OverflowError):
+            raise self._not_a_tracker() from None
 
     def call(
         self, message: Any, wait: float | None = None, wanted: Callable[[], bool] = lambda: True
@@ -216,7 +221,7 @@ class Tracker:
             size = read_integer(self._receive(4))
             if not 0 < size <= MAX_MESSAGE_BYTES:
                 raise self._not_a_tracker()
-            return json.loads(self._receive(size))
+            return bounded.parse_json(self._receive(size))
         except (OSError, ValueError) as error:
             self.close()
             raise Unreachable(f"the tracker at {self.address} is gone: {error}.") from None
@@ -245,6 +250,20 @@ class Tracker:
             f"what answers at {self.address} is not a tracker. A tracker listens on port "
             f"{TRACKER_PORT} by default."
         )
+
+
+def _is_summary(answer: dict[str, Any]) -> bool:
+    """Whether keys have numbers of boards and requests; entries of servers may be anything."""
+    queues = answer.get("queue_info", {})
+    return (
+        isinstance(answer.get("server_info", []), list)
+        and isinstance(queues, dict)
+        and all(
+            isinstance(queue, dict)
+            and all(type(queue.get(name, 0)) is int for name in ("free", "pending"))
+            for queue in queues.values()
+        )
+    )
 
 
 def receive(connection: socket.socket, size: int) -> bytes:

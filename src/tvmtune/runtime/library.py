@@ -62,7 +62,7 @@ class Library:
         from tvmtune.runtime.session import LocalSession
 
         path = Path(path)
-        stored = trailer.read(path)
+        stored = metadata.read_trailer(path)
         if board is not None:
             from tvmtune.runtime.remote_session import RemoteSession
 

@@ -7,6 +7,7 @@ import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import bounded
 from tvmtune.passes import block_names
 from tvmtune.spaces import tensor_intrinsics
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 
+_LARGEST = 1 << 24
+"""Bytes of a workload's JSON; the largest of the zoo has 115 KB."""
 SAMPLING = (
     "SamplePerfectTile",
     "SamplePartitionedTile",
@@ -62,10 +65,10 @@ def store_module(mod: tvm.IRModule, level: int = 9) -> str:
 
 
 def load_module(text: str) -> tvm.IRModule:
-    """The inverse of :func:`store_module`."""
+    """The inverse of :func:`store_module`; raises ValueError for damaged data."""
     import tvm
 
-    return tvm.ir.load_json(zlib.decompress(base64.b64decode(text)).decode())
+    return tvm.ir.load_json(bounded.inflate(base64.b64decode(text), _LARGEST).decode())
 
 
 def _plain(value: Any) -> Any:

@@ -66,7 +66,8 @@ class TuningRun:
     def tune(self, observer: Observer | None = None) -> TuningSession:
         """Tune until the budget is spent; earlier trials of the log count towards it.
 
-        Raises :class:`TvmtuneError` if too many trials fail or there are no boards.
+        Raises :class:`TvmtuneError` if too many trials fail or there are no boards, and its subclass
+        :class:`LogLost` if the log is removed, moved or replaced meanwhile.
         """
         began = time.monotonic()
         writer = self._writer or self._open()
@@ -96,6 +97,7 @@ class TuningRun:
                 begun=began,
             )
             session.run()
+        writer.check()  # what compiles the records reads the log again
         return session
 
     def _open(self) -> LogWriter:

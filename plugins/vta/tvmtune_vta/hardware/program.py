@@ -23,6 +23,7 @@ weights.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -35,7 +36,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tvmtune import atomic_write
+from tvmtune import atomic_write, bounded
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune_vta.hardware import isa
 from tvmtune_vta.hardware.bitfields import Uops, Words
@@ -50,8 +51,10 @@ ROLES = ("input", "constant", "output", "scratch")
 DTYPES = ("int8", "int32")
 Step = tuple[Instruction, int]
 """An instruction and its operand."""
-_LARGEST = 1 << 32
-"""Limit in bytes of a buffer, and of a file's arrays together: the accelerator's address space."""
+_LARGEST = 1 << 29
+"""Limit in bytes of all buffers, and of a file's arrays together: the memory of the boards."""
+_MAX_RANK = 32
+"""Dimensions of a buffer, as NumPy allows."""
 _DRAM = (26, (1 << 32) - 1)
 """Lowest bit and mask of ``dram_base``, the same in every configuration."""
 
@@ -282,7 +285,7 @@ class Program:
                     raise ValueError("its arrays are too large")
                 members = {name: archive[name] for name in archive.files}
         except OSError as error:
-            if error.errno is not None:
+            if error.errno not in (None, errno.EINVAL):  # a position before the file's start
                 raise
             raise _damaged(origin, error) from None
         except Exception as error:  # zipfile, zlib and NumPy raise many kinds on damaged bytes
@@ -298,7 +301,9 @@ def _parse(
 ) -> Program:
     if "header" not in members:
         raise TvmtuneError(f"{path} is not a VTA program: it has no header.")
-    header = json.loads(members["header"].tobytes())
+    header = bounded.parse_json(members["header"].tobytes())
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
     if header.get("format") != FORMAT:
         raise TvmtuneError(f"{path} is not a VTA program: its format is {header.get('format')!r}.")
     if header.get("version") != VERSION:
@@ -313,6 +318,8 @@ def _parse(
             f"{path} is for another configuration, {of.bitstream}, not {config.bitstream}: {differing}."
         )
     buffers = tuple(_buffer(entry) for entry in header["buffers"])
+    if sum(buffer.nbytes for buffer in buffers) > _LARGEST:
+        raise ValueError("its buffers are too large")
     arrays: dict[str, dict[int, npt.NDArray[Any]]] = {"contents": {}, "expected": {}}
     for name, array in members.items():
         kind, _, number = name.partition("_")
@@ -337,7 +344,7 @@ def _buffer(entry: Any) -> Buffer:
     if role not in ROLES or dtype not in DTYPES or not isinstance(name, str):
         raise ValueError(f"a buffer is {entry!r}")
     buffer = Buffer(name, role, dtype, tuple(shape))
-    if not all(isinstance(n, int) and n > 0 for n in shape) or buffer.nbytes > _LARGEST:
+    if not all(type(n) is int and 0 < n <= _LARGEST for n in shape) or len(shape) > _MAX_RANK:
         raise ValueError(f"the shape of buffer '{name}' is {shape!r}")
     return buffer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import TensorProto
@@ -41,6 +41,10 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     # chance parse as a message without either.
     if not model.graph.node or not model.graph.output or not model.opset_import:
         raise FORMAT.wrong_format(path, start)
+    if not _is_unicode(model):
+        raise TvmtuneError(
+            f"{path} is damaged: a name in it is not UTF-8 text; export or download it again"
+        )
     try:
         _load_external_data(model, path.parent)
     except Exception as error:  # missing, too short, outside the directory, ...
@@ -49,6 +53,19 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
             "put that file beside the model under its original name"
         ) from error
     return model, weights
+
+
+def _is_unicode(message: Any) -> bool:
+    """Whether all texts in a message are: protobuf returns others as bytes, which nothing expects."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            if not all(map(_is_unicode, [value] if hasattr(value, "ListFields") else value)):
+                return False
+        elif field.type == field.TYPE_STRING and (  # one text, or a list of them
+            isinstance(value, bytes) or not all(isinstance(text, str) for text in value)
+        ):
+            return False
+    return True
 
 
 def _load_external_data(model: onnx.ModelProto, folder: Path) -> None:

@@ -11,7 +11,7 @@ from onnx import helper, shape_inference
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import check_inputs, random_inputs
-from tvmtune.networks.model_file import one_line
+from tvmtune.networks.model_file import kind_and_line, one_line
 from tvmtune.networks.onnx import file as onnx_file
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.fold import skeleton
@@ -26,7 +26,7 @@ from tvmtune.networks.onnx.operators import (
 )
 from tvmtune.networks.onnx.relax import to_relax
 from tvmtune.networks.shapes import resolve
-from tvmtune.types import TensorSpec
+from tvmtune.types import TensorSpec, product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +66,8 @@ def read(
     )
 
 
+_MOST_ELEMENTS = 1 << 26
+"""Of all inputs, for a run that finds the shapes of the outputs."""
 _KEPT = 1 << 28
 """A network keeps up to this many bytes of weights in memory even if it can read them again."""
 
@@ -112,8 +114,13 @@ class OnnxNetwork:
         self._reload = reload
         self.releases_weights = False
         self._weights: dict[str, np.ndarray] | None
-        self._model, self._weights = _open(model, weights, self._label)
+        with _values_of(self._label):
+            self._model, self._weights = _open(model, weights, self._label)
         del model, weights  # with their copies of the weights
+        with _values_of(self._label):
+            self._prepare(batch, shapes)
+
+    def _prepare(self, batch: int, shapes: Mapping[str, Sequence[int]] | None) -> None:
         check_operators(self._model, self._label)
         _check_tensors(self._model.graph, self._label)
         _check(self._model, self._label)
@@ -207,6 +214,11 @@ class OnnxNetwork:
 
     def _measure_output_shapes(self) -> None:
         """Run the network to find the shapes that inference does not."""
+        if sum(product(spec.shape) for spec in self.inputs) > _MOST_ELEMENTS:
+            raise TvmtuneError(
+                f"the shapes of the outputs of {self._label} cannot be inferred, and its inputs are "
+                f"too large to find them by a run: {', '.join(map(str, self.inputs))[:200]}"
+            )
         try:
             ranges = index_ranges(self._model, self.inputs)
             runs = [self._run(random_inputs(self.inputs, seed, ranges)) for seed in (0, 1)]
@@ -340,12 +352,23 @@ def _check(model: onnx.ModelProto, label: str) -> None:
             info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     try:
         onnx.checker.check_model(light_model)
-    except onnx.checker.ValidationError as error:
+    except Exception as error:  # also of other kinds, when its message quotes a damaged name
         raise _invalid(label, error) from error
 
 
-def _invalid(label: str, error: Exception) -> TvmtuneError:
-    return TvmtuneError(f"{label} is not a valid ONNX model: {one_line(error)}; export it again")
+@contextlib.contextmanager
+def _values_of(label: str) -> Iterator[None]:
+    """Where tensors and attributes are read: onnx's checker does not look at all of them, and onnx
+    raises errors of many kinds for values that do not fit their types."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
+        raise _invalid(label, kind_and_line(error)) from error
+
+
+def _invalid(label: str, error: Exception | str) -> TvmtuneError:
+    reason = error if isinstance(error, str) else one_line(error)
+    return TvmtuneError(f"{label} is not a valid ONNX model: {reason}; export it again")
 
 
 def _check_tensors(graph: onnx.GraphProto, label: str) -> None:

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers in ModelProto, GraphProto, TensorProto
 _LARGE = 1 << 16
+_MAX_FIELDS = 1 << 20
+"""More nodes and weights than any model has; each takes a microsecond."""
+_MAX_RANK = 64
+"""More dimensions than any tensor has: their product must not become a number of megabytes."""
+_MAX_VARINT = 10
+"""Bytes of 64 bits, 7 at a time."""
 
 
 def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -36,16 +42,16 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         places: list[tuple[int, int]] = []
-        light_message = _without_weights(
-            memoryview(data), 0, len(data), (_GRAPH, _INITIALIZER), places
-        )
+        with memoryview(data) as view:
+            message = _Message(view)
+            light_message = message.without_weights(0, len(data), (_GRAPH, _INITIALIZER), places)
         model = onnx.ModelProto()
         model.ParseFromString(light_message)
         weights = {}
         emptied = [t for t in model.graph.initializer if _is_emptied(t)]
         for tensor, (start, size) in zip(emptied, places, strict=True):
             kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            if math.prod(tensor.dims) * kind.itemsize != size:
+            if _count(tensor) * kind.itemsize != size:
                 raise ValueError(f"the weight '{tensor.name}' has {size} bytes for its shape")
             array = arrays.empty(tensor.dims, kind)
             file.seek(start)
@@ -57,61 +63,79 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 def _is_emptied(tensor: TensorProto) -> bool:
     """Whether its values were left out, being more than :data:`_LARGE` bytes."""
-    return tensor.HasField("raw_data") and not tensor.raw_data and math.prod(tensor.dims) > 0
+    return tensor.HasField("raw_data") and not tensor.raw_data and _count(tensor) > 0
 
 
-def _without_weights(
-    data: memoryview, start: int, end: int, path: tuple[int, ...], places: list[tuple[int, int]]
-) -> bytes:
-    """The message between ``start`` and ``end`` with large raw data below ``path`` emptied.
-
-    Start and size of these data are appended to ``places``.
-    """
-    kept: list[bytes | memoryview] = []
-    wanted = path[0] if path else _RAW_DATA
-    for number, begin, content, stop in _fields(data, start, end):
-        if number != wanted:
-            kept.append(data[begin:stop])
-        elif path:
-            inner = _without_weights(data, content, stop, path[1:], places)
-            kept += [_varint(number << 3 | 2), _varint(len(inner)), inner]
-        elif stop - content > _LARGE:
-            places.append((content, stop - content))
-            kept += [_varint(number << 3 | 2), _varint(0)]
-        else:
-            kept.append(data[begin:stop])
-    return b"".join(kept)
+def _count(tensor: TensorProto) -> int:
+    if len(tensor.dims) > _MAX_RANK:
+        raise ValueError(f"the weight '{tensor.name}' has {len(tensor.dims)} dimensions")
+    return math.prod(tensor.dims)
 
 
-def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of the content and end of each field of a message."""
-    while start < end:
-        key, content = _read_varint(data, start)
-        kind = key & 7
-        if kind == 0:
-            _, stop = _read_varint(data, content)
-        elif kind == 2:
-            size, content = _read_varint(data, content)
-            stop = content + size
-        elif kind in (1, 5):
-            stop = content + (8 if kind == 1 else 4)
-        else:
-            raise ValueError("not in the format")
-        if stop > end:
-            raise ValueError("cut short")
-        yield key >> 3, start, content, stop
-        start = stop
+class _Message:
+    """A file in protobuf's format; what it holds need not make sense."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._left = _MAX_FIELDS
+
+    def without_weights(
+        self, start: int, end: int, path: tuple[int, ...], places: list[tuple[int, int]]
+    ) -> bytes:
+        """The message between ``start`` and ``end`` with large raw data below ``path`` emptied.
+
+        Start and size of these data are appended to ``places``.
+        """
+        data = self._data
+        kept: list[bytes] = []
+        wanted = path[0] if path else _RAW_DATA
+        unchanged = start  # where what is copied as it is begins
+        for number, begin, content, stop in self._fields(start, end):
+            if number != wanted or not (path or stop - content > _LARGE):
+                continue
+            kept.append(bytes(data[unchanged:begin]))
+            unchanged = stop
+            if path:
+                inner = self.without_weights(content, stop, path[1:], places)
+                kept += [_varint(number << 3 | 2), _varint(len(inner)), inner]
+            else:
+                places.append((content, stop - content))
+                kept += [_varint(number << 3 | 2), _varint(0)]
+        kept.append(bytes(data[unchanged:end]))
+        return b"".join(kept)
+
+    def _fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Number, start, start of the content and end of each field of a message."""
+        while start < end:
+            self._left -= 1
+            if self._left < 0:
+                raise ValueError("too many fields")
+            key, content = _read_varint(self._data, start)
+            kind = key & 7
+            if kind == 0:
+                _, stop = _read_varint(self._data, content)
+            elif kind == 2:
+                size, content = _read_varint(self._data, content)
+                stop = content + size
+            elif kind in (1, 5):
+                stop = content + (8 if kind == 1 else 4)
+            else:
+                raise ValueError("not in the format")
+            if stop > end:
+                raise ValueError("cut short")
+            yield key >> 3, start, content, stop
+            start = stop
 
 
 def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 7 * _MAX_VARINT, 7):
         byte = data[position]
         position += 1
         value |= (byte & 127) << shift
         if byte < 128:
             return value, position
-        shift += 7
+    raise ValueError("not in the format")
 
 
 def _varint(value: int) -> bytes:

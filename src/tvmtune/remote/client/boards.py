@@ -99,7 +99,7 @@ def servers(summary: dict[str, Any], mark: str = "") -> dict[str, list[Address]]
     boards: dict[str, list[Address]] = {}
     for entry in summary.get("server_info", ()):
         # Anyone may register anything, such as an infinite port.
-        with contextlib.suppress(ValueError, TypeError, LookupError, OverflowError):
+        with contextlib.suppress(ValueError, TypeError, LookupError, OverflowError, AttributeError):
             key = str(entry.get("key", "")).partition(":")[2]
             host, port = entry["addr"]
             if not mark or mark in entry:

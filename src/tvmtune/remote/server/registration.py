@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from typing import Any
 
+from tvmtune import bounded
 from tvmtune.remote import protocol
 from tvmtune.remote.protocol import Address
 from tvmtune.version import __version__
@@ -149,7 +149,7 @@ class _Connection:
         size = protocol.read_integer(await self._read(4))
         if not 0 < size <= protocol.MAX_MESSAGE_BYTES:
             raise ValueError("not a tracker")
-        return json.loads(await self._read(size))
+        return bounded.parse_json(await self._read(size))
 
     async def _read(self, size: int) -> bytes:
         return await asyncio.wait_for(self._reader.readexactly(size), protocol.REPLY_TIMEOUT)
