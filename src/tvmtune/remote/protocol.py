@@ -5,7 +5,8 @@ number, then JSON messages prefixed by their length. A client greets a server wi
 a key, ``client:KEY [-timeout=SECONDS]``; the server answers with a code and, if the key is right, its
 own key. TVM handles everything after that. (``python/tvm/rpc/{base,tracker,server}.py`` of TVM 0.27.)
 
-Nothing here trusts the other side: lengths are bounded, and every wait has a deadline.
+Nothing here trusts the other side: lengths are bounded, and every exchange of messages has one
+deadline, however slowly its bytes arrive.
 """
 
 from __future__ import annotations
@@ -143,22 +144,23 @@ class Unreachable(TvmtuneError):
 
 
 class Tracker:
-    """A connection to a tracker. Every call raises :class:`Unreachable` if it fails or takes longer
-    than ``patience`` seconds."""
+    """A connection to a tracker. Connecting, and each call, raises :class:`Unreachable` if it fails or
+    takes longer than ``patience`` seconds in all."""
 
     def __init__(self, address: Address, patience: float = REPLY_TIMEOUT) -> None:
         self.address = address
         self.patience = patience
+        end = time.monotonic() + patience
         try:
-            self._socket = socket.create_connection((address.host, address.port), timeout=patience)
+            self._socket = connect(address, end)
         except OSError as error:
             raise Unreachable(
                 f"no tracker answers at {address}: {error.strerror or error}. Start one with "
                 "tvmtune tracker, or name another with --tracker HOST:PORT."
             ) from None
         try:
-            self._socket.sendall(integer(TRACKER_MAGIC))
-            if read_integer(self._receive(4)) != TRACKER_MAGIC:
+            send(self._socket, integer(TRACKER_MAGIC), end)
+            if read_integer(receive(self._socket, 4, end)) != TRACKER_MAGIC:
                 raise self._not_a_tracker()
         except OSError:
             self.close()
@@ -203,20 +205,21 @@ class Tracker:
         """Send a message and return the answer; None if it does not begin within ``wait`` seconds, or
         before ``wanted`` returns False."""
         try:
-            self._socket.settimeout(self.patience)
-            self._socket.sendall(pack(message))
+            end = time.monotonic() + self.patience
+            send(self._socket, pack(message), end)
             if wait is not None:
-                end = time.monotonic() + wait
-                while not self._answers(min(WANTED_POLL_INTERVAL, end - time.monotonic())):
-                    if time.monotonic() > end or not wanted():
+                latest = time.monotonic() + wait
+                while not self._answers(min(WANTED_POLL_INTERVAL, latest - time.monotonic())):
+                    if time.monotonic() > latest or not wanted():
                         # An answer that has come meanwhile grants a board: ignored, it would idle.
                         if self._answers(0.0):
                             break
                         return None
-            size = read_integer(self._receive(4))
+                end = time.monotonic() + self.patience
+            size = read_integer(receive(self._socket, 4, end))
             if not 0 < size <= MAX_MESSAGE_BYTES:
                 raise self._not_a_tracker()
-            return json.loads(self._receive(size))
+            return json.loads(receive(self._socket, size, end))
         except (OSError, ValueError) as error:
             self.close()
             raise Unreachable(f"the tracker at {self.address} is gone: {error}.") from None
@@ -236,9 +239,6 @@ class Tracker:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(1e3 * max(0.0, wait)))
 
-    def _receive(self, size: int) -> bytes:
-        return receive(self._socket, size)
-
     def _not_a_tracker(self) -> Unreachable:
         self.close()
         return Unreachable(
@@ -247,16 +247,55 @@ class Tracker:
         )
 
 
-def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes; raises OSError if the other side closes before."""
+def connect(address: Address, end: float) -> socket.socket:
+    """A connection to ``address``, open before ``end`` on the monotonic clock; raises OSError.
+
+    ``socket.create_connection`` would wait anew for each address that a name stands for.
+    """
+    error = OSError(f"{address.host} has no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    ):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(_left(end))
+            connection.connect(where)
+        except OSError as failure:
+            connection.close()
+            error = failure
+        else:
+            return connection
+    raise error
+
+
+def send(connection: socket.socket, data: bytes, end: float) -> None:
+    """Send all of ``data`` before ``end`` on the monotonic clock; raises OSError."""
+    connection.settimeout(_left(end))
+    connection.sendall(data)  # its timeout is for all of the data
+
+
+def receive(connection: socket.socket, size: int, end: float) -> bytes:
+    """Exactly ``size`` bytes, all of them before ``end`` on the monotonic clock.
+
+    Raises OSError if they come later, or if the other side closes before.
+    """
     parts = []
     while size:
+        connection.settimeout(_left(end))  # the timeout of a socket starts anew with each byte
         part = connection.recv(min(size, 1 << 16))
         if not part:
             raise ConnectionResetError("the connection was closed")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+def _left(end: float) -> float:
+    """Seconds until ``end``; raises TimeoutError if there are none."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
 
 
 def listen(host: str, ports: range) -> socket.socket:
@@ -297,11 +336,10 @@ def is_alive(server: Address, patience: float = 3.0) -> bool:
     serves it; TVM's own server answers only once its session has ended.
     """
     greeting = b"client:tvmtune-is-anyone-there"
-    deadline = time.monotonic() + patience
+    end = time.monotonic() + patience
     try:
-        with socket.create_connection((server.host, server.port), timeout=patience) as connection:
-            connection.sendall(integer(RPC_MAGIC) + integer(len(greeting)) + greeting)
-            connection.settimeout(max(0.1, deadline - time.monotonic()))
-            return read_integer(receive(connection, 4)) in (MISMATCH, ACCEPTED)
+        with connect(server, end) as connection:
+            send(connection, integer(RPC_MAGIC) + integer(len(greeting)) + greeting, end)
+            return read_integer(receive(connection, 4, end)) in (MISMATCH, ACCEPTED)
     except OSError:
         return False

@@ -129,27 +129,30 @@ def _errno_text(error: Exception) -> str:
 
 
 class _Connection:
-    """Messages to and from the tracker, each with a deadline."""
+    """Messages to and from the tracker; each exchange has one deadline."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def greet(self) -> None:
+        await asyncio.wait_for(self._greet(), protocol.REPLY_TIMEOUT)
+
+    async def call(self, message: Any) -> Any:
+        return await asyncio.wait_for(self._call(message), protocol.REPLY_TIMEOUT)
+
+    async def _greet(self) -> None:
         self._writer.write(protocol.integer(protocol.TRACKER_MAGIC))
         try:
-            answer = protocol.read_integer(await self._read(4))
+            answer = protocol.read_integer(await self._reader.readexactly(4))
         except EOFError:
             raise ValueError("not a tracker") from None
         if answer != protocol.TRACKER_MAGIC:
             raise ValueError("not a tracker")
 
-    async def call(self, message: Any) -> Any:
+    async def _call(self, message: Any) -> Any:
         self._writer.write(protocol.pack(message))
-        size = protocol.read_integer(await self._read(4))
+        size = protocol.read_integer(await self._reader.readexactly(4))
         if not 0 < size <= protocol.MAX_MESSAGE_BYTES:
             raise ValueError("not a tracker")
-        return json.loads(await self._read(size))
-
-    async def _read(self, size: int) -> bytes:
-        return await asyncio.wait_for(self._reader.readexactly(size), protocol.REPLY_TIMEOUT)
+        return json.loads(await self._reader.readexactly(size))
