@@ -88,22 +88,26 @@ class BoardLease:
             return self._expected.trouble(description, str(board), self.key)
 
         end = time.monotonic() + wait
-        while True:
+        address: protocol.Address | None = None
+        refused = ""
+        while address is None:
+            left = max(0.0, end - time.monotonic())
             try:
                 address = self._process.lease(
-                    tracker, self.key, wait, on_busy=on_busy, unlike=unlike
+                    tracker, self.key, left, on_busy=on_busy, unlike=unlike
                 )
-                break
             except OtherBoard as error:
                 # The tracker grants the boards of a key in turns: the next may be the right one.
-                if time.monotonic() > end:
-                    raise TvmtuneError(f"the board '{self.key}': {error.reason}") from None
+                refused = error.reason
                 time.sleep(OTHER_BOARD_PAUSE)
             except BoardUnusable as error:
                 raise TvmtuneError(f"the board '{self.key}': {error.reason}") from None
             except LeaseError as error:
                 raise TvmtuneError(f"the board '{self.key}' cannot be leased: {error}") from None
-            wait = max(0.0, end - time.monotonic())
+            if address is None and time.monotonic() > end:
+                break
+        if address is None and refused:
+            raise TvmtuneError(f"the board '{self.key}': {refused}")
         if address is None:
             raise TvmtuneError(
                 f"no board '{self.key}' became free within {wait:.0f} s: all are in use. Wait longer "
