@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tvmtune.errors import TvmtuneError
 from tvmtune.quantize.layers import ConvolutionLayer, Layer
 from tvmtune.quantize.region import QuantizedRegion, find_region
-from tvmtune_vta.codegen import knobs
+from tvmtune_vta.codegen import addition, knobs
 from tvmtune_vta.codegen.convolution import is_feasible
 from tvmtune_vta.codegen.workload import Convolution
 from tvmtune_vta.hardware.config import Config
@@ -46,6 +46,8 @@ def partition(
     for layer in region.layers:
         if not isinstance(layer, ConvolutionLayer):
             why = "" if on_vta & set(layer.inputs) else "none of its operands is on the accelerator"
+            if not addition.largest_tile(config):
+                why = f"{config.bitstream} has no room for a sum"
         else:
             why = _unsupported(layer, config) or _infeasible(convolution(layer, config), config)
         if why:
