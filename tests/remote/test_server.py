@@ -256,7 +256,7 @@ def test_a_broken_tvm_is_a_one_line_error(farm: served.Farm, tmp_path: Path) -> 
 def test_listening_on_all_networks_warns(farm: served.Farm, host: str) -> None:
     port = served.free_port()
     for name, words in (("server", ["serve", "--key", "b"]), ("tracker", ["tracker"])):
-        running = farm.start(command(*words, "--host", host, "--port", port))
+        running = farm.start(command(*words, "--insecure", "--host", host, "--port", port))
         output = running.expect("warning: .*").group()
         assert f"everyone who can reach this {name} can run any code" in output
         assert "SSH tunnel" in output

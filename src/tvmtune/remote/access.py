@@ -5,6 +5,12 @@ access proves that they know it, with an HMAC over a nonce of the other side, wh
 follows is neither encrypted nor authenticated: whoever can read or change the traffic between two
 machines can read the data, and take over a connection that is open. Against that, only a tunnel helps.
 
+With a tracker, both sides prove it before TVM's protocol begins (:class:`Gate`, :class:`Caller`): the
+client sends :data:`HELLO` and a nonce; the tracker answers HELLO, its nonce and its proof; the client
+sends its proof; the tracker answers HELLO again. A server's match key, which its tracker gives to one
+client, is its nonce: the client appends its proof to it (:func:`ticket`). TVM's own greeting has no
+room for more.
+
 Without the secret's own module, boards that have Python and NumPy only could not check it, so this
 imports the standard library only.
 """
@@ -16,6 +22,7 @@ import hmac
 import os
 import secrets
 import stat
+import struct
 from pathlib import Path
 
 from tvmtune.errors import UsageError
@@ -65,6 +72,85 @@ def _checked(data: bytes, source: str) -> bytes:
 def nonce() -> bytes:
     """Bytes that nobody can foresee."""
     return secrets.token_bytes(NONCE_BYTES)
+
+
+HELLO, SECRET_NEEDED, SECRET_WRONG = 0x2F2AC, 0x2F2AD, 0x2F2AE
+"""Codes: an exchange of proofs; why a connection ends."""
+_CODE = struct.Struct("<i")
+ANSWER_BYTES = _CODE.size + NONCE_BYTES + 32
+"""Bytes of what a tracker answers to a caller's hello."""
+
+
+class WrongSecret(Exception):
+    """The other side does not know the secret, or another one."""
+
+
+class Caller:
+    """The client's side of an exchange of proofs, without its input and output."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._nonce = key, nonce()
+
+    def hello(self) -> bytes:
+        return _CODE.pack(HELLO) + self._nonce
+
+    def reply(self, answer: bytes) -> bytes:
+        """The proof to send after :data:`ANSWER_BYTES` of an answer, whose code was HELLO; raises
+        :class:`WrongSecret` if the other side does not know the secret."""
+        theirs, given = answer[_CODE.size : _CODE.size + NONCE_BYTES], answer[-32:]
+        if not matches(given, proof(self._key, "tracker", self._nonce, theirs)):
+            raise WrongSecret
+        return proof(self._key, "client", theirs, self._nonce)
+
+
+class Gate:
+    """The server's side of an exchange of proofs, without its input and output."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._nonce = key, nonce()
+        self._theirs = b""
+        self._data = b""
+        self.is_open = False
+        """Whether the client knows the secret; then :attr:`rest` is what it has sent beyond."""
+        self.refused = False
+        """Whether the connection should be closed, after what :meth:`receive` returned."""
+
+    @property
+    def rest(self) -> bytes:
+        return self._data
+
+    def receive(self, data: bytes) -> bytes:
+        """Take what has arrived; returns what to send."""
+        self._data += data
+        answer = b""
+        if not self._theirs:
+            if len(self._data) < _CODE.size:
+                return answer
+            if _CODE.unpack(self._data[: _CODE.size])[0] != HELLO:
+                self.refused = True
+                return _CODE.pack(SECRET_NEEDED)
+            if len(self._data) < _CODE.size + NONCE_BYTES:
+                return answer
+            self._theirs = self._take(_CODE.size + NONCE_BYTES)[_CODE.size :]
+            own = proof(self._key, "tracker", self._theirs, self._nonce)
+            answer = _CODE.pack(HELLO) + self._nonce + own
+        if len(self._data) < 32:
+            return answer
+        expected = proof(self._key, "client", self._nonce, self._theirs)
+        if not matches(self._take(32), expected):
+            self.refused = True
+            return answer + _CODE.pack(SECRET_WRONG)
+        self.is_open = True
+        return answer + _CODE.pack(HELLO)
+
+    def _take(self, size: int) -> bytes:
+        taken, self._data = self._data[:size], self._data[size:]
+        return taken
+
+
+def ticket(key: bytes | None, match: str) -> str:
+    """What a client sends to the server that expects ``match``."""
+    return match if key is None else f"{match}:{proof(key, 'board', match.encode()).hex()}"
 
 
 def proof(key: bytes, purpose: str, *said: bytes) -> bytes:

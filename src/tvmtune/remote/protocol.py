@@ -11,11 +11,12 @@ deadline, however slowly its bytes arrive.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import json
 import os
-import random
+import secrets
 import select
 import socket
 import struct
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.remote import access
 
 RPC_MAGIC = 0xFF271
 TRACKER_MAGIC = 0x2F271
@@ -121,8 +123,8 @@ def check_key(key: str) -> str:
 
 
 def match_key(key: str) -> str:
-    """A random key that admits one client."""
-    return f"{key}:{random.SystemRandom().random()}"
+    """A random key that admits one client, and whose proof the client owes if there is a secret."""
+    return f"{key}:{secrets.token_hex(16)}"
 
 
 def pack(message: Any) -> bytes:
@@ -137,6 +139,24 @@ def integer(value: int) -> bytes:
 
 def read_integer(data: bytes) -> int:
     return int(_INT.unpack(data)[0])
+
+
+def secret_needed(address: Address) -> str:
+    return (
+        f"the tracker at {address} serves only clients that know its secret: give it with "
+        f"--secret-file FILE or {access.SECRET}."
+    )
+
+
+def other_secret(address: Address) -> str:
+    return f"the tracker at {address} has another secret than the one given."
+
+
+def no_secret_there(address: Address) -> str:
+    return (
+        f"the tracker at {address} knows no secret, or is none of tvmtune's: start it with tvmtune "
+        f"tracker --secret-file FILE, or use it without --secret-file and {access.SECRET}."
+    )
 
 
 class Unreachable(TvmtuneError):
@@ -158,13 +178,22 @@ class Tracker:
                 f"no tracker answers at {address}: {error.strerror or error}. Start one with "
                 "tvmtune tracker, or name another with --tracker HOST:PORT."
             ) from None
+        self.secret = access.secret()
         try:
+            if self.secret is not None:
+                self._prove(access.Caller(self.secret), end)
             send(self._socket, integer(TRACKER_MAGIC), end)
-            if read_integer(receive(self._socket, 4, end)) != TRACKER_MAGIC:
-                raise self._not_a_tracker()
+            code = read_integer(receive(self._socket, 4, end))
         except OSError:
             self.close()
+            if self.secret is not None:
+                raise Unreachable(no_secret_there(address)) from None
             raise self._not_a_tracker() from None
+        if code == access.SECRET_NEEDED:
+            self.close()
+            raise Unreachable(secret_needed(address))
+        if code != TRACKER_MAGIC:
+            raise self._not_a_tracker()
 
     def summary(self) -> dict[str, Any]:
         """``queue_info`` (free and pending by key) and ``server_info`` (key and address of each)."""
@@ -185,7 +214,7 @@ class Tracker:
         priority: int = 1,
         wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[Address, str] | None:
-        """A board and the key that it expects; None if none became free within ``wait`` seconds, or
+        """A board and the key to greet it with; None if none became free within ``wait`` seconds, or
         before ``wanted`` returned False.
 
         The connection is closed after a None, which cancels the request.
@@ -197,7 +226,7 @@ class Tracker:
         if not (isinstance(answer, list) and len(answer) == 2 and answer[0] == SUCCESS):
             raise self._not_a_tracker()
         host, port, match = answer[1]
-        return Address(host, int(port)), str(match)
+        return Address(host, int(port)), access.ticket(self.secret, str(match))
 
     def call(
         self, message: Any, wait: float | None = None, wanted: Callable[[], bool] = lambda: True
@@ -238,6 +267,20 @@ class Tracker:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(1e3 * max(0.0, wait)))
+
+    def _prove(self, caller: access.Caller, end: float) -> None:
+        """Exchange proofs of the secret; raises :class:`Unreachable` if the tracker has another."""
+        send(self._socket, caller.hello(), end)
+        answer = receive(self._socket, 4, end)
+        if read_integer(answer) != access.HELLO:
+            raise OSError("it knows no secrets")
+        answer += receive(self._socket, access.ANSWER_BYTES - 4, end)
+        with contextlib.suppress(access.WrongSecret):
+            send(self._socket, caller.reply(answer), end)
+            if read_integer(receive(self._socket, 4, end)) == access.HELLO:
+                return
+        self.close()
+        raise Unreachable(other_secret(self.address))
 
     def _not_a_tracker(self) -> Unreachable:
         self.close()

@@ -53,6 +53,8 @@ class ServerConfig:
     tracker: Address | None = None
     custom_address: str | None = None
     """Host that clients should connect to, if the tracker sees another one."""
+    secret: bytes | None = None
+    """Serve only clients that know it (:mod:`tvmtune.remote.access`)."""
     session_options: dict[str, Any] = field(default_factory=dict)
     """Options of :func:`tvmtune.remote.server.session.prepare`."""
 
@@ -87,6 +89,7 @@ class BoardServer:
                 self.config.key,
                 (self.config.custom_address, self.port),
                 self.report,
+                self.config.secret,
             )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
