@@ -176,7 +176,9 @@ def test_a_wrong_key_is_answered_with_mismatch(farm: served.Farm) -> None:
         with socket.create_connection((board.host, board.port), 10) as line:
             line.sendall(protocol.integer(protocol.RPC_MAGIC))
             line.sendall(protocol.integer(len(key)) + key)
-            assert protocol.receive(line, 4) == protocol.integer(protocol.MISMATCH)
+            assert protocol.receive(line, 4, time.monotonic() + served.LIMIT) == protocol.integer(
+                protocol.MISMATCH
+            )
 
 
 @pytest.mark.slow

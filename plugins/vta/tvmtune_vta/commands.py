@@ -229,7 +229,12 @@ def _is_library(file: Path) -> bool:
         return False  # reading it will raise a better error
 
 
-_REMOTE = click.option("--remote", required=True, metavar="KEY", help="The board, KEY[@HOST:PORT].")
+_REMOTE = click.option(
+    "--remote",
+    required=True,
+    metavar="KEY",
+    help="The board, KEY[@HOST:PORT] or ssh://[USER@]HOST.",
+)
 _CONFIG = click.option(
     "--config",
     metavar="NAME|FILE",
@@ -243,12 +248,13 @@ _CONFIG = click.option(
 @_CONFIG
 def reconfig_runtime(remote: str, config: str) -> None:
     """Check that a board runs programs for a configuration and has its bitstream loaded."""
+    from tvmtune.remote.client import tunnel
     from tvmtune.remote.client.lease import BoardLease
     from tvmtune_vta.device import board_calls
     from tvmtune_vta.hardware.config import Config
 
     wanted = Config.find(config)
-    with BoardLease(remote) as board:
+    with tunnel.opened(remote) as boards, BoardLease(boards) as board:
         reply = board.ask(board_calls.describe, limit=_DESCRIBE_TIMEOUT)
     if reply["config"] is None:
         click.echo(f"the board '{board.key}' simulates any configuration")
@@ -276,6 +282,7 @@ def reconfig_runtime(remote: str, config: str) -> None:
 @_CONFIG
 def program_fpga(file: Path, remote: str, config: str) -> None:
     """Load a board's FPGA with a bitstream (.bit)."""
+    from tvmtune.remote.client import tunnel
     from tvmtune.remote.client.lease import BoardLease
     from tvmtune_vta.device import board_calls
     from tvmtune_vta.device.bitstream import Bitstream
@@ -284,7 +291,7 @@ def program_fpga(file: Path, remote: str, config: str) -> None:
     wanted = Config.find(config)
     bitstream = Bitstream.read(file)
     bitstream.check(wanted)
-    with BoardLease(remote) as board:
+    with tunnel.opened(remote) as boards, BoardLease(boards) as board:
         board.ask(board_calls.program_fpga, str(file), limit=_LOAD_TIMEOUT)
     click.echo(f"the FPGA of '{board.key}' is loaded with {bitstream.name} ({bitstream.date})")
 

@@ -189,7 +189,7 @@ def network_options(remote_help: str) -> Decorator:
         ),
         click.option(
             "--remote",
-            metavar="KEY[@HOST:PORT]",
+            metavar="KEY[@HOST:PORT]|ssh://[USER@]HOST",
             help=remote_help,
         ),
         tracker_option(_TRACKER),
@@ -256,7 +256,7 @@ def library_options(remote_help: str) -> Decorator:
         ),
         click.option(
             "--remote",
-            metavar="KEY[@HOST:PORT]",
+            metavar="KEY[@HOST:PORT]|ssh://[USER@]HOST",
             help=remote_help,
         ),
         tracker_option(_TRACKER),

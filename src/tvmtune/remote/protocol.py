@@ -33,7 +33,7 @@ TRACKER_MAGIC = 0x2F271
 ACCEPTED = RPC_MAGIC
 MISMATCH = RPC_MAGIC + 2
 
-SUCCESS = 0
+SUCCESS, FAIL = 0, -1
 PUT, REQUEST, UPDATE_INFO, SUMMARY, PENDING = 3, 4, 5, 6, 7
 """The tracker's message codes."""
 
@@ -43,6 +43,9 @@ SERVER_PORTS = range(9090, 9190)
 LOCAL = "127.0.0.1"
 OURS = "tvmtune"
 """Key in a server's tracker entry that marks it as served by ``tvmtune serve``."""
+
+DIRECT = "direct"
+"""In the answers of a server that is its own tracker: it is where the client has reached it."""
 
 DIED = "the board's process died: "
 """Prefix of the error that a client receives if its code crashed the session's process."""
@@ -197,7 +200,7 @@ class Tracker:
 
     def summary(self) -> dict[str, Any]:
         """``queue_info`` (free and pending by key) and ``server_info`` (key and address of each)."""
-        answer = self.call([SUMMARY])
+        answer = self._checked(self.call([SUMMARY]))
         if not (
             isinstance(answer, list)
             and len(answer) == 2
@@ -205,6 +208,9 @@ class Tracker:
             and isinstance(answer[1], dict)
         ):
             raise self._not_a_tracker()
+        for entry in answer[1].get("server_info", ()):
+            if isinstance(entry, dict) and DIRECT in entry:
+                entry["addr"] = [self.address.host, self.address.port]
         return answer[1]
 
     def request(
@@ -223,9 +229,12 @@ class Tracker:
         if answer is None:
             self.close()
             return None
-        if not (isinstance(answer, list) and len(answer) == 2 and answer[0] == SUCCESS):
+        self._checked(answer)
+        if not (isinstance(answer, list) and len(answer) in (2, 3) and answer[0] == SUCCESS):
             raise self._not_a_tracker()
         host, port, match = answer[1]
+        if DIRECT in answer[2:]:
+            host, port = self.address.host, self.address.port
         return Address(host, int(port)), access.ticket(self.secret, str(match))
 
     def call(
@@ -267,6 +276,13 @@ class Tracker:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(1e3 * max(0.0, wait)))
+
+    def _checked(self, answer: Any) -> Any:
+        """``answer``; raises :class:`Unreachable` for one that says why not."""
+        if isinstance(answer, list) and len(answer) == 2 and answer[0] == FAIL:
+            self.close()
+            raise Unreachable(f"{self.address}: {str(answer[1])[:500]}")
+        return answer
 
     def _prove(self, caller: access.Caller, end: float) -> None:
         """Exchange proofs of the secret; raises :class:`Unreachable` if the tracker has another."""
