@@ -180,9 +180,10 @@ def test_failures_are_one_message(
     farm: served.Farm, sshd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = served.free_port()
-    with pytest.raises(
-        Unreachable, match=f"no tvmtune serve on port {port}: .*tvmtune serve --key"
-    ), tunnel.opened(f"ssh://board/{port}"):
+    with (
+        pytest.raises(Unreachable, match=f"no tvmtune serve on port {port}: .*tvmtune serve --key"),
+        tunnel.opened(f"ssh://board/{port}"),
+    ):
         pass
     with (
         pytest.raises(Unreachable, match="no SSH connection to 127.0.0.1: .*refused"),
