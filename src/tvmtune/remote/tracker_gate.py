@@ -24,7 +24,7 @@ def install(secret: bytes) -> None:
     tracker.TCPEventHandler = Connection
 
 
-class _GatedConnection(tracker.TCPEventHandler):  # type: ignore[misc]
+class _GatedConnection(tracker.TCPEventHandler):
     key: bytes
 
     def __init__(self, *arguments: Any) -> None:
@@ -33,19 +33,21 @@ class _GatedConnection(tracker.TCPEventHandler):  # type: ignore[misc]
         self._deadline = self._ioloop.call_later(REPLY_TIMEOUT, self._late)
 
     def on_message(self, message: bytes) -> None:
-        gate = self._gate
-        if gate.is_open:
+        if self._gate.is_open:
             self._pass(message)
-            return
+        else:
+            self._prove(message)
+
+    def _prove(self, message: bytes) -> None:
         with contextlib.suppress(OSError):
-            if answer := gate.receive(message):
+            if answer := self._gate.receive(message):
                 self.write_message(answer)
-            if gate.refused:
+            if self._gate.refused:
                 self.signal_close()
-        if gate.is_open:
+        if self._gate.is_open:
             self._ioloop.remove_timeout(self._deadline)
-            if gate.rest:
-                self._pass(gate.rest)
+            if self._gate.rest:
+                self._pass(self._gate.rest)
 
     def _pass(self, message: bytes) -> None:
         """To TVM's own code, which takes the magic number by itself."""

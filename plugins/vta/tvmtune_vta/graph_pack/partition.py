@@ -67,10 +67,10 @@ def partition(
         layers.append(layer)
         on_vta.add(layer.output)
     if not packed and not may_be_empty:
-        why = sorted(refused.values(), key=lambda reason: reason == _NO_OPERAND)
+        reasons = sorted(refused.values(), key=lambda reason: reason == _NO_OPERAND)
         raise TvmtuneError(
             f"VTA can run none of the {len(refused)} layers of {name} between start and stop: "
-            f"{why[0]}. tvmtune vta layers lists them all; start-op= and stop-op= move the ends."
+            f"{reasons[0]}. tvmtune vta layers lists them all; start-op= and stop-op= move the ends."
         )
     return Partition(region, packed, refused, tuple(layers))
 

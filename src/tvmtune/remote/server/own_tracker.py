@@ -114,7 +114,11 @@ class OwnTracker:
             return [protocol.FAIL, self._refusal]
         host, port = connection.getsockname()[:2]
         if code == protocol.SUMMARY:
-            info = {"key": f"server:{self._key}", "addr": [host, port], protocol.OURS: __version__}
+            info: dict[str, Any] = {
+                "key": f"server:{self._key}",
+                "addr": [host, port],
+                protocol.OURS: __version__,
+            }
             free = int(self._free and not self._match)
             queue = {self._key: {"free": free, "pending": len(self._waiting)}}
             info[protocol.DIRECT] = True
