@@ -16,6 +16,7 @@ from models import tiny_cnn
 from tvmtune import block_torch_import
 from tvmtune.library import metadata
 from tvmtune.machine.threads import allowed_cpus
+from tvmtune.remote import access
 from tvmtune.runtime.library import Library
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Tracing slows Python by 40%, and much of what slow tests do is in other processes.
         if item.get_closest_marker("slow"):
             item.add_marker("no_cover")
+
+
+@pytest.fixture(autouse=True)
+def _no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No secret of a farm, whatever the environment or a command in an earlier test has set: commands
+    hand it to their children by the environment."""
+    for name in (access.SECRET, access.SECRET_FILE):
+        monkeypatch.setenv(name, "")  # or what a test sets would stay
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import host, networks, phases
 from tvmtune.errors import TvmtuneError, UsageError, nearest
-from tvmtune.machine import cpu_count, package_versions, triples
+from tvmtune.machine import board_identity, cpu_count, package_versions, triples
 from tvmtune.networks import int8
 from tvmtune.networks.model_file import one_line
 from tvmtune.records import shipped
 from tvmtune.records.log import Log, read_log
+from tvmtune.remote.client import boards
 from tvmtune.tasks.plan import Plan
 from tvmtune.types import Device, Network, Task, Timing
 
@@ -71,7 +72,8 @@ def plan(
     """
     package_versions.check_pins()
     backend = host.backend(target)
-    device = backend.make_target(dict(attrs or {}), remote)
+    with boards.asked() as described:
+        device = backend.make_target(dict(attrs or {}), remote)
     if measured and device.absent:
         raise TvmtuneError(
             f"there is no {device.model} in this machine to measure on. Name boards that have one with "
@@ -90,6 +92,7 @@ def plan(
         if own:
             device = backend.make_target({**(attrs or {}), **own}, remote)
         device = Device.from_json({**device.to_json(), "params": {**known, **params}})
+    device = replace(device, board=board_identity.of(described[0] if described else None))
     if int8.is_wanted(network) and not backend.calibrates:
         raise UsageError(f"backend '{target}' does not support int8: omit --dtype int8.")
     phases.report("preparing the network")
@@ -228,7 +231,7 @@ def compile_untuned(
     if plan.device.remote is not None:
         from tvmtune.compiling.ship import check_on_board
 
-        check_on_board(compiled, plan.device.remote, wait, say)
+        check_on_board(compiled, plan.device, wait, say)
     return compiled
 
 

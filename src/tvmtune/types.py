@@ -97,6 +97,10 @@ class Device:
     """Whether the backend's ``serve_init`` must run before a library is loaded, to register packed
     functions that the library calls. For devices other than the CPU it always runs."""
 
+    board: JSON = field(default_factory=dict)
+    """Identity of the boards that measure, if one was asked while planning
+    (:mod:`tvmtune.machine.board_identity`): others under the same key are not used."""
+
     absent: bool = False
     """Whether this machine lacks the accelerator, so that kernels are compiled here but never run. For
     a CPU the target triple decides."""

@@ -45,12 +45,13 @@ def test_a_port_is_between_1_and_65535(words: list[str], port: str, tmp_path: Pa
 
 @pytest.mark.parametrize("words", [["tracker"], ["serve", "--key", "b"]])
 def test_a_foreign_host_is_a_one_line_error(words: list[str], tmp_path: Path) -> None:
-    done = tvmtune(*words, "--host", "192.0.2.1", cwd=tmp_path, timeout=served.LIMIT)
+    done = tvmtune(*words, "--insecure", "--host", "192.0.2.1", cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 1
     message = done.stderr.splitlines()[-1]
     assert "cannot listen at 192.0.2.1: " in message
     assert "--host has to be an address of this machine" in message
-    done = tvmtune(*words, "--host", "no-such-host.invalid", cwd=tmp_path, timeout=served.LIMIT)
+    unknown = ("--insecure", "--host", "no-such-host.invalid")
+    done = tvmtune(*words, *unknown, cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 1
     assert "cannot listen at 'no-such-host.invalid'" in done.stderr.splitlines()[-1]
 

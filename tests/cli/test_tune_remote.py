@@ -104,6 +104,33 @@ def test_a_network_is_tuned_on_boards(folder, farm):
     assert all(trial.verified for trial in best.values())
 
 
+def test_a_farm_with_a_secret_tunes_benches_and_runs(folder, farm):
+    secret = folder / "farm.secret"
+    secret.write_text("correct horse battery")
+    secret.chmod(0o600)
+    use = ("--secret-file", secret)
+    _, tracker = farm.tracker(None, *use)
+    farm.board(KEY, tracker, *use)
+    tune = [word for word in words(tracker, 6) if word != "--no-compile"]
+    refused = tvmtune(*tune, "-o", "lib.so", cwd=folder)
+    assert refused.returncode == 1
+    assert "serves only clients that know its secret: give it with --secret-file FILE" in complaint(
+        refused.stderr
+    )
+    where = ("--remote", f"{KEY}@{tracker}", *use)
+    for command in (
+        [*tune, *use, "-o", "lib.so"],
+        ["bench", "lib.so", "--check", "--repeat", "2", *where],
+        ["run", "lib.so", *where],
+    ):
+        done = tvmtune(*command, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    by_text = {"TVMTUNE_SECRET": "another one, just as long"}
+    refused = tvmtune("run", "lib.so", "--remote", f"{KEY}@{tracker}", cwd=folder, env=by_text)
+    assert refused.returncode == 1
+    assert f"the tracker at {tracker} has another secret" in complaint(refused.stderr)
+
+
 def test_no_trial_is_lost_if_boards_are_killed(folder, farm, start):
     _, tracker = farm.tracker()
     first, address = farm.board(KEY, tracker)

@@ -99,6 +99,13 @@ class Farm:
         running.expect("the tracker listens")
         return running, address
 
+    def start_tracker(self, host: str, *words: str) -> tuple[Running, Address]:
+        """A tracker that listens at ``host``, and its address from this machine."""
+        address = Address("127.0.0.1", free_port())
+        running = self.start(command("tracker", "--host", host, "--port", address.port, *words))
+        running.expect("the tracker listens")
+        return running, address
+
     def board(
         self, key: str, tracker: Address | None = None, *words: str, port: int | None = None
     ) -> tuple[Running, Address]:

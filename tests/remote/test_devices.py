@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -34,15 +35,20 @@ def register(tracker: Address, keys: list[str]) -> list[socket.socket]:
         line = socket.create_connection((tracker.host, tracker.port), 10)
         lines.append(line)
         line.sendall(protocol.integer(protocol.TRACKER_MAGIC))
-        assert protocol.receive(line, 4) == protocol.integer(protocol.TRACKER_MAGIC)
+        assert protocol.receive(line, 4, time.monotonic() + served.LIMIT) == protocol.integer(
+            protocol.TRACKER_MAGIC
+        )
         info = {"key": f"server:{key}", "addr": [None, 20000 + index]}
         for message in (
             [protocol.UPDATE_INFO, info],
             [protocol.PUT, key, [20000 + index, protocol.match_key(key)], None],
         ):
             line.sendall(protocol.pack(message))
-            size = protocol.read_integer(protocol.receive(line, 4))
-            assert json.loads(protocol.receive(line, size)) == protocol.SUCCESS
+            size = protocol.read_integer(protocol.receive(line, 4, time.monotonic() + served.LIMIT))
+            assert (
+                json.loads(protocol.receive(line, size, time.monotonic() + served.LIMIT))
+                == protocol.SUCCESS
+            )
     return lines
 
 
@@ -146,10 +152,14 @@ def test_a_missing_tracker_is_a_one_line_error(farm: served.Farm, tmp_path: Path
     assert done.returncode == 1
     output = complaint(done.stderr)
     assert f"no tracker answers at 127.0.0.1:{port}" in output and "tvmtune tracker" in output
-    _, board = farm.board("b")
-    done = tvmtune("devices", "--tracker", board, cwd=tmp_path, timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        threading.Thread(
+            target=lambda: other.accept()[0].sendall(b"HTTP/1.1 400"), daemon=True
+        ).start()
+        done = tvmtune("devices", "--tracker", address, cwd=tmp_path, timeout=60)
     assert done.returncode == 1
-    assert f"what answers at {board} is not a tracker" in complaint(done.stderr)
+    assert f"what answers at {address} is not a tracker" in complaint(done.stderr)
 
 
 def test_clusters_are_distinguished_by_capacity(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -59,19 +59,26 @@ def test_a_remote_is_a_key_and_an_optional_tracker(monkeypatch: pytest.MonkeyPat
 
 
 @contextmanager
-def stranger(says: bytes) -> Iterator[Address]:
-    """Something that says this to whoever connects, and stays."""
+def stranger(says: bytes, slowly: bytes = b"") -> Iterator[Address]:
+    """Something that says this to whoever connects, then more of it byte by byte, and stays."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held = []
+        done = threading.Event()
 
         def serve() -> None:
             connection, _ = listener.accept()
             held.append(connection)
             connection.sendall(says)
+            with suppress(OSError):
+                for byte in slowly:
+                    connection.sendall(bytes([byte]))
+                    if done.wait(PAUSE):
+                        return
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield Address("127.0.0.1", listener.getsockname()[1])
+        done.set()
         thread.join(10)
         for connection in held:
             connection.close()
@@ -97,6 +104,27 @@ MAGIC = protocol.integer(protocol.TRACKER_MAGIC)
 def test_garbage_from_a_tracker_is_an_error(says: bytes) -> None:
     with stranger(says) as address, pytest.raises(Unreachable, match=str(address)):
         Tracker(address, patience=0.5).summary()
+
+
+PAUSE = 0.3
+"""Seconds between two bytes: less than the patience below, which is for all of them."""
+
+
+def test_a_deadline_is_for_all_bytes_of_an_answer() -> None:
+    """These would be right answers, if they came in time."""
+    answer = protocol.pack([0, {}])
+    with stranger(b"", slowly=MAGIC + answer) as tracker, pytest.raises(Unreachable):
+        Tracker(tracker, patience=0.8)
+    with stranger(MAGIC, slowly=answer) as tracker:
+        connection = Tracker(tracker, patience=2.0)
+        with pytest.raises(Unreachable, match="timed out"):
+            connection.summary()
+    with stranger(MAGIC, slowly=answer) as tracker:
+        connection = Tracker(tracker, patience=2.0)
+        with pytest.raises(Unreachable, match="timed out"):
+            connection.request("key", wait=60.0)
+    with stranger(b"", slowly=protocol.integer(protocol.MISMATCH)) as server:
+        assert not is_alive(server, patience=0.8)
 
 
 def test_is_alive_is_true_for_servers_only() -> None:

@@ -180,7 +180,9 @@ def test_garbage_does_not_stop_the_tracker(farm: served.Farm) -> None:
         line.sendall(words)
     for line, words in zip(lines[len(strangers) :], sent, strict=True):
         line.sendall(protocol.integer(protocol.TRACKER_MAGIC))
-        assert protocol.receive(line, 4) == protocol.integer(protocol.TRACKER_MAGIC)
+        assert protocol.receive(line, 4, time.monotonic() + served.LIMIT) == protocol.integer(
+            protocol.TRACKER_MAGIC
+        )
         line.sendall(words)
     assert becomes(tracker, {"nobody": (0, 0)})
     (child,) = running.children("tvmtune.remote.tracker")

@@ -15,9 +15,11 @@ from cli.commands import complaint, tvmtune
 from libraries import make_library
 from models import tiny_cnn
 from quantize import cnn
+from tvmtune import api, networks
 from tvmtune.cli import group
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune_vta.commands import group as commands
+from tvmtune_vta.hardware.config import Config
 from tvmtune_vta.hardware.program import Program
 from vta import small
 from vta.small import Y
@@ -84,6 +86,50 @@ def test_layers_lists_the_device_of_each_layer(tmp_path):
     assert "not multiples of 16 channels" in text
 
 
+def test_layers_lists_reasons_even_if_nothing_fits(tmp_path):
+    """A network that VTA runs nothing of is the one whose reasons one wants to read."""
+    (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
+    tiny = Config().as_dict() | {"LOG_UOP_BUFF_SIZE": 3}
+    (tmp_path / "vta_config.json").write_text(json.dumps(tiny))
+    rows = json.loads(
+        run("layers", tmp_path / "cnn.onnx", "--json", "--config", tmp_path / "vta_config.json")
+    )
+    on = [
+        row["on"] for row in rows if row["layer"].startswith(("conv2d_packed", "conv2d to", "sum"))
+    ]
+    assert on and all(
+        ("CPU: " in each and "no tile fits" in each) or "no room" in each for each in on
+    )
+
+
+def test_a_layer_with_one_output_vector_says_so(tmp_path):
+    (tmp_path / "cnn.onnx").write_bytes(cnn.forked().to_onnx())
+    text = run("layers", tmp_path / "cnn.onnx", "--target-attr", "start-op=relu", "--json")
+    (why,) = {row["on"] for row in json.loads(text) if "too small" in row["on"]}
+    assert "a tile of 1 outputs is too small: an accumulator would be written twice" in why
+
+
+def test_layers_takes_attributes_of_the_target(tmp_path):
+    (tmp_path / "cnn.onnx").write_bytes(cnn.mixed().to_onnx())
+    words = ["layers", tmp_path / "cnn.onnx", "--json"]
+    assert run(*words, "--target-attr", "config=pynq") == run(*words, "--config", "pynq")
+    for wrong, message in (
+        (["--target-attr", "config"], "--target-attr takes K=V, not 'config'"),
+        (["--target-attr", "config=sim", "--config", "sim"], "config is given twice"),
+        (["--target-attr", "konfig=sim"], "Did you mean config"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run(*words, *wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_dtypes_are_rejected_by_name(dtype, tmp_path):
+    (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
+    network = networks.load(str(tmp_path / "cnn.onnx"), dtype=dtype)
+    with pytest.raises(UsageError, match=f"to int8, and this one is {dtype}: omit --dtype {dtype}"):
+        api.plan(network, "vta")
+
+
 @pytest.mark.slow
 def test_layers_lists_scales_and_noise(tmp_path):
     (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
@@ -134,6 +180,14 @@ def test_commands_accept_libraries(tmp_path):
     )
     assert parts["borders_ms"] > 0
     assert parts["cpu_ms"] > 0
+    (own,) = json.loads(done.stdout)["runs"]
+    assert own["modelled_ms"] == parts["total_ms"]
+    assert own["throughput"] == pytest.approx(1e3 / parts["total_ms"])
+    shown = tvmtune("bench", "lib.so", "--repeat", 3, "--vs", "onnxruntime", cwd=tmp_path).stdout
+    assert "modelled ms" in shown and "median ms" in shown
+    (row,) = (line for line in shown.splitlines() if "tvmtune " in line and "0.1" in line)
+    cells = [cell.strip() for cell in row.split("│")][1:-1]
+    assert cells[4:9] == [""] * 5, "no times of the simulation"
     assert parts["total_ms"] < 1e3 * sum(each["seconds"] for each in report) + 1e3
 
 

@@ -53,6 +53,26 @@ def test_a_program_runs_from_shared_memory(device):
     assert device.runs == 2
 
 
+@pytest.mark.parametrize("log_block", [5, 6])
+def test_buffers_are_aligned_to_elements(log_block, tmp_path, monkeypatch):
+    """A tile of weights then has 1024 or 4096 bytes, and addresses count elements."""
+    monkeypatch.setattr(fpga, "SETTLE", 30.0)
+    on = Config.parse(
+        Config.named("pynq").as_dict() | {"LOG_BLOCK": log_block, "LOG_WGT_BUFF_SIZE": 20}, "test"
+    )
+    conv = Convolution(1, 4, 4, on.block, on.block, 3, 3, 1, 1)
+    started = Device(tmp_path, on)
+    monkeypatch.setattr(contiguous_memory, "SYSFS", started.sysfs)
+    try:
+        board = started.board()
+        board.memory.allocate(256)  # what follows is not aligned by chance
+        machine = fpga.FpgaProgram(generate(conv, Epilogue(True), Knobs(1, 4, 4), on), board)
+        memory, wanted = arrays(conv, Epilogue(True), on)
+        assert np.array_equal(machine.run(memory)[Y], wanted)
+    finally:
+        started.close()
+
+
 def test_closing_a_program_frees_its_memory(device):
     board = device.board()
     whole = list(board.memory.free_ranges)

@@ -30,12 +30,9 @@ def group() -> None:
 @click.argument("network", metavar="NAME|FILE")
 @click.option("--batch", default=1, metavar="N", show_default=True, help="Batch size.")
 @click.option(
-    "--config",
-    metavar="NAME|FILE",
-    default="sim",
-    show_default=True,
-    help="Same as --target-attr config=.",
+    "--target-attr", multiple=True, metavar="K=V", help="Attribute of the target, as of tune."
 )
+@click.option("--config", metavar="NAME|FILE", help="Same as --target-attr config=.")
 @click.option("--start-op", metavar="NAME", help="Same as --target-attr start-op=.")
 @click.option("--stop-op", metavar="NAME", help="Same as --target-attr stop-op=.")
 @click.option("--scales", is_flag=True, help="Calibrate, and show exponents and noise.")
@@ -49,7 +46,8 @@ def group() -> None:
 def layers(
     network: str,
     batch: int,
-    config: str,
+    target_attr: tuple[str, ...],
+    config: str | None,
     start_op: str | None,
     stop_op: str | None,
     scales: bool,
@@ -65,14 +63,29 @@ def layers(
     if calibration is not None and not scales:
         raise UsageError("--calibration requires --scales.")
     loaded = networks.load(network, batch=batch)
-    attrs = {"config": config, "start-op": start_op, "stop-op": stop_op}
-    device = target.describe_device("vta", {k: v for k, v in attrs.items() if v is not None}, None)
+    attrs = _attributes(target_attr, {"config": config, "start-op": start_op, "stop-op": stop_op})
+    device = target.describe_device("vta", attrs, None)
     samples = None if calibration is None else read_arrays(calibration, loaded.inputs)
-    rows = lowering.operator_table(lowering.prepare(loaded, device, None, samples), scales=scales)
+    prepared = lowering.prepare(loaded, device, None, samples, may_be_empty=True)
+    rows = lowering.operator_table(prepared, scales=scales)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
         _table(rows, scales)
+
+
+def _attributes(pairs: tuple[str, ...], named: dict[str, str | None]) -> dict[str, str]:
+    """The attributes of ``--target-attr`` and of options of their own; raises :class:`UsageError` for
+    one that is given twice."""
+    attrs = {name: value for name, value in named.items() if value is not None}
+    for pair in pairs:
+        name, sign, value = (part.strip() for part in pair.partition("="))
+        if not sign or not name:
+            raise UsageError(f"--target-attr takes K=V, not '{pair}'.")
+        if name in attrs:
+            raise UsageError(f"{name} is given twice.")
+        attrs[name] = value
+    return attrs
 
 
 def _table(rows: list[dict[str, Any]], scales: bool) -> None:
@@ -216,7 +229,12 @@ def _is_library(file: Path) -> bool:
         return False  # reading it will raise a better error
 
 
-_REMOTE = click.option("--remote", required=True, metavar="KEY", help="The board, KEY[@HOST:PORT].")
+_REMOTE = click.option(
+    "--remote",
+    required=True,
+    metavar="KEY",
+    help="The board, KEY[@HOST:PORT] or ssh://[USER@]HOST.",
+)
 _CONFIG = click.option(
     "--config",
     metavar="NAME|FILE",
@@ -230,12 +248,13 @@ _CONFIG = click.option(
 @_CONFIG
 def reconfig_runtime(remote: str, config: str) -> None:
     """Check that a board runs programs for a configuration and has its bitstream loaded."""
+    from tvmtune.remote.client import tunnel
     from tvmtune.remote.client.lease import BoardLease
     from tvmtune_vta.device import board_calls
     from tvmtune_vta.hardware.config import Config
 
     wanted = Config.find(config)
-    with BoardLease(remote) as board:
+    with tunnel.opened(remote) as boards, BoardLease(boards) as board:
         reply = board.ask(board_calls.describe, limit=_DESCRIBE_TIMEOUT)
     if reply["config"] is None:
         click.echo(f"the board '{board.key}' simulates any configuration")
@@ -263,6 +282,7 @@ def reconfig_runtime(remote: str, config: str) -> None:
 @_CONFIG
 def program_fpga(file: Path, remote: str, config: str) -> None:
     """Load a board's FPGA with a bitstream (.bit)."""
+    from tvmtune.remote.client import tunnel
     from tvmtune.remote.client.lease import BoardLease
     from tvmtune_vta.device import board_calls
     from tvmtune_vta.device.bitstream import Bitstream
@@ -271,7 +291,7 @@ def program_fpga(file: Path, remote: str, config: str) -> None:
     wanted = Config.find(config)
     bitstream = Bitstream.read(file)
     bitstream.check(wanted)
-    with BoardLease(remote) as board:
+    with tunnel.opened(remote) as boards, BoardLease(boards) as board:
         board.ask(board_calls.program_fpga, str(file), limit=_LOAD_TIMEOUT)
     click.echo(f"the FPGA of '{board.key}' is loaded with {bitstream.name} ({bitstream.date})")
 

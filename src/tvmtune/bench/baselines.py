@@ -27,23 +27,23 @@ class Baseline(Peer):
     captures = True
 
     def __init__(self, library: Library) -> None:
-        self._library = library
+        self.library = library
         self.device = library.runtime
 
     def load(self, network: Network, threads: int) -> None:
         """Do nothing: the library is open, with the threads that it was compiled for."""
 
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
-        self._library.set_inputs(inputs)
+        self.library.set_inputs(inputs)
 
     def invoke(self, count: int = 1) -> float:
-        return self._library.invoke(count)
+        return self.library.invoke(count)
 
     def device_seconds(self, count: int) -> float | None:
-        return self._library.device_seconds(count)
+        return self.library.device_seconds(count)
 
     def outputs(self) -> list[np.ndarray]:
-        return self._library.session.outputs()
+        return self.library.session.outputs()
 
 
 class Untuned(Baseline):

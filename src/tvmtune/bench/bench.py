@@ -33,12 +33,14 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from tvmtune.accuracy import relative_error
-from tvmtune.bench.end_to_end import EndToEndTime, end_to_end
+from tvmtune.bench.baselines import Baseline
+from tvmtune.bench.end_to_end import end_to_end
 from tvmtune.bench.results import BenchResult, RuntimeResult
 from tvmtune.errors import TvmtuneError
 from tvmtune.library import metadata
 from tvmtune.machine import fingerprint, package_versions
 from tvmtune.machine.background_load import BackgroundLoad
+from tvmtune.runtime.library import Library
 from tvmtune.runtime.timing import WARM_UP, calls_per_repeat, sample, warm_up
 from tvmtune.types import batch_of
 
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tvmtune.bench.peers import Peer
-    from tvmtune.runtime.library import Library
     from tvmtune.types import Network
 
 MIN_REPEATS = 3
@@ -103,20 +104,19 @@ def bench(
     busy = background_load.share() if background_load is not None else None
     _read_device_clocks(entries)
 
+    notes += _model_accelerators(library, entries)
     for run, peer in zip(runs[1:], ready, strict=True):
-        run.ratio = run.median_ms / runs[0].median_ms
+        run.ratio = run.latency_ms / runs[0].latency_ms
         run.error = _difference(library.session.outputs(), peer.outputs())
     notes += _warnings(runs, busy)
-    modelled, modelled_notes = _model_accelerator(library)
     return BenchResult(
         runs,
         library.metadata["network"],
         library.metadata["device"],
         fingerprint.fingerprint(),
         None if board is None else {"key": board.key, **(board.described or {})},
-        notes + modelled_notes,
+        notes,
         busy,
-        modelled,
     )
 
 
@@ -240,17 +240,27 @@ def _same_network(library: Library, network: Network | None) -> Network:
     return network
 
 
-def _model_accelerator(library: Library) -> tuple[EndToEndTime | None, list[str]]:
-    """The end-to-end time with a simulated accelerator, if there is one, and notes about it."""
+def _model_accelerators(library: Library, entries: Sequence[_Entry]) -> list[str]:
+    """Set the end-to-end times of libraries whose accelerator is simulated; returns notes about that of
+    ``library``."""
     if library.modelled is None:
-        return None, []
-    note = "the accelerator is simulated, and these times are the simulation's. Modeled: "
-    programs = library.metadata["modelled"]
-    # Libraries of older versions do not name the simulating function.
-    if library.session.board is None and all("function" in each for each in programs):
-        modelled = end_to_end(programs, library.session.profile(MIN_REPEATS))
-        return modelled, [f"{note}{modelled}"]
-    return None, [f"{note}its part takes {1e3 * library.modelled:.3f} ms"]
+        return []
+    for entry in entries:
+        own = entry.runtime.library if isinstance(entry.runtime, Baseline) else entry.runtime
+        programs = own.metadata.get("modelled") if isinstance(own, Library) else None
+        # Libraries of older versions do not name the simulating function.
+        if programs and library.session.board is None and all("function" in p for p in programs):
+            assert isinstance(own, Library)
+            entry.run.modelled = end_to_end(programs, own.session.profile(MIN_REPEATS))
+    run = entries[0].run
+    if run.modelled is None:
+        return [
+            "the accelerator is simulated, and these times are the simulation's. Modeled: its "
+            f"part takes {1e3 * library.modelled:.3f} ms"
+        ]
+    return [
+        f"the accelerator is simulated, which took {run.median_ms:.3f} ms. Modeled: {run.modelled}"
+    ]
 
 
 def _warnings(runs: Sequence[RuntimeResult], busy: float | None) -> list[str]:
@@ -260,7 +270,7 @@ def _warnings(runs: Sequence[RuntimeResult], busy: float | None) -> list[str]:
     return [
         f"the times of {run.runtime} vary by {100 * run.std_ms / run.median_ms:.0f}%"
         for run in runs
-        if run.std_ms > _UNSTEADY * run.median_ms
+        if run.modelled is None and run.std_ms > _UNSTEADY * run.median_ms
     ]
 
 

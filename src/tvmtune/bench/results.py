@@ -30,9 +30,11 @@ class RuntimeResult:
     device_seconds: list[float] = field(default_factory=list)
     """The same by the GPU's clock; empty if it has none that can be read."""
     ratio: float = 1.0
-    """Its median over that of the library: 2 means that the library is twice as fast."""
+    """Its latency over that of the library: 2 means that the library is twice as fast."""
     error: float | None = None
     """max|y - ref| / max|ref| of the library's outputs, with this runtime's as the reference."""
+    modelled: EndToEndTime | None = None
+    """Its time with a simulated accelerator, whose ``seconds`` are the simulation's."""
     check: CheckResult | None = None
     device: str = "cpu"
     """TVM's name of the device that it runs on."""
@@ -64,9 +66,14 @@ class RuntimeResult:
         return 1e3 * statistics.median(self.device_seconds) if self.device_seconds else None
 
     @property
+    def latency_ms(self) -> float:
+        """The median, or the modeled time where an accelerator is simulated."""
+        return self.median_ms if self.modelled is None else self.modelled.total_ms
+
+    @property
     def throughput(self) -> float:
-        """Items per second at the median."""
-        return 1e3 * self.batch / self.median_ms
+        """Items per second at the latency."""
+        return 1e3 * self.batch / self.latency_ms
 
     def to_json(self) -> JSON:
         result: JSON = {
@@ -80,6 +87,7 @@ class RuntimeResult:
             "p95_ms": self.p95_ms,
             "min_ms": self.min_ms,
             "device_ms": self.device_ms,
+            **({} if self.modelled is None else {"modelled_ms": self.modelled.total_ms}),
             "throughput": self.throughput,
             "repeats": len(self.seconds),
             "number": self.number,
@@ -105,8 +113,11 @@ class BenchResult:
     """What a reader of the numbers should know: skipped peers, unsteady times."""
     background_load: float | None = None
     """Fraction of all CPUs' time that other processes used meanwhile; None if unknown."""
-    modelled: EndToEndTime | None = None
-    """Only for simulated accelerators."""
+
+    @property
+    def modelled(self) -> EndToEndTime | None:
+        """Where the library's time goes; only for simulated accelerators."""
+        return self.runs[0].modelled
 
     def to_json(self) -> JSON:
         return {

@@ -156,7 +156,11 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
     )
     table.add_column("runtime", no_wrap=True)
     table.add_column("version", no_wrap=True)
-    for column in ("threads", "median ms", "mean ms", "std", "p95", "min", "items/s"):
+    is_modelled = any(run.modelled is not None for run in result.runs)
+    columns = ["median ms", "mean ms", "std", "p95", "min"]
+    if is_modelled and all(run.modelled is not None for run in result.runs):
+        columns = []
+    for column in ("threads", *["modelled ms"] * is_modelled, *columns, "items/s"):
         table.add_column(column, justify="right", no_wrap=True)
     on_device = any(run.device_ms is not None for run in result.runs)
     if on_device:
@@ -166,8 +170,12 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
         table.add_column("difference", justify="right", no_wrap=True)
     for run in result.runs:
         cells = [run.runtime, run.version, str(run.threads)]
-        cells += [_ms(run.median_ms), _ms(run.mean_ms), _ms(run.std_ms), _ms(run.p95_ms)]
-        cells += [_ms(run.min_ms), f"{run.throughput:.1f}"]
+        if is_modelled:
+            cells.append("" if run.modelled is None else _ms(run.modelled.total_ms))
+        times = (run.median_ms, run.mean_ms, run.std_ms, run.p95_ms, run.min_ms)
+        if columns:  # those of a simulation say nothing about the accelerator
+            cells += map(_ms, times) if run.modelled is None else [""] * len(times)
+        cells.append(f"{run.throughput:.1f}")
         if on_device:
             cells.append("" if run.device_ms is None else _ms(run.device_ms))
         if len(result.runs) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tvmtune.cli import completion
 from tvmtune.cli.parsing import seconds_of
 from tvmtune.errors import UsageError
 from tvmtune.networks.registry import FORMATS
-from tvmtune.remote import protocol
+from tvmtune.remote import access, protocol
 
 PATH = click.Path(path_type=Path)
 
@@ -71,8 +72,30 @@ def wait_option(default: str, help_text: str) -> Decorator:
 
 
 def tracker_option(help_text: str) -> Decorator:
-    """``--tracker``, with its purpose."""
-    return click.option("--tracker", metavar="HOST:PORT", help=help_text)
+    """``--tracker``, with its purpose, and the secret that it may ask for."""
+    return _all_of(
+        click.option("--tracker", metavar="HOST:PORT", help=help_text),
+        secret_option("Secret of a farm that asks for one."),
+    )
+
+
+def secret_option(help_text: str) -> Decorator:
+    """``--secret-file``, with its purpose; the file is named to this process and its children by the
+    environment, where :func:`tvmtune.remote.access.secret` looks for it."""
+
+    def use(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+        if value is not None:
+            os.environ[access.SECRET_FILE] = str(value.absolute())
+        access.secret()  # a wrong one is a wrong command line, whoever would need it first
+
+    return click.option(
+        "--secret-file",
+        metavar="FILE",
+        type=PATH,
+        expose_value=False,
+        callback=use,
+        help=f"{help_text} [default: ${access.SECRET_FILE}, or the text of ${access.SECRET}]",
+    )
 
 
 TRACKER_DEFAULT = (
@@ -86,7 +109,13 @@ host_option = click.option(
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; 0.0.0.0 for all, which lets everyone on the network connect.",
+    help="Address to listen on; 0.0.0.0 for all. Other machines are served with --secret-file only.",
+)
+
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="Serve other machines without a secret: everyone who can connect can run any code as you.",
 )
 
 tasks_option = click.option(
@@ -160,7 +189,7 @@ def network_options(remote_help: str) -> Decorator:
         ),
         click.option(
             "--remote",
-            metavar="KEY[@HOST:PORT]",
+            metavar="KEY[@HOST:PORT]|ssh://[USER@]HOST",
             help=remote_help,
         ),
         tracker_option(_TRACKER),
@@ -227,7 +256,7 @@ def library_options(remote_help: str) -> Decorator:
         ),
         click.option(
             "--remote",
-            metavar="KEY[@HOST:PORT]",
+            metavar="KEY[@HOST:PORT]|ssh://[USER@]HOST",
             help=remote_help,
         ),
         tracker_option(_TRACKER),
@@ -244,12 +273,23 @@ def _all_of(*options: Decorator) -> Decorator:
     return decorate
 
 
-def warn_if_open(host: str, what: str) -> None:
-    """Warn about listening on an address that other machines can reach."""
-    if not protocol.Address(host, 1).is_local:
-        click.echo(
-            f"warning: at {host}, everyone who can reach this {what} can run any code and read and "
-            "write any file that you can: TVM's RPC has no passwords and no encryption. Let only "
-            "machines that you trust reach it, or use an SSH tunnel (docs/farm.md).",
-            err=True,
-        )
+def check_if_open(host: str, what: str, insecure: bool) -> None:
+    """Refuse to listen without a secret on an address that other machines can reach, unless
+    ``insecure``; warn about what remains open."""
+    secret = access.secret()
+    is_local = protocol.Address(host, 1).is_local
+    access.check_open(host, is_local, secret is not None, insecure, what)
+    if is_local:
+        return
+    who = (
+        "everyone who can reach"
+        if secret is None
+        else "everyone who knows the secret and can reach"
+    )
+    click.echo(
+        f"warning: at {host}, {who} this {what} can run any code and read and write any file that "
+        "you can, and traffic is not encrypted: who can read it can read the data, and who can change "
+        "it can take over a connection. Let only machines that you trust reach it, or use an SSH "
+        "tunnel (docs/farm.md).",
+        err=True,
+    )

@@ -94,13 +94,22 @@ def make_plan(
 
 
 def boards_of(remote: str | None, tracker: str | None) -> str | None:
-    """``KEY`` or ``KEY@HOST:PORT`` from ``--remote`` and ``--tracker``; raises :class:`UsageError`."""
+    """``KEY`` or ``KEY@HOST:PORT`` from ``--remote`` and ``--tracker``; raises :class:`UsageError`.
+
+    For an ``ssh://`` address a tunnel is opened, until the command ends.
+    """
     from tvmtune.remote import protocol
 
     if remote is None:
         if tracker:
             raise UsageError("--tracker without --remote: which boards? See tvmtune devices.")
         return None
+    from tvmtune.remote.client import tunnel
+
+    if remote.startswith(tunnel.SCHEME):
+        if tracker:
+            raise UsageError(f"--remote {remote} is a board without a tracker: omit --tracker.")
+        return click.get_current_context().with_resource(tunnel.opened(remote))
     key, _, address = remote.partition("@")
     if address and tracker:
         raise UsageError(f"--remote {remote} and --tracker {tracker} both name a tracker.")

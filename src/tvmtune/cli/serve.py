@@ -8,7 +8,14 @@ from pathlib import Path
 
 import click
 
-from tvmtune.cli.options import PATH, host_option, port, tracker_option, warn_if_open
+from tvmtune.cli.options import (
+    PATH,
+    check_if_open,
+    host_option,
+    insecure_option,
+    port,
+    tracker_option,
+)
 from tvmtune.cli.parsing import parse_pairs
 from tvmtune.cli.tracker import report
 from tvmtune.remote.protocol import SERVER_PORTS
@@ -20,6 +27,7 @@ from tvmtune.remote.protocol import SERVER_PORTS
 )
 @tracker_option("Tracker to register with; without one, clients must know this address.")
 @host_option
+@insecure_option
 @click.option(
     "--port",
     type=int,
@@ -48,6 +56,7 @@ def command(
     key: str,
     tracker: str | None,
     host: str,
+    insecure: bool,
     port: int | None,
     address: str | None,
     target: str | None,
@@ -60,6 +69,7 @@ def command(
     leak without affecting the next client. TVM's own clients and trackers work as well.
     """
     from tvmtune.errors import TvmtuneError, UsageError
+    from tvmtune.remote import access
     from tvmtune.remote.protocol import Address, check_key
     from tvmtune.remote.server.server import BoardServer, ServerConfig
 
@@ -72,13 +82,14 @@ def command(
     for path in libraries:
         if not path.is_file():
             raise UsageError(f"--load-library: there is no file {path}.")
-    warn_if_open(host, "server")
+    check_if_open(host, "server", insecure)
     config = ServerConfig(
         key=key,
         host=host,
         ports=SERVER_PORTS if port is None else range(port, port + 1),
         tracker=Address.parse(tracker) if tracker else None,
         custom_address=address,
+        secret=access.secret(),
         session_options={
             "libraries": [str(path.resolve()) for path in libraries],
             "target": target,

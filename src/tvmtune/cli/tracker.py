@@ -7,12 +7,14 @@ import contextlib
 
 import click
 
-from tvmtune.cli.options import host_option, port, warn_if_open
+from tvmtune.cli.options import check_if_open, host_option, insecure_option, port, secret_option
 from tvmtune.remote.protocol import TRACKER_PORT
 
 
 @click.command("tracker")
 @host_option
+@secret_option("Serve only clients and boards that know the secret in FILE.")
+@insecure_option
 @click.option(
     "--port",
     metavar="PORT",
@@ -21,7 +23,7 @@ from tvmtune.remote.protocol import TRACKER_PORT
     callback=port,
     help="Port to listen on.",
 )
-def command(host: str, port: int) -> None:
+def command(host: str, insecure: bool, port: int) -> None:
     """Run a tracker for boards to register with.
 
     Runs TVM's RPC tracker until interrupted, and restarts it if it dies or hangs. Boards register
@@ -30,7 +32,7 @@ def command(host: str, port: int) -> None:
     from tvmtune.remote.protocol import Address
     from tvmtune.remote.tracker import TrackerSupervisor
 
-    warn_if_open(host, "tracker")
+    check_if_open(host, "tracker", insecure)
     asyncio.run(TrackerSupervisor(Address(host, port), report).run())
 
 

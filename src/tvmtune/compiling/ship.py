@@ -23,7 +23,7 @@ from tvmtune.compiling.compile import Compiled, compile_library
 from tvmtune.errors import TvmtuneError
 from tvmtune.remote.client.lease import BoardLease
 from tvmtune.runtime.library import Library
-from tvmtune.types import JSON, Trial, is_operator
+from tvmtune.types import JSON, Device, Trial, is_operator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,7 +122,9 @@ def ship(
         written = _compile_as_written(plan, folder, check)
         board = None
         if remote := untuned.metadata["device"].get("remote"):
-            board = stack.enter_context(BoardLease(remote, wait=wait, report=say, known=True))
+            board = stack.enter_context(
+                BoardLease(remote, wait=wait, report=say, known=True, identity=plan.device.board)
+            )
             peers = [RemotePeer(peer.name, board) for peer in peers]
 
         tuned = _open_and_check(TUNED, compiled, board)
@@ -164,16 +166,17 @@ def ship(
 
 def check_on_board(
     compiled: Compiled,
-    remote: str,
+    device: Device,
     wait: float | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Run a library on a board of ``KEY`` or ``KEY@HOST:PORT`` and compare its outputs with its check.
+    """Run a library on a board of ``device`` and compare its outputs with its check.
 
     Waits up to ``wait`` seconds for a board. Raises :class:`TvmtuneError` if the outputs are wrong, or
     if there is no board.
     """
-    with BoardLease(remote, wait=wait, report=say) as board:
+    assert device.remote is not None
+    with BoardLease(device.remote, wait=wait, report=say, identity=device.board) as board:
         verdict = _open_and_check(Untuned.name, compiled, board).verdict
     if not verdict.passed:
         raise TvmtuneError(f"on the board '{board.key}' the output is {verdict}")

@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.machine import board_identity
 from tvmtune.measure.board_worker import BoardWorker, Call
 from tvmtune.remote import protocol
 from tvmtune.remote.client import boards
 from tvmtune.remote.protocol import Address, Tracker, Unreachable
+from tvmtune.types import JSON
 from tvmtune.workers import Outcome, brief, gather
 
 POLL_INTERVAL = 2.0
@@ -57,8 +59,9 @@ class BoardPool:
     Functions are those marked by :func:`tvmtune.remote.client.board_client.with_board`. ``wait``:
     seconds that calls wait while there is no board at all. ``report`` receives messages about boards
     that come, go and are waited for, in any thread. ``options`` are for
-    :func:`tvmtune.remote.client.board_client.init`. Raises :class:`Unreachable` if there is no
-    tracker, or no board of that key.
+    :func:`tvmtune.remote.client.board_client.init`. ``identity``: that of the boards
+    (:mod:`tvmtune.machine.board_identity`), by default that of the first. Raises
+    :class:`Unreachable` if there is no tracker, or no board of that key.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class BoardPool:
         report: Callable[[str], None] = lambda message: None,
         options: dict[str, Any] | None = None,
         directory: Path | None = None,
+        identity: JSON | None = None,
     ) -> None:
         self.key = key
         self.tracker = tracker
@@ -85,6 +89,7 @@ class BoardPool:
         self._listed: set[Address] = set()
         self._unusable: set[Address] = set()
         """Boards that cannot be used, and that the user was told about."""
+        self._expected = board_identity.Expected(identity or {}, board_identity.PLANNED)
         self._failure = ""
         """Why the last lease failed."""
         self._waiting = False
@@ -199,6 +204,10 @@ class BoardPool:
     def lease_failed(self, reason: str) -> None:
         with self._changed:
             self._failure = reason
+
+    def unlike(self, board: Address, description: JSON | None) -> str:
+        with self._changed:
+            return self._expected.trouble(description, str(board), self.key)
 
     def board_unusable(self, board: Address, reason: str) -> None:
         with self._changed:

@@ -16,7 +16,7 @@ from tvmtune.remote import protocol
 from tvmtune.remote.client.board_client import OVERHEAD, SLOW_LINE
 from tvmtune.remote.client.lease_process import BoardUnusable, LeaseError, LeaseProcess, Reply
 from tvmtune.remote.protocol import Address, Unreachable
-from tvmtune.types import TensorSpec, product
+from tvmtune.types import JSON, TensorSpec, product
 from tvmtune.workers import Outcome
 
 RETRY_PAUSE = 1.0
@@ -102,6 +102,9 @@ class Pool(Protocol):
     def lease_failed(self, reason: str) -> None:
         """No board could be leased, or the one that was does not work."""
 
+    def unlike(self, board: Address, description: JSON | None) -> str:
+        """Why a board with this description does not suit the run, or ""."""
+
     def board_unusable(self, board: Address, reason: str) -> None:
         """The board cannot be used at all: the user should know."""
 
@@ -162,6 +165,7 @@ class BoardWorker(threading.Thread):
                 REREQUEST_AFTER,
                 wanted=lambda: pool.has_work_for(self),
                 session_limit=session_limit,
+                unlike=pool.unlike,
             )
         except Unreachable:  # the pool's watcher sees that and reports it
             self._pause(RETRY_PAUSE)

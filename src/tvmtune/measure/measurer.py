@@ -358,6 +358,7 @@ class Measurer:
             report=report,
             options=runner.options,
             directory=self.directory,
+            identity=self.device.board,
         )
 
     def _make_builders(

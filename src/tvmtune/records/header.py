@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.machine import board_identity
 from tvmtune.records import schema
 from tvmtune.records.log import Log, LogWriter, is_empty, read_log
 from tvmtune.types import JSON, Device, Prepared, Task, TensorSpec, Trial
@@ -88,6 +89,12 @@ def earlier(path: Path, prepared: Prepared) -> Log | None:
             f"{path} was measured on another device ({described}), not on this one "
             f"({device.model or device.backend}, {device.threads} threads). Choose "
             "another --log, or --fresh to put it aside."
+        )
+    logged = devices[device.identity()].get("board") or {}
+    if how := board_identity.difference(logged, device.board):
+        raise TvmtuneError(
+            f"{path} was measured on other boards '{device.key}' than this one ({how}). Serve "
+            "them under different keys, choose another --log, or --fresh to put it aside."
         )
     return log
 

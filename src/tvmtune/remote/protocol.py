@@ -5,16 +5,18 @@ number, then JSON messages prefixed by their length. A client greets a server wi
 a key, ``client:KEY [-timeout=SECONDS]``; the server answers with a code and, if the key is right, its
 own key. TVM handles everything after that. (``python/tvm/rpc/{base,tracker,server}.py`` of TVM 0.27.)
 
-Nothing here trusts the other side: lengths are bounded, and every wait has a deadline.
+Nothing here trusts the other side: lengths are bounded, and every exchange of messages has one
+deadline, however slowly its bytes arrive.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import json
 import os
-import random
+import secrets
 import select
 import socket
 import struct
@@ -25,13 +27,14 @@ from typing import Any
 
 from tvmtune import bounded
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.remote import access
 
 RPC_MAGIC = 0xFF271
 TRACKER_MAGIC = 0x2F271
 ACCEPTED = RPC_MAGIC
 MISMATCH = RPC_MAGIC + 2
 
-SUCCESS = 0
+SUCCESS, FAIL = 0, -1
 PUT, REQUEST, UPDATE_INFO, SUMMARY, PENDING = 3, 4, 5, 6, 7
 """The tracker's message codes."""
 
@@ -41,6 +44,9 @@ SERVER_PORTS = range(9090, 9190)
 LOCAL = "127.0.0.1"
 OURS = "tvmtune"
 """Key in a server's tracker entry that marks it as served by ``tvmtune serve``."""
+
+DIRECT = "direct"
+"""In the answers of a server that is its own tracker: it is where the client has reached it."""
 
 DIED = "the board's process died: "
 """Prefix of the error that a client receives if its code crashed the session's process."""
@@ -121,8 +127,8 @@ def check_key(key: str) -> str:
 
 
 def match_key(key: str) -> str:
-    """A random key that admits one client."""
-    return f"{key}:{random.SystemRandom().random()}"
+    """A random key that admits one client, and whose proof the client owes if there is a secret."""
+    return f"{key}:{secrets.token_hex(16)}"
 
 
 def pack(message: Any) -> bytes:
@@ -139,35 +145,63 @@ def read_integer(data: bytes) -> int:
     return int(_INT.unpack(data)[0])
 
 
+def secret_needed(address: Address) -> str:
+    return (
+        f"the tracker at {address} serves only clients that know its secret: give it with "
+        f"--secret-file FILE or {access.SECRET}."
+    )
+
+
+def other_secret(address: Address) -> str:
+    return f"the tracker at {address} has another secret than the one given."
+
+
+def no_secret_there(address: Address) -> str:
+    return (
+        f"the tracker at {address} knows no secret, or is none of tvmtune's: start it with tvmtune "
+        f"tracker --secret-file FILE, or use it without --secret-file and {access.SECRET}."
+    )
+
+
 class Unreachable(TvmtuneError):
     """A tracker or server does not answer, or what answers is something else."""
 
 
 class Tracker:
-    """A connection to a tracker. Every call raises :class:`Unreachable` if it fails or takes longer
-    than ``patience`` seconds."""
+    """A connection to a tracker. Connecting, and each call, raises :class:`Unreachable` if it fails or
+    takes longer than ``patience`` seconds in all."""
 
     def __init__(self, address: Address, patience: float = REPLY_TIMEOUT) -> None:
         self.address = address
         self.patience = patience
+        end = time.monotonic() + patience
         try:
-            self._socket = socket.create_connection((address.host, address.port), timeout=patience)
+            self._socket = connect(address, end)
         except OSError as error:
             raise Unreachable(
                 f"no tracker answers at {address}: {error.strerror or error}. Start one with "
                 "tvmtune tracker, or name another with --tracker HOST:PORT."
             ) from None
+        self.secret = access.secret()
         try:
-            self._socket.sendall(integer(TRACKER_MAGIC))
-            if read_integer(self._receive(4)) != TRACKER_MAGIC:
-                raise self._not_a_tracker()
+            if self.secret is not None:
+                self._prove(access.Caller(self.secret), end)
+            send(self._socket, integer(TRACKER_MAGIC), end)
+            code = read_integer(receive(self._socket, 4, end))
         except OSError:
             self.close()
+            if self.secret is not None:
+                raise Unreachable(no_secret_there(address)) from None
             raise self._not_a_tracker() from None
+        if code == access.SECRET_NEEDED:
+            self.close()
+            raise Unreachable(secret_needed(address))
+        if code != TRACKER_MAGIC:
+            raise self._not_a_tracker()
 
     def summary(self) -> dict[str, Any]:
         """``queue_info`` (free and pending by key) and ``server_info`` (key and address of each)."""
-        answer = self.call([SUMMARY])
+        answer = self._checked(self.call([SUMMARY]))
         if not (
             isinstance(answer, list)
             and len(answer) == 2
@@ -176,6 +210,9 @@ class Tracker:
             and _is_summary(answer[1])
         ):
             raise self._not_a_tracker()
+        for entry in answer[1].get("server_info", ()):
+            if isinstance(entry, dict) and DIRECT in entry:
+                entry["addr"] = [self.address.host, self.address.port]
         return answer[1]
 
     def request(
@@ -185,7 +222,7 @@ class Tracker:
         priority: int = 1,
         wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[Address, str] | None:
-        """A board and the key that it expects; None if none became free within ``wait`` seconds, or
+        """A board and the key to greet it with; None if none became free within ``wait`` seconds, or
         before ``wanted`` returned False.
 
         The connection is closed after a None, which cancels the request.
@@ -194,11 +231,14 @@ class Tracker:
         if answer is None:
             self.close()
             return None
-        if not (isinstance(answer, list) and len(answer) == 2 and answer[0] == SUCCESS):
+        self._checked(answer)
+        if not (isinstance(answer, list) and len(answer) in (2, 3) and answer[0] == SUCCESS):
             raise self._not_a_tracker()
         try:
             host, port, match = answer[1]
-            return Address(str(host), int(port)), str(match)
+            if DIRECT in answer[2:]:
+                host, port = self.address.host, self.address.port
+            return Address(str(host), int(port)), access.ticket(self.secret, str(match))
         except (TypeError, ValueError, OverflowError):
             raise self._not_a_tracker() from None
 
@@ -208,20 +248,21 @@ class Tracker:
         """Send a message and return the answer; None if it does not begin within ``wait`` seconds, or
         before ``wanted`` returns False."""
         try:
-            self._socket.settimeout(self.patience)
-            self._socket.sendall(pack(message))
+            end = time.monotonic() + self.patience
+            send(self._socket, pack(message), end)
             if wait is not None:
-                end = time.monotonic() + wait
-                while not self._answers(min(WANTED_POLL_INTERVAL, end - time.monotonic())):
-                    if time.monotonic() > end or not wanted():
+                latest = time.monotonic() + wait
+                while not self._answers(min(WANTED_POLL_INTERVAL, latest - time.monotonic())):
+                    if time.monotonic() > latest or not wanted():
                         # An answer that has come meanwhile grants a board: ignored, it would idle.
                         if self._answers(0.0):
                             break
                         return None
-            size = read_integer(self._receive(4))
+                end = time.monotonic() + self.patience
+            size = read_integer(receive(self._socket, 4, end))
             if not 0 < size <= MAX_MESSAGE_BYTES:
                 raise self._not_a_tracker()
-            return bounded.parse_json(self._receive(size))
+            return bounded.parse_json(receive(self._socket, size, end))
         except (OSError, ValueError) as error:
             self.close()
             raise Unreachable(f"the tracker at {self.address} is gone: {error}.") from None
@@ -241,8 +282,26 @@ class Tracker:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(1e3 * max(0.0, wait)))
 
-    def _receive(self, size: int) -> bytes:
-        return receive(self._socket, size)
+    def _checked(self, answer: Any) -> Any:
+        """``answer``; raises :class:`Unreachable` for one that says why not."""
+        if isinstance(answer, list) and len(answer) == 2 and answer[0] == FAIL:
+            self.close()
+            raise Unreachable(f"{self.address}: {str(answer[1])[:500]}")
+        return answer
+
+    def _prove(self, caller: access.Caller, end: float) -> None:
+        """Exchange proofs of the secret; raises :class:`Unreachable` if the tracker has another."""
+        send(self._socket, caller.hello(), end)
+        answer = receive(self._socket, 4, end)
+        if read_integer(answer) != access.HELLO:
+            raise OSError("it knows no secrets")
+        answer += receive(self._socket, access.ANSWER_BYTES - 4, end)
+        with contextlib.suppress(access.WrongSecret):
+            send(self._socket, caller.reply(answer), end)
+            if read_integer(receive(self._socket, 4, end)) == access.HELLO:
+                return
+        self.close()
+        raise Unreachable(other_secret(self.address))
 
     def _not_a_tracker(self) -> Unreachable:
         self.close()
@@ -266,16 +325,55 @@ def _is_summary(answer: dict[str, Any]) -> bool:
     )
 
 
-def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly ``size`` bytes; raises OSError if the other side closes before."""
+def connect(address: Address, end: float) -> socket.socket:
+    """A connection to ``address``, open before ``end`` on the monotonic clock; raises OSError.
+
+    ``socket.create_connection`` would wait anew for each address that a name stands for.
+    """
+    error = OSError(f"{address.host} has no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    ):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(_left(end))
+            connection.connect(where)
+        except OSError as failure:
+            connection.close()
+            error = failure
+        else:
+            return connection
+    raise error
+
+
+def send(connection: socket.socket, data: bytes, end: float) -> None:
+    """Send all of ``data`` before ``end`` on the monotonic clock; raises OSError."""
+    connection.settimeout(_left(end))
+    connection.sendall(data)  # its timeout is for all of the data
+
+
+def receive(connection: socket.socket, size: int, end: float) -> bytes:
+    """Exactly ``size`` bytes, all of them before ``end`` on the monotonic clock.
+
+    Raises OSError if they come later, or if the other side closes before.
+    """
     parts = []
     while size:
+        connection.settimeout(_left(end))  # the timeout of a socket starts anew with each byte
         part = connection.recv(min(size, 1 << 16))
         if not part:
             raise ConnectionResetError("the connection was closed")
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+def _left(end: float) -> float:
+    """Seconds until ``end``; raises TimeoutError if there are none."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
 
 
 def listen(host: str, ports: range) -> socket.socket:
@@ -316,11 +414,10 @@ def is_alive(server: Address, patience: float = 3.0) -> bool:
     serves it; TVM's own server answers only once its session has ended.
     """
     greeting = b"client:tvmtune-is-anyone-there"
-    deadline = time.monotonic() + patience
+    end = time.monotonic() + patience
     try:
-        with socket.create_connection((server.host, server.port), timeout=patience) as connection:
-            connection.sendall(integer(RPC_MAGIC) + integer(len(greeting)) + greeting)
-            connection.settimeout(max(0.1, deadline - time.monotonic()))
-            return read_integer(receive(connection, 4)) in (MISMATCH, ACCEPTED)
+        with connect(server, end) as connection:
+            send(connection, integer(RPC_MAGIC) + integer(len(greeting)) + greeting, end)
+            return read_integer(receive(connection, 4, end)) in (MISMATCH, ACCEPTED)
     except OSError:
         return False

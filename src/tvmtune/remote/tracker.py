@@ -132,15 +132,20 @@ def main(descriptor: int, parent: int) -> None:
     """The tracker itself, on the listening socket ``descriptor`` inherited from the supervisor."""
     import logging
 
+    from tvmtune.remote import access
     from tvmtune.remote.server.forkserver_process import die_with
 
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         from tvm.rpc import tracker
+
+        from tvmtune.remote import tracker_gate
     except Exception as error:
         print(f"TVM cannot be imported: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
+    if (secret := access.secret()) is not None:
+        tracker_gate.install(secret)
     tracker.logger.setLevel(logging.WARNING)
     logging.getLogger("tornado").setLevel(logging.CRITICAL)  # it logs garbage from clients
     tracker._tracker_server(socket.socket(fileno=descriptor), str(os.urandom(8).hex()))

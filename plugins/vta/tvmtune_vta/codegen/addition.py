@@ -24,6 +24,8 @@ A, B, W, Y = 0, 1, 2, 3
 LARGEST = 6
 """log2 of the largest factor that a weight can hold."""
 _SLOTS = 2
+_UOPS = 3
+"""Per slot."""
 _MAX_ITERATIONS = (1 << 14) - 1
 
 
@@ -64,22 +66,32 @@ class Addition:
         return np.stack([identity * factor for factor in factors]).astype(np.int8)
 
 
-def generate(addition: Addition, config: Config, *, name: str = "") -> Program:
-    """The program; its buffers are both operands, the weights, which it contains, and the
-    result."""
-    addition.check()
-    total = addition.vectors
-    tile = min(
+def largest_tile(config: Config) -> int:
+    """Vectors of a slot's operands that the memories hold; 0 if there is no room for sums."""
+    if config.depth(Memory.UOP) < _SLOTS * _UOPS or config.depth(Memory.WGT) < 2:
+        return 0
+    return min(
         config.depth(Memory.ACC) // _SLOTS,
         config.depth(Memory.INP) // (2 * _SLOTS),
-        *(_MAX_ITERATIONS, -(-total // _SLOTS)),
+        _MAX_ITERATIONS,
     )
+
+
+def generate(addition: Addition, config: Config, *, name: str = "") -> Program:
+    """The program; its buffers are both operands, the weights, which it contains, and the
+    result. Raises :class:`TvmtuneError` for a sum or a configuration that cannot be used."""
+    addition.check()
+    total = addition.vectors
+    tile = min(largest_tile(config), -(-total // _SLOTS))
+    if not tile:
+        raise TvmtuneError(f"{config.bitstream} has no room for a sum.")
     bases = [(slot * tile, slot * 2 * tile) for slot in range(_SLOTS)]
+    # Per slot: the products of both sides, and what follows, whose source is an accumulator, too.
     uops = isa.pack_uops(
         config,
-        np.array([dst for dst, _ in bases for _ in range(2)]),
-        np.array([src + side * tile for _, src in bases for side in range(2)]),
-        np.array([side for _ in bases for side in range(2)]),
+        np.array([dst for dst, _ in bases for _ in range(_UOPS)]),
+        np.array([each for dst, src in bases for each in (src, src + tile, dst)]),
+        np.array([each for _ in bases for each in (0, 1, 0)]),
     )
     steps: list[Step] = [
         (Load(memory=Memory.UOP, x_size=len(uops), x_stride=len(uops)), UOPS),
@@ -102,10 +114,10 @@ def generate(addition: Addition, config: Config, *, name: str = "") -> Program:
             )
             steps.append((load, operand))
         over: dict[str, Any] = {"iter_in": size, "dst_factor_in": 1}
-        sums = over | {"uop_bgn": 2 * slot, "uop_end": 2 * slot + 1}
+        sums = over | {"uop_bgn": _UOPS * slot + 2, "uop_end": _UOPS * slot + 3}
         steps.append((Gemm(**sums, reset=True, pop_next=reuses_buffer), NO_OPERAND))
         for side in range(2):
-            begin = 2 * slot + side
+            begin = _UOPS * slot + side
             product = Gemm(
                 **over,
                 uop_bgn=begin,

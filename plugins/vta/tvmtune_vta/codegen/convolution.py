@@ -60,11 +60,16 @@ def instruction_segments(
 def is_feasible(conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config) -> bool:
     """Whether :func:`generate` accepts these knobs. It checks the first and last rounds, which have
     the largest paddings and addresses."""
+    return not why_infeasible(conv, epilogue, knobs, config)
+
+
+def why_infeasible(conv: Convolution, epilogue: Epilogue, knobs: Knobs, config: Config) -> str:
+    """Why :func:`generate` rejects these knobs; empty if it accepts them."""
     try:
         _Generator(conv, epilogue, knobs, config).check_limits()
-    except InfeasibleKnobs:
-        return False
-    return True
+    except InfeasibleKnobs as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True)

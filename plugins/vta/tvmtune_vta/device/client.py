@@ -11,14 +11,16 @@ from typing import Any
 from urllib.parse import quote
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.remote import access
 from tvmtune.remote.protocol import Address
 from tvmtune_vta.device import protocol
 from tvmtune_vta.device.accelerator import Tensors
+from tvmtune_vta.device.deadlines import SLOW_LINE, deadline
 from tvmtune_vta.hardware.config import Config
 from tvmtune_vta.hardware.program import Program, digest
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds to connect, and to answer a request without work."""
+"""Seconds to connect, and for the whole answer to a request without work."""
 WORK_TIMEOUT = 600.0
 """Seconds to load or run a program: a board's CPU may need minutes to check a large one."""
 _START = "Run python3 -m tvmtune_vta.server there."
@@ -35,6 +37,8 @@ class RemoteAccelerator:
         self.address = Address.parse(address.rstrip("/"), protocol.PORT)
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
+        secret = access.secret()
+        self._token = None if secret is None else protocol.token(secret)
         keys = self.describe().get("config")
         served = None if keys is None else Config.parse(keys, f"the server at {self.address}")
         if served is not None and config is not None and (keys := served.differences(config)):
@@ -49,6 +53,11 @@ class RemoteAccelerator:
 
     def describe(self) -> dict[str, Any]:
         status, data = self.request("GET", "/")
+        if status == http.client.UNAUTHORIZED:
+            raise TvmtuneError(
+                f"the VTA server at {self.address} has {'a' if self._token is None else 'another'} "
+                f"secret: give its own with --secret-file FILE or {access.SECRET}."
+            )
         try:
             reply: dict[str, Any] = json.loads(data)
             if status == http.client.OK and reply["protocol"] == protocol.VERSION:
@@ -105,11 +114,15 @@ class RemoteAccelerator:
         if self._connection.sock is None:  # also after a response that closed the connection
             self._connection.connect()
         assert self._connection.sock is not None
-        working = method in ("PUT", "POST")
-        self._connection.sock.settimeout(WORK_TIMEOUT if working else CONNECT_TIMEOUT)
-        self._connection.request(method, path, body)
-        response = self._connection.getresponse()
-        return response.status, response.read()
+        limit = CONNECT_TIMEOUT
+        if method in ("PUT", "POST"):
+            limit = WORK_TIMEOUT + len(body) / SLOW_LINE
+        self._connection.sock.settimeout(limit)
+        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        with deadline(self._connection.sock, limit):
+            self._connection.request(method, path, body, headers)
+            response = self._connection.getresponse()
+            return response.status, response.read()
 
     def _disconnect(self) -> None:
         if self._connection is not None:

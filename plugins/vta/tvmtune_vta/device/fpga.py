@@ -23,7 +23,7 @@ from tvmtune_vta.device.accelerator import LoadedProgram, description
 from tvmtune_vta.device.contiguous_memory import Allocator, map_device
 from tvmtune_vta.hardware import rules
 from tvmtune_vta.hardware.config import Config
-from tvmtune_vta.hardware.program import ALIGNMENT, Program
+from tvmtune_vta.hardware.program import ALIGNMENT, Program, alignment
 from tvmtune_vta.timing import time_model
 
 BASES = {"pynq": 0x43C00000, "ultra96": 0xA0000000, "zcu104": 0xA0000000, "de10nano": 0xFF220000}
@@ -108,9 +108,13 @@ class FpgaProgram:
         self.program, self.board = program, board
         sizes = [program.instructions.nbytes, program.uops.nbytes]
         sizes += [buffer.nbytes for buffer in program.buffers]
-        places = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
-        self._region = board.memory.allocate(places[-1])
+        unit = alignment(program.config)
+        places = np.cumsum([0, *(-(-size // unit) * unit for size in sizes)]).tolist()
+        self._region = board.memory.allocate(places[-1] + unit - ALIGNMENT)
+        first = -self._region.address % unit
+        places = [first + place for place in places]
         self._places, start = places[2:-1], self._region.address
+        self._instructions = start + places[0]
         try:
             if start + places[-1] > _ADDRESS_SPACE:
                 raise TvmtuneError(
@@ -135,7 +139,7 @@ class FpgaProgram:
         for number, array in memory.items():
             self._put(self._places[number], array)
         self._region.flush()
-        self.board.run(self._region.address, len(self.program.instructions), self._limit)
+        self.board.run(self._instructions, len(self.program.instructions), self._limit)
         self._region.invalidate()
         return {
             number: self._get(self._places[number], buffer.dtype, buffer.shape)

@@ -29,8 +29,9 @@ def open_accelerator(options: Mapping[str, Any], *, check_programs: bool = False
     ``base``, the physical address of the first register; ``loaded``, ``yes`` if the bitstream is
     loaded by other means.
 
-    With ``check_programs``, an FPGA checks every program against the hardware's rules before it runs,
-    so that none reads or writes outside its buffers. Raises :class:`UsageError` for invalid options,
+    With ``check_programs``, which is for programs of others, an FPGA checks every program against the
+    hardware's rules before it runs, so that none reads or writes outside its buffers, and a simulator
+    refuses those that would keep it busy for long. Raises :class:`UsageError` for invalid options,
     :class:`TvmtuneError` if the accelerator cannot be reached.
     """
     for name in options:
@@ -47,7 +48,7 @@ def open_accelerator(options: Mapping[str, Any], *, check_programs: bool = False
     if device not in DEVICES:
         known = [*DEVICES, f"{REMOTE}HOST:PORT"]
         raise UsageError(f"vta: there is no device '{device}'.{nearest(device, known)}")
-    return SimulatedAccelerator(config)
+    return SimulatedAccelerator(config, bounded=check_programs)
 
 
 def _fpga(options: Mapping[str, Any], config: Config | None, check: bool) -> FpgaAccelerator:

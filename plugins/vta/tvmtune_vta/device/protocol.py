@@ -16,9 +16,20 @@ HTTP/1.1, so that ``curl`` works, too; DIGEST is the SHA-256 of a program's file
     Load the FPGA with this bitstream.
 
 Errors are status 400 or above with a line of text.
+
+A server with a secret (:mod:`tvmtune.remote.access`) expects the header ``Authorization: Bearer TOKEN``
+in each request, and answers 401 without it. The token does not reveal the secret, but whoever reads the
+traffic can use it: it is not encrypted.
 """
+
+from tvmtune.remote import access
 
 PORT = 9191
 VERSION = 1
 PROGRAMS, FPGA = "/programs/", "/fpga/"
 """Prefixes of paths."""
+
+
+def token(secret: bytes) -> str:
+    """What clients that know ``secret`` send."""
+    return access.proof(secret, "tvmtune VTA server").hex()

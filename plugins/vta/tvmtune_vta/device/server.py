@@ -11,32 +11,42 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
+import os
 import re
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.remote import access
 from tvmtune.remote.protocol import Address, listen
 from tvmtune_vta.device import protocol
 from tvmtune_vta.device.accelerator import Accelerator
+from tvmtune_vta.device.deadlines import SLOW_LINE, Budget, DeadlineReader
 from tvmtune_vta.device.options import open_accelerator
 from tvmtune_vta.device.program_cache import ProgramCache
 
 MAX_BODY = 1 << 27
 """Bytes."""
-LARGE_BODY, MAX_LARGE_BODIES = 1 << 20, 2
-"""At most so many bodies of at least so many bytes are received at once: boards have little memory."""
+MAX_HELD = 2 * MAX_BODY
+"""Bytes of bodies held at once, of all clients together: boards have little memory. What has not come
+yet is not counted, so slow clients keep nobody out."""
+CHUNK = 1 << 16
 IDLE_TIMEOUT = 60.0
-"""Seconds after which an idle connection is closed."""
+"""Seconds within which a connection must have sent the next request up to its body, all of it."""
+BODY_TIMEOUT = 30.0
+"""Seconds for a body, or for a client to take a response, beside the time of a slow line."""
+SHUTDOWN_TIMEOUT = 10.0
+"""Seconds that a running program has to end after a signal; an FPGA writes to memory until then."""
 Response = tuple[int, bytes, dict[str, str]]
 """Status, body, headers."""
 _PROGRAM = re.compile(protocol.PROGRAMS + r"([0-9a-f]{64})")
@@ -48,8 +58,11 @@ class AcceleratorServer(ThreadingHTTPServer):
     cannot listen."""
 
     daemon_threads = True
+    block_on_close = False
 
-    def __init__(self, where: Address, accelerator: Accelerator) -> None:
+    def __init__(
+        self, where: Address, accelerator: Accelerator, secret: bytes | None = None
+    ) -> None:
         super().__init__((where.host, where.port), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listen(where.host, range(where.port, where.port + 1))
@@ -57,8 +70,10 @@ class AcceleratorServer(ThreadingHTTPServer):
         self.cache = ProgramCache(accelerator)
         self.accelerator_lock = threading.Lock()
         """Held while a program is loaded or runs."""
-        self.large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
-        """Held by requests with a large body."""
+        self.memory = Budget(MAX_HELD)
+        """For bodies."""
+        self.token = None if secret is None else protocol.token(secret)
+        """What clients must send; None if anyone may connect."""
 
     def get_request(self) -> Any:
         """If no connection can be accepted (too many open files), wait for others to close."""
@@ -92,6 +107,15 @@ class _Handler(BaseHTTPRequestHandler):
     error_content_type = "text/plain"
     server: AcceleratorServer
 
+    def setup(self) -> None:
+        super().setup()
+        self._reader = DeadlineReader(self.connection, 0.0)
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        self._reader.end = time.monotonic() + IDLE_TIMEOUT
+        super().handle_one_request()
+
     def do_GET(self) -> None:
         self._respond(self._get)
 
@@ -113,8 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
             if not 0 <= size <= MAX_BODY or "Transfer-Encoding" in self.headers:
                 text = f"a request needs a Content-Length of at most {MAX_BODY} bytes"
                 raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
-            with self.server.large_bodies if size >= LARGE_BODY else contextlib.nullcontext():
-                status, data, headers = handle(self.rfile.read(size))
+            if not self._has_access():
+                text = "this server has a secret, and the client another one or none"
+                raise _Refused(HTTPStatus.UNAUTHORIZED, text)
+            with self._body(size) as body:
+                status, data, headers = handle(body)
         except _Refused as refused:
             self.close_connection = True  # its body was not read
             status, data, headers = refused.status, _line(refused), {"Connection": "close"}
@@ -134,8 +161,30 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if status != HTTPStatus.NO_CONTENT:
             self.send_header("Content-Length", str(len(data)))
+        self.connection.settimeout(BODY_TIMEOUT + len(data) / SLOW_LINE)  # for all of each write
         self.end_headers()
         self.wfile.write(data)
+
+    def _has_access(self) -> bool:
+        token = self.server.token
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        return token is None or access.matches(given.encode(), token.encode())
+
+    @contextlib.contextmanager
+    def _body(self, size: int) -> Iterator[bytes]:
+        """The body of a request, of ``size`` bytes."""
+        end = self._reader.end = time.monotonic() + BODY_TIMEOUT + size / SLOW_LINE
+        body = bytearray()
+        try:
+            while len(body) < size:
+                part = self.rfile.read1(min(CHUNK, size - len(body)))
+                if not part:
+                    raise ConnectionResetError("the client left")
+                self.server.memory.take(len(part), end)
+                body += part
+            yield bytes(body)
+        finally:
+            self.server.memory.give_back(len(body))
 
     def _get(self, _: bytes) -> Response:
         if self.path != "/":
@@ -213,6 +262,15 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="listen on (default: %(default)s)")
     parser.add_argument("--port", type=_port, default=protocol.PORT, help="(default: %(default)s)")
     parser.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help=f"serve only clients that know the secret in FILE; also {access.SECRET}",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="serve other machines without a secret"
+    )
+    parser.add_argument(
         "options",
         nargs="*",
         metavar="OPTION=VALUE",
@@ -223,17 +281,22 @@ def main(words: list[str] | None = None) -> int:
         pairs = [option.partition("=") for option in given.options]
         if wrong := [name for name, sign, _ in pairs if not sign]:
             raise UsageError(f"'{wrong[0]}' is not OPTION=VALUE, such as config=pynq.")
+        if given.secret_file is not None:
+            os.environ[access.SECRET_FILE] = str(given.secret_file.absolute())
+        secret, where = access.secret(), Address(given.host, given.port or 1)
+        access.check_open(given.host, where.is_local, secret is not None, given.insecure, "server")
         accelerator = open_accelerator(
             {name: value for name, _, value in pairs}, check_programs=True
         )
-        server = AcceleratorServer(Address(given.host, given.port), accelerator)
+        server = AcceleratorServer(Address(given.host, given.port), accelerator, secret)
     except TvmtuneError as error:
         _log(f"Error: {error}")
         return error.exit_code
     if not server.where.is_local:
+        who = "anyone who" if secret is None else "anyone who knows the secret and"
         _log(
-            f"warning: anyone who can reach {server.where} can use and program the FPGA. "
-            "Serve on 127.0.0.1 and connect with ssh -L, or use a trusted network."
+            f"warning: {who} can reach {server.where} can use and program the FPGA, and traffic is "
+            "not encrypted. Serve on 127.0.0.1 and connect with ssh -L, or use a trusted network."
         )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
@@ -241,8 +304,10 @@ def main(words: list[str] | None = None) -> int:
     _log(f"{'simulates' if simulated else 'serves'} VTA at http://{server.where}")
     server.serve_forever()
     server.server_close()
-    with server.accelerator_lock:  # a running program still writes to its memory
-        server.cache.clear()
+    if not server.accelerator_lock.acquire(timeout=SHUTDOWN_TIMEOUT):
+        _log("a program is still running: it ends with the server")
+        os._exit(0)  # its thread would keep Python from ending
+    server.cache.clear()  # only now: a running program writes to its memory
     return 0
 
 

@@ -7,19 +7,30 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune_vta.device.accelerator import LoadedProgram, Tensors, description
-from tvmtune_vta.hardware import rules
+from tvmtune_vta.hardware import rules, work
 from tvmtune_vta.hardware.config import Config
 from tvmtune_vta.hardware.program import Program
 
+MOST_OPERATIONS, MOST_REFERENCE_OPERATIONS = 1 << 39, 1 << 35
+"""Operations of a served program on the fast simulator and on the reference: a minute's work.
+ResNet-18 takes 2^31, VGG-16 2^34."""
+
 
 class SimulatedAccelerator:
-    """Runs programs on the fast simulator if TVM can compile it here, else on the reference."""
+    """Runs programs on the fast simulator if TVM can compile it here, else on the reference.
 
-    def __init__(self, config: Config | None = None) -> None:
+    ``bounded``: refuse programs that would take longer than a minute or so.
+    """
+
+    def __init__(self, config: Config | None = None, *, bounded: bool = False) -> None:
         self.config = config
+        self._bounded = bounded
 
     def load(self, program: Program) -> LoadedProgram:
-        if not _can_compile():
+        fast = _can_compile()
+        if self._bounded:
+            work.check(program, MOST_OPERATIONS if fast else MOST_REFERENCE_OPERATIONS)
+        if not fast:
             return _ReferenceProgram(program)
         from tvmtune_vta.simulator.fast import FastSimulator
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.errors import UsageError
 from tvmtune.quantize import groups, quantize_dequantize
 from tvmtune.quantize.graph import operator_calls
 from tvmtune.quantize.groups import Group
@@ -35,13 +36,32 @@ def prepare(
     device: Device,
     layout: str | None,
     calibration: Mapping[str, np.ndarray] | None,
+    *,
+    may_be_empty: bool = False,
 ) -> Prepared:
     """Quantize the layers that run on VTA. ``extra["partition"]`` lists them,
-    ``extra["operators"]`` all operators of the network."""
+    ``extra["operators"]`` all operators of the network.
+
+    Raises :class:`TvmtuneError` if there are none, unless it ``may_be_empty``; the network then stays
+    as it is.
+    """
+    if (dtype := str(network.source.get("dtype", "float32"))) in ("float16", "bfloat16"):
+        raise UsageError(
+            f"VTA quantizes float32 networks to int8, and this one is {dtype}: omit --dtype {dtype}."
+        )
     prepared = prepare_float_graph(network, device, layout)
     start, stop = device.attrs["start_op"], device.attrs["stop_op"]
-    parts = partition.partition(prepared.graph, target.of(device), start, stop, network.name)
+    parts = partition.partition(
+        prepared.graph,
+        target.of(device),
+        start,
+        stop,
+        network.name,
+        may_be_empty=may_be_empty,
+    )
     extra = {"partition": parts, "operators": operator_calls(prepared.graph)}
+    if not parts.packed:
+        return Prepared(network, device, prepared.layout, prepared.graph, extra)
     network_int8 = quantize_network(prepared, parts.layers, calibration)
     return Prepared(network_int8, device, prepared.layout, prepared.graph, extra)
 
@@ -110,8 +130,10 @@ def operator_table(prepared: Prepared, *, scales: bool = False) -> list[dict[str
     device, ``on``; with ``scales`` also the fields of :class:`tvmtune.quantize.scales.LayerScales` for
     quantized layers."""
     parts, network = prepared.extra["partition"], prepared.network
-    assert isinstance(parts, Partition) and isinstance(network, QuantizedNetwork)
-    scale_rows = {row.name: asdict(row) for row in network.table()} if scales else {}
+    assert isinstance(parts, Partition)
+    scale_rows = {}
+    if scales and isinstance(network, QuantizedNetwork):
+        scale_rows = {row.name: asdict(row) for row in network.table()}
     layers_by_output = {layer.output: layer for layer in parts.region.layers}
     unquantized = dict(parts.region.others)
     covered = {name for layer in parts.region.layers for name in layer.covers}

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 from tvmtune.errors import TvmtuneError
 from tvmtune.quantize.layers import ConvolutionLayer, Layer
 from tvmtune.quantize.region import QuantizedRegion, find_region
-from tvmtune_vta.codegen import knobs
-from tvmtune_vta.codegen.convolution import is_feasible
+from tvmtune_vta.codegen import addition, knobs
+from tvmtune_vta.codegen.convolution import is_feasible, why_infeasible
 from tvmtune_vta.codegen.workload import Convolution
 from tvmtune_vta.hardware.config import Config
+from tvmtune_vta.hardware.rules import HAZARD_STEPS
 from tvmtune_vta.tuning.conv2d_packed import EPILOGUE
 
 if TYPE_CHECKING:
     import tvm
+
+_NO_OPERAND = "none of its operands is on the accelerator"
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,16 @@ class Partition:
 
 
 def partition(
-    graph: tvm.IRModule, config: Config, start: str | None, stop: str | None, name: str
+    graph: tvm.IRModule,
+    config: Config,
+    start: str | None,
+    stop: str | None,
+    name: str,
+    *,
+    may_be_empty: bool = False,
 ) -> Partition:
     """Find the region and pack the layers that can be packed; channels are padded to whole
-    blocks."""
+    blocks. Raises :class:`TvmtuneError` if there are none, unless it ``may_be_empty``."""
     region = find_region(graph, start, stop, name=name)
     packed: dict[str, Convolution] = {}
     refused: dict[str, str] = {}
@@ -45,7 +54,9 @@ def partition(
     on_vta: set[str] = set()
     for layer in region.layers:
         if not isinstance(layer, ConvolutionLayer):
-            why = "" if on_vta & set(layer.inputs) else "none of its operands is on the accelerator"
+            why = "" if on_vta & set(layer.inputs) else _NO_OPERAND
+            if not addition.largest_tile(config):
+                why = f"{config.bitstream} has no room for a sum"
         else:
             why = _unsupported(layer, config) or _infeasible(convolution(layer, config), config)
         if why:
@@ -55,10 +66,11 @@ def partition(
             packed[layer.output] = convolution(layer, config)
         layers.append(layer)
         on_vta.add(layer.output)
-    if not packed:
+    if not packed and not may_be_empty:
+        reasons = sorted(refused.values(), key=lambda reason: reason == _NO_OPERAND)
         raise TvmtuneError(
             f"VTA can run none of the {len(refused)} layers of {name} between start and stop: "
-            f"{next(iter(refused.values()))}."
+            f"{reasons[0]}. tvmtune vta layers lists them all; start-op= and stop-op= move the ends."
         )
     return Partition(region, packed, refused, tuple(layers))
 
@@ -103,6 +115,11 @@ def _infeasible(conv: Convolution, config: Config) -> str:
     """Why no tile can be computed; empty if one can."""
     if any(is_feasible(conv, EPILOGUE, each, config) for each in knobs.points(conv, config)):
         return ""
+    if conv.out_height * conv.out_width * (conv.batch // config.batch) <= HAZARD_STEPS:
+        # Then it may be the number of outputs, and not the size of a tile.
+        reasons = {why_infeasible(conv, EPILOGUE, k, config) for k in knobs.points(conv, config)}
+        if all("written twice" in reason for reason in reasons):
+            return max(reasons)
     return f"no tile fits the memories and instructions of {config.bitstream}"
 
 

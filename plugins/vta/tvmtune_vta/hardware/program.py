@@ -16,9 +16,9 @@ The file is a NumPy ``.npz`` archive, readable without this package. Its members
 ``contents_<i>``, ``expected_<i>``
     Optional: the contents of buffer i before the run (weights, a sample input), and after it.
 
-Addresses are aligned to :data:`ALIGNMENT` bytes. Values are laid out as VTA expects them: an
-element is a (batch, block) row of inputs, accumulators or outputs, or a (block, block) tile of
-weights.
+Addresses are aligned to :func:`alignment`: they count elements. Values are laid out as VTA expects
+them: an element is a (batch, block) row of inputs, accumulators or outputs, or a (block, block) tile
+of weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tvmtune_vta.hardware.isa import Instruction, Opcode
 
 FORMAT, VERSION = "tvmtune-vta", 1
 ALIGNMENT = 256
-"""Alignment of buffers and uops, in bytes."""
+"""The least alignment of buffers and uops, in bytes."""
 NO_OPERAND, UOPS = -1, -2
 ROLES = ("input", "constant", "output", "scratch")
 DTYPES = ("int8", "int32")
@@ -57,6 +57,12 @@ _MAX_RANK = 32
 """Dimensions of a buffer, as NumPy allows."""
 _DRAM = (26, (1 << 32) - 1)
 """Lowest bit and mask of ``dram_base``, the same in every configuration."""
+
+
+def alignment(config: Config) -> int:
+    """Alignment of buffers and uops, in bytes: at least that of the largest element, because
+    ``dram_base`` counts elements. A tile of weights has 256 bytes with blocks of 16, 4096 with 64."""
+    return max(ALIGNMENT, *(config.element_bytes(memory) for memory in Memory))
 
 
 def digest(data: bytes) -> bytes:
@@ -196,11 +202,12 @@ class Program:
         """
         if len(addresses) != len(self.buffers):
             raise TvmtuneError(f"{len(self.buffers)} addresses are needed, not {len(addresses)}.")
+        unit = alignment(self.config)
         for operand, address in [*enumerate(addresses), (UOPS, uops)]:
-            if address < 0 or address % ALIGNMENT:
+            if address < 0 or address % unit:
                 raise TvmtuneError(
                     f"{self.operand_name(operand)} at {address:#x}: "
-                    f"addresses are multiples of {ALIGNMENT}."
+                    f"addresses are multiples of {unit}."
                 )
         shift, mask = _DRAM
         linked = self.instructions.copy()

@@ -121,6 +121,21 @@ def check_known(tracker: Tracker, key: str) -> None:
     )
 
 
+@contextlib.contextmanager
+def asked() -> Iterator[list[dict[str, Any]]]:
+    """Collect the descriptions that :func:`ask` receives meanwhile. Backends ask boards in their
+    hooks; whoever calls the hooks wants to know which board a device was made for."""
+    answers: list[dict[str, Any]] = []
+    _answers.append(answers)
+    try:
+        yield answers
+    finally:
+        _answers.remove(answers)
+
+
+_answers: list[list[dict[str, Any]]] = []
+
+
 def ask(remote: str, wait: float = PROBE_TIMEOUT) -> dict[str, Any] | None:
     """The description of one of the boards of ``KEY`` or ``KEY@HOST:PORT``; None if TVM's own server
     serves it. Raises :class:`TvmtuneError` if none answers within ``wait`` seconds."""
@@ -133,6 +148,9 @@ def ask(remote: str, wait: float = PROBE_TIMEOUT) -> dict[str, Any] | None:
     if not outcome.ok:
         raise Unreachable(f"the board '{key}' does not describe itself: {outcome.message}")
     described: dict[str, Any] | None = outcome.value["described"]
+    if described is not None:
+        for answers in _answers:
+            answers.append(described)
     return described
 
 

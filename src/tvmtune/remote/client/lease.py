@@ -12,10 +12,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import MEMORY, TvmtuneError
+from tvmtune.machine import board_identity
 from tvmtune.remote import protocol
 from tvmtune.remote.client import board_client, boards
 from tvmtune.remote.client.board_client import OVERHEAD, Result
-from tvmtune.remote.client.lease_process import BoardUnusable, LeaseError, LeaseProcess
+from tvmtune.remote.client.lease_process import (
+    BoardUnusable,
+    LeaseError,
+    LeaseProcess,
+    OtherBoard,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +34,8 @@ RUN = 300.0
 """Seconds that one call may take."""
 SLACK = 4.0
 """The deadline of several calls, in times of the slowest call so far."""
+OTHER_BOARD_PAUSE = 1.0
+"""Seconds to pause after a board that does not suit the run."""
 POLL_INTERVAL = 5.0
 """Seconds between two checks that a busy board still answers."""
 MAX_FAILED_CHECKS = 3
@@ -44,16 +52,19 @@ class BoardLease:
         wait: float | None = None,
         report: Callable[[str], None] = lambda message: None,
         known: bool = False,
+        identity: JSON | None = None,
     ) -> None:
         """Lease a board of ``KEY`` or ``KEY@HOST:PORT``.
 
         Waits up to ``wait`` seconds (:data:`WAIT` by default) for one that is in use, and tells
         ``report``. If such boards are ``known`` to exist, the same time is granted to boards that
-        left, and to the tracker, to come back. Raises :class:`TvmtuneError` if there is none, or it
-        cannot be reached.
+        left, and to the tracker, to come back. With an ``identity``
+        (:mod:`tvmtune.machine.board_identity`), only a board that has it is leased. Raises
+        :class:`TvmtuneError` if there is none, or it cannot be reached.
         """
         self.key, tracker = protocol.split_remote(remote)
         self._provided: set[str] = set()
+        self._expected = board_identity.Expected(identity or {}, board_identity.PLANNED)
         wait = WAIT if wait is None else wait
         end = time.monotonic() + (wait if known else 0.0)
         _wait_until_known(self.key, tracker, end, report)
@@ -73,12 +84,30 @@ class BoardLease:
         def on_busy() -> None:
             report(f"all boards '{self.key}' are in use: waiting up to {wait:.0f} s")
 
-        try:
-            address = self._process.lease(tracker, self.key, wait, on_busy=on_busy)
-        except BoardUnusable as error:
-            raise TvmtuneError(f"the board '{self.key}': {error.reason}") from None
-        except LeaseError as error:
-            raise TvmtuneError(f"the board '{self.key}' cannot be leased: {error}") from None
+        def unlike(board: protocol.Address, description: JSON | None) -> str:
+            return self._expected.trouble(description, str(board), self.key)
+
+        end = time.monotonic() + wait
+        address: protocol.Address | None = None
+        refused = ""
+        while address is None:
+            left = max(0.0, end - time.monotonic())
+            try:
+                address = self._process.lease(
+                    tracker, self.key, left, on_busy=on_busy, unlike=unlike
+                )
+            except OtherBoard as error:
+                # The tracker grants the boards of a key in turns: the next may be the right one.
+                refused = error.reason
+                time.sleep(OTHER_BOARD_PAUSE)
+            except BoardUnusable as error:
+                raise TvmtuneError(f"the board '{self.key}': {error.reason}") from None
+            except LeaseError as error:
+                raise TvmtuneError(f"the board '{self.key}' cannot be leased: {error}") from None
+            if address is None and time.monotonic() > end:
+                break
+        if address is None and refused:
+            raise TvmtuneError(f"the board '{self.key}': {refused}")
         if address is None:
             raise TvmtuneError(
                 f"no board '{self.key}' became free within {wait:.0f} s: all are in use. Wait longer "

@@ -38,6 +38,10 @@ class BoardUnusable(LeaseError):
         self.reason = reason
 
 
+class OtherBoard(BoardUnusable):
+    """The board is not equal to the others of this run; another one of its key may be."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """How a call with a board ended.
@@ -86,12 +90,14 @@ class LeaseProcess:
         wanted: Callable[[], bool] = lambda: True,
         on_busy: Callable[[], None] | None = None,
         session_limit: Callable[[Address], float] = lambda board: 0.0,
+        unlike: Callable[[Address, JSON | None], str] = lambda board, description: "",
     ) -> Address | None:
         """Lease a board of ``key`` and open a session with it.
 
         Returns its address, or None if none became free within ``wait`` seconds or before ``wanted``
         turned false. ``on_busy`` is called if there is a wait. ``session_limit`` gives the board's
-        :attr:`session_limit`.
+        :attr:`session_limit`. ``unlike`` says why a board with this description does not suit
+        the run (:class:`~tvmtune.machine.board_identity.Expected`), or "".
 
         Raises :class:`~tvmtune.remote.protocol.Unreachable` if the tracker does not answer, and
         :class:`LeaseError` if there is no session.
@@ -120,6 +126,9 @@ class LeaseProcess:
         if trouble := trouble or boards.version_trouble(description):
             self._worker.call(RELEASE, (), OVERHEAD)
             raise BoardUnusable(board, trouble)
+        if trouble := unlike(board, description):
+            self._worker.call(RELEASE, (), OVERHEAD)
+            raise OtherBoard(board, trouble)
         self.address, self.description, self.session_limit = board, description, limit
         return board
 

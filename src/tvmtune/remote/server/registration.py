@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmtune import bounded
-from tvmtune.remote import protocol
+from tvmtune.remote import access, protocol
 from tvmtune.remote.protocol import Address
 from tvmtune.version import __version__
 
@@ -34,8 +34,10 @@ class Registration:
         key: str,
         address: tuple[str | None, int],
         report: Callable[[str], None],
+        secret: bytes | None = None,
     ) -> None:
         self.tracker = tracker
+        self._secret = secret
         self.key = key
         self._host, self._port = address
         self._report = report
@@ -52,8 +54,11 @@ class Registration:
         self._changed.set()
 
     def claim(self, match: str) -> bool:
-        """Whether ``match`` admits the next client; if so, the board is no longer free."""
-        if not self._match or match != self._match:
+        """Whether ``match``, with its proof if there is a secret, admits the next client; if so, the
+        board is no longer free."""
+        if not self._match:
+            return False
+        if not access.matches(match.encode(), access.ticket(self._secret, self._match).encode()):
             return False
         self._free, self._match = False, ""
         return True
@@ -67,13 +72,15 @@ class Registration:
                     protocol.REPLY_TIMEOUT,
                 )
                 with contextlib.closing(writer):
-                    await self._stay_registered(_Connection(reader, writer))
+                    await self._stay_registered(_Connection(self.tracker, reader, writer))
             except asyncio.TimeoutError:
                 self._report_once(f"the tracker at {self.tracker} does not answer: trying again")
             except (OSError, EOFError) as error:
                 self._report_once(
                     f"no tracker at {self.tracker} ({_errno_text(error)}): trying again"
                 )
+            except _Refused as refused:
+                self._report_once(f"{str(refused).rstrip('.')}: trying again")
             except (ValueError, TypeError):
                 self._report_once(
                     f"what answers at {self.tracker} is not a tracker: trying again. A tracker listens "
@@ -84,7 +91,7 @@ class Registration:
 
     async def _stay_registered(self, connection: _Connection) -> None:
         """Never returns; raises the error of a connection that breaks."""
-        await connection.greet()
+        await connection.greet(self._secret)
         info = {
             "key": f"server:{self.key}",
             "addr": [self._host, self._port],
@@ -128,28 +135,57 @@ def _errno_text(error: Exception) -> str:
     return getattr(error, "strerror", None) or "it closed the connection"
 
 
-class _Connection:
-    """Messages to and from the tracker, each with a deadline."""
+class _Refused(Exception):
+    """The tracker has a secret and this board another or none, or the other way round."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+class _Connection:
+    """Messages to and from the tracker; each exchange has one deadline."""
+
+    def __init__(
+        self, tracker: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._tracker = tracker
         self._reader = reader
         self._writer = writer
 
-    async def greet(self) -> None:
+    async def greet(self, secret: bytes | None) -> None:
+        await asyncio.wait_for(self._greet(secret), protocol.REPLY_TIMEOUT)
+
+    async def call(self, message: Any) -> Any:
+        return await asyncio.wait_for(self._call(message), protocol.REPLY_TIMEOUT)
+
+    async def _greet(self, secret: bytes | None) -> None:
+        if secret is not None:
+            await self._prove(access.Caller(secret))
         self._writer.write(protocol.integer(protocol.TRACKER_MAGIC))
         try:
-            answer = protocol.read_integer(await self._read(4))
+            answer = protocol.read_integer(await self._reader.readexactly(4))
         except EOFError:
             raise ValueError("not a tracker") from None
+        if answer == access.SECRET_NEEDED:
+            raise _Refused(protocol.secret_needed(self._tracker))
         if answer != protocol.TRACKER_MAGIC:
             raise ValueError("not a tracker")
 
-    async def call(self, message: Any) -> Any:
+    async def _prove(self, caller: access.Caller) -> None:
+        self._writer.write(caller.hello())
+        try:
+            answer = await self._reader.readexactly(4)
+            if protocol.read_integer(answer) != access.HELLO:
+                raise ConnectionResetError
+            answer += await self._reader.readexactly(access.ANSWER_BYTES - 4)
+        except (OSError, EOFError):
+            raise _Refused(protocol.no_secret_there(self._tracker)) from None
+        with contextlib.suppress(access.WrongSecret, EOFError):
+            self._writer.write(caller.reply(answer))
+            if protocol.read_integer(await self._reader.readexactly(4)) == access.HELLO:
+                return
+        raise _Refused(protocol.other_secret(self._tracker))
+
+    async def _call(self, message: Any) -> Any:
         self._writer.write(protocol.pack(message))
-        size = protocol.read_integer(await self._read(4))
+        size = protocol.read_integer(await self._reader.readexactly(4))
         if not 0 < size <= protocol.MAX_MESSAGE_BYTES:
             raise ValueError("not a tracker")
-        return bounded.parse_json(await self._read(size))
-
-    async def _read(self, size: int) -> bytes:
-        return await asyncio.wait_for(self._reader.readexactly(size), protocol.REPLY_TIMEOUT)
+        return bounded.parse_json(await self._reader.readexactly(size))

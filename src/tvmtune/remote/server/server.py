@@ -25,8 +25,9 @@ from typing import Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import scratch
-from tvmtune.remote import protocol
+from tvmtune.remote import access, protocol
 from tvmtune.remote.protocol import LOCAL, SERVER_PORTS, Address
+from tvmtune.remote.server.own_tracker import OwnTracker, exactly
 from tvmtune.remote.server.registration import Registration
 from tvmtune.remote.server.session_forkserver import ForkedSession, SessionForkserver
 from tvmtune.remote.termination import CLEANUP_CANCEL_INTERVAL, end
@@ -53,6 +54,8 @@ class ServerConfig:
     tracker: Address | None = None
     custom_address: str | None = None
     """Host that clients should connect to, if the tracker sees another one."""
+    secret: bytes | None = None
+    """Serve only clients that know it (:mod:`tvmtune.remote.access`)."""
     session_options: dict[str, Any] = field(default_factory=dict)
     """Options of :func:`tvmtune.remote.server.session.prepare`."""
 
@@ -87,7 +90,15 @@ class BoardServer:
                 self.config.key,
                 (self.config.custom_address, self.port),
                 self.report,
+                self.config.secret,
             )
+        refusal = ""
+        if self.config.tracker is not None:
+            refusal = (
+                f"the board '{self.config.key}' is registered with the tracker at "
+                f"{self.config.tracker}: ask that one for it."
+            )
+        self._own_tracker = OwnTracker(self.config.key, self.config.secret, refusal, _leaves)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self.stop)
@@ -121,6 +132,7 @@ class BoardServer:
             try:
                 await asyncio.gather(*tasks)
             finally:
+                self._own_tracker.close()
                 await end(tasks)
 
     async def _accept(self) -> None:
@@ -151,8 +163,11 @@ class BoardServer:
         connection.setblocking(False)
         admitted = False
         try:
-            words = await asyncio.wait_for(_read_greeting(connection), HANDSHAKE_TIMEOUT)
-            if self._admit(words[0] if words else ""):
+            first, words = await asyncio.wait_for(_read_greeting(connection), HANDSHAKE_TIMEOUT)
+            if words is None:
+                admitted = True
+                self._own_tracker.talk(connection, first)
+            elif self._admit(words[0] if words else ""):
                 admitted = True
                 await self._clients.put(_Client(connection, address, _timeout(words[1:])))
             else:
@@ -166,14 +181,17 @@ class BoardServer:
     def _admit(self, who: str) -> bool:
         if self._registration is not None:
             return self._registration.claim(who.removeprefix("client:"))
-        return who == f"client:{self.config.key}"
+        if self.config.secret is None and who == f"client:{self.config.key}":
+            return True
+        return self._own_tracker.claim(who.removeprefix("client:"))
 
     async def _serve(self, forkserver: SessionForkserver) -> None:
         while True:
             await self._prepare(forkserver)
-            if self._registration is not None and self._clients.empty():
-                self._registration.offer()
+            if self._clients.empty():
+                (self._registration or self._own_tracker).offer()
             client = await self._clients.get()
+            self._own_tracker.take()
             with contextlib.closing(client.connection):
                 if not _has_left(client.connection):
                     await self._session(forkserver, client)
@@ -237,25 +255,19 @@ class BoardServer:
         return "its client left during a call"
 
 
-async def _read_greeting(connection: socket.socket) -> list[str]:
-    """The words of a client's greeting; raises ValueError if it is not one."""
-    loop = asyncio.get_running_loop()
-
-    async def exactly(size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = await loop.sock_recv(connection, size - len(data))
-            if not part:
-                raise ConnectionResetError
-            data += part
-        return data
-
-    if protocol.read_integer(await exactly(4)) != protocol.RPC_MAGIC:
+async def _read_greeting(connection: socket.socket) -> tuple[bytes, list[str] | None]:
+    """The first four bytes of a client, and the words of its greeting, or None if it takes this server
+    for a tracker; raises ValueError if it is no client."""
+    first = await exactly(connection, 4)
+    code = protocol.read_integer(first)
+    if code in (protocol.TRACKER_MAGIC, access.HELLO):
+        return first, None
+    if code != protocol.RPC_MAGIC:
         raise ValueError("not a client")
-    size = protocol.read_integer(await exactly(4))
+    size = protocol.read_integer(await exactly(connection, 4))
     if not 0 < size <= protocol.LONGEST_GREETING:
         raise ValueError("not a client")
-    return (await exactly(size)).decode().split()
+    return first, (await exactly(connection, size)).decode().split()
 
 
 def _timeout(options: list[str]) -> float | None:
