@@ -92,6 +92,19 @@ def test_the_map_of_the_architecture_has_every_room_and_module():
     assert sorted({*rooms, *modules} - {*named}) == []
 
 
+def test_each_promise_of_the_reliability_page_names_tests_that_exist():
+    missing, file = [], ""
+    for name in re.findall(r"`(tests/[\w/]+\.py|test_\w+)`", read("docs/reliability.md")):
+        if name.endswith(".py"):
+            file = name
+        elif f"def {name}(" not in read(file):
+            missing.append(f"{file}: {name}")
+    assert file
+    assert missing == []
+    rows = [r for r in read("docs/reliability.md").splitlines() if r.startswith("| ")]
+    assert all("`test_" in row for row in rows if row != "| promise | tests |")
+
+
 def test_the_links_of_the_readme_are_valid():
     links = re.findall(r"\]\((docs/[^)#]+)\)", read("README.md"))
     assert links
