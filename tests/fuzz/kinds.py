@@ -336,8 +336,8 @@ def read_greeting(data: bytes, folder: Path) -> str:
                     protocol.is_alive(address)
                 elif data[0] == 3:
                     ours.setblocking(False)
-                    words = asyncio.run(server._read_greeting(ours))
-                    server._timeout(words[1:])
+                    _, words = asyncio.run(server._read_greeting(ours))
+                    server._timeout((words or [])[1:])
                 else:
                     asyncio.run(_registration_call(registration, data[1:]))
             except _error() as error:

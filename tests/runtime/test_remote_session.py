@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tvmtune.remote.client import boards, lease
 from tvmtune.remote.client.lease import BoardLease
 from tvmtune.remote.protocol import Address, Tracker
 from tvmtune.runtime.library import Library
+from tvmtune.types import Device
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +215,8 @@ def test_ship_checks_and_times_on_the_board(tiny_library, shared, tmp_path):
 
 def test_a_wrong_untuned_library_is_an_error(wrong, shared):
     compiled = Compiled(wrong, metadata.read(wrong))
-    text = refusal(check_on_board, compiled, shared.key)
+    device = replace(Device.from_json(compiled.metadata["device"]), remote=shared.key)
+    text = refusal(check_on_board, compiled, device)
     assert "on the board 'shelf' the output is wrong: output 'logits' is off by" in text
 
 

@@ -14,11 +14,12 @@ from typing import Literal
 
 from tvmtune.errors import MEMORY
 
-Fault = Literal["", "disk", "files", "processes", "memory", "setup", "board"]
+Fault = Literal["", "disk", "file size", "files", "processes", "memory", "setup", "board"]
 """What is missing; ``"setup"``: the initialization of worker processes; ``""``: nothing."""
 
 REMEDIES: dict[Fault, str] = {
     "disk": "free some space on the disk",
+    "file size": "raise the limit of a file's size (ulimit -f)",
     "files": "raise the limit of open files (ulimit -n), or close programs",
     "processes": "raise the limit of processes (ulimit -u), or close programs",
     "memory": "free some memory",
@@ -28,7 +29,7 @@ REMEDIES: dict[Fault, str] = {
 _ERRNO: dict[int, Fault] = {
     errno.ENOSPC: "disk",
     errno.EDQUOT: "disk",
-    errno.EFBIG: "disk",
+    errno.EFBIG: "file size",
     errno.EROFS: "disk",
     errno.EMFILE: "files",
     errno.ENFILE: "files",
@@ -36,7 +37,8 @@ _ERRNO: dict[int, Fault] = {
     errno.ENOMEM: "memory",
 }
 _SIGNS: dict[Fault, tuple[str, ...]] = {
-    "disk": tuple(os.strerror(n) for n in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)),
+    "disk": tuple(os.strerror(n) for n in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
+    "file size": (os.strerror(errno.EFBIG),),
     "files": tuple(os.strerror(n) for n in (errno.EMFILE, errno.ENFILE)),
     "processes": (os.strerror(errno.EAGAIN), "can't start new thread"),
     "memory": MEMORY,

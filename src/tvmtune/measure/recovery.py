@@ -22,6 +22,8 @@ SET_UPS = 2
 """How often workers that cannot be set up are tried again."""
 MAY_BE_ITS_OWN: tuple[Fault, ...] = ("memory", "board")
 """Faults that a candidate can cause: it needs more memory than there is, or takes its board down."""
+LASTING: tuple[Fault, ...] = ("file size",)
+"""Faults that no waiting ends: a limit of this process."""
 SUSPECT = ("build", "run", "crash")
 """Stages at which a failure may be the environment's although its message does not say so."""
 
@@ -95,6 +97,8 @@ class Recovery:
     def _wait(self, fault: Fault, message: str, began: float, pause: float) -> None:
         """Pause, then wait until no fault is present. Raises :class:`EnvironmentFault` if it is
         :data:`PATIENCE` seconds since ``began``."""
+        if fault in LASTING:
+            raise _end(fault, message)
         end = began + PATIENCE
         left = max(0.0, end - time.monotonic())
         self._report(f"measuring pauses, for up to {left:.0f} s: {message}")

@@ -222,7 +222,9 @@ def preferred_traces(
     )
     channels = extent(design.trace, reduction[-1]) if reduction else 1
     padding = _INLINE if group == 1 or channels <= _FEW_CHANNELS else _PER_TILE
-    for location in (padding, None):
+    # Tensorized kernels have further blocks whose place matters.
+    locations = (None,) if _tensorized(design.trace) else (padding, None)
+    for location in locations:
         for chosen in decisions:
             trace = design.trace
             for inst, parts in zip(spatial, chosen.spatial, strict=True):
@@ -235,6 +237,12 @@ def preferred_traces(
                 if inst.kind.name == "SampleComputeLocation" and location is not None:
                     trace = trace.with_decision(inst, location, remove_postproc=True)
             yield trace
+
+
+def _tensorized(trace: Any) -> bool:
+    return any(
+        inst.kind.name == "Annotate" and "auto_tensorize" in str(inst.attrs) for inst in trace.insts
+    )
 
 
 def _fused(trace: Any) -> int:

@@ -325,6 +325,9 @@ def _parse(
             f"{path} is for another configuration, {of.bitstream}, not {config.bitstream}: {differing}."
         )
     buffers = tuple(_buffer(entry) for entry in header["buffers"])
+    for buffer in buffers:
+        if buffer.nbytes > _LARGEST:
+            raise ValueError(f"the shape of buffer '{buffer.name}' is too large")
     if sum(buffer.nbytes for buffer in buffers) > _LARGEST:
         raise ValueError("its buffers are too large")
     arrays: dict[str, dict[int, npt.NDArray[Any]]] = {"contents": {}, "expected": {}}

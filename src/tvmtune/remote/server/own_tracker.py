@@ -110,6 +110,11 @@ class OwnTracker:
     async def _answer(self, message: Any, connection: socket.socket) -> Any:
         """The answer to a message; None for one that ends the conversation."""
         code = message[0]
+        if code in (
+            protocol.UPDATE_INFO,
+            protocol.PUT,
+        ):  # from a server that takes this for a tracker
+            return [protocol.FAIL, "this is a board"]
         if self._refusal and code in (protocol.SUMMARY, protocol.REQUEST):
             return [protocol.FAIL, self._refusal]
         host, port = connection.getsockname()[:2]
