@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import disks
 import processes
 from tvmtune.machine import faults
 from tvmtune.workers import Outcome, Worker, Workers, forkserver
+from tvmtune.workers import channel as channel_module
 from tvmtune.workers import worker as worker_module
 
 CALLS = "measure.calls"
@@ -237,6 +239,36 @@ def test_a_worker_that_stops_during_a_call_is_killed_at_the_deadline(tmp_path):
         (outcome,) = workers.collect([handle], deadline=3.0, stage="run")
         assert outcome == Outcome(stage="timeout", message="killed after 3 s (run)")
         assert call(workers, "double", 21).value == 42
+
+
+def test_no_time_passes_while_the_session_is_stopped(monkeypatch):
+    """As if everything was stopped for an hour in the middle of a call, and the session was the first
+    to go on."""
+    stopped = 0.0
+    real = time.monotonic
+    monkeypatch.setattr(channel_module.time, "monotonic", lambda: real() + stopped)
+    mine, theirs = socket.socketpair()
+    with theirs:
+        channel = channel_module.Channel(mine)
+        real_poll = channel._poll
+
+        class Stopping:
+            register = real_poll.register
+
+            def poll(self, milliseconds):
+                nonlocal stopped
+                if not stopped:
+                    stopped = 3600.0
+                    return []
+                if milliseconds:  # the other side needs some time, too
+                    channel_module.send(theirs, b"done")
+                return real_poll.poll(milliseconds)
+
+        channel._poll = Stopping()
+        assert channel.receive(time.monotonic() + 2.0) == b"done"
+        with pytest.raises(TimeoutError):
+            channel_module.Channel(mine).receive(time.monotonic() + 0.2)
+        channel.close()
 
 
 def test_a_deadline_may_be_very_long():
