@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -326,6 +327,34 @@ def test_calls_meet_their_deadlines_while_the_forkserver_is_stopped(monkeypatch)
             os.kill(server, signal.SIGCONT)
         assert processes.ended([pid])
         assert call(workers, "double", 21).value == 42
+
+
+# A session that is killed while its forkserver is stopped, and does not see the session end.
+KILLED = f"""
+import os, signal, sys
+sys.path[:] = {sys.path!r}
+from tvmtune.workers import Workers
+with Workers(1) as pool:
+    worker, server = pool.map("{CALLS}:parent", [()], deadline=60, stage="run")[0].value
+    print(worker, server, flush=True)
+    os.kill(server, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_a_stopped_forkserver_ends_with_a_session_that_is_killed(tmp_path):
+    note = tmp_path / "pids"
+    with note.open("w") as output:  # not a pipe, which the forkserver would keep open
+        subprocess.run([sys.executable, "-c", KILLED], stdout=output, timeout=120)
+    left = [int(word) for word in note.read_text().split()]
+    try:
+        assert len(left) == 2
+        assert processes.ended(left)
+    finally:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_forkserver_that_is_killed_is_replaced(tmp_path):
