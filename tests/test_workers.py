@@ -272,6 +272,11 @@ def test_no_time_passes_while_the_session_is_stopped(monkeypatch):
         channel.close()
 
 
+def test_temporary_files_of_a_worker_are_in_its_directory(tmp_path):
+    with Workers(1, directory=tmp_path) as workers:
+        assert call(workers, "temporary_places").value == [str(tmp_path)] * 3
+
+
 def test_a_deadline_may_be_very_long():
     with Workers(1) as workers:
         assert call(workers, "sleep", 0.1, deadline=1e12).value == 0.1
