@@ -29,7 +29,7 @@ from injected import Clock, Injector, small_disk, stacks
 from kills import MARKER, survivors
 from memory import Trials
 
-from tvmtune.machine import faults
+from tvmtune.machine import faults, scratch
 from tvmtune.measure.measurer import PREFIX
 from tvmtune.records.log import read_log
 
@@ -159,7 +159,10 @@ class Soak:
             "second sessions that were not refused": (self.admitted, 0),
             "hangs": (int(bool(self.hung)), 0),
             "processes left": (self.orphans, 0),
-            "session directories left after the next start": (self._directories_left(), 0),
+            "files left in the temporary directory after the next start": (
+                self._directories_left(),
+                0,
+            ),
         }
         print("| | found | expected |\n|---|---|---|")
         for what, (found, expected) in checks.items():
@@ -242,9 +245,12 @@ class Soak:
         """What sessions left on the temporary disk that the next start would not remove."""
         for left in self.disk.iterdir():
             os.utime(left, (0, 0))  # it spares young ones
-        script = "from tvmtune.machine import scratch\nwith scratch.folder({!r}): pass"
+        script = (
+            "from tvmtune.machine import scratch\n"
+            "with scratch.folder({!r}), scratch.folder({!r}): pass"
+        )
         subprocess.run(
-            [sys.executable, "-c", script.format(PREFIX)],
+            [sys.executable, "-c", script.format(scratch.WORK, PREFIX)],
             env={**os.environ, "TMPDIR": str(self.disk)},
             check=True,
         )
