@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ import disks
 import processes
 from tvmtune.machine import faults
 from tvmtune.workers import Outcome, Worker, Workers, forkserver
+from tvmtune.workers import channel as channel_module
 from tvmtune.workers import worker as worker_module
 
 CALLS = "measure.calls"
@@ -239,6 +242,41 @@ def test_a_worker_that_stops_during_a_call_is_killed_at_the_deadline(tmp_path):
         assert call(workers, "double", 21).value == 42
 
 
+def test_no_time_passes_while_the_session_is_stopped(monkeypatch):
+    """As if everything was stopped for an hour in the middle of a call, and the session was the first
+    to go on."""
+    stopped = 0.0
+    real = time.monotonic
+    monkeypatch.setattr(channel_module.time, "monotonic", lambda: real() + stopped)
+    mine, theirs = socket.socketpair()
+    with theirs:
+        channel = channel_module.Channel(mine)
+        real_poll = channel._poll
+
+        class Stopping:
+            register = real_poll.register
+
+            def poll(self, milliseconds):
+                nonlocal stopped
+                if not stopped:
+                    stopped = 3600.0
+                    return []
+                if milliseconds:  # the other side needs some time, too
+                    channel_module.send(theirs, b"done")
+                return real_poll.poll(milliseconds)
+
+        channel._poll = Stopping()
+        assert channel.receive(time.monotonic() + 2.0) == b"done"
+        with pytest.raises(TimeoutError):
+            channel_module.Channel(mine).receive(time.monotonic() + 0.2)
+        channel.close()
+
+
+def test_temporary_files_of_a_worker_are_in_its_directory(tmp_path):
+    with Workers(1, directory=tmp_path) as workers:
+        assert call(workers, "temporary_places").value == [str(tmp_path)] * 3
+
+
 def test_a_deadline_may_be_very_long():
     with Workers(1) as workers:
         assert call(workers, "sleep", 0.1, deadline=1e12).value == 0.1
@@ -294,6 +332,34 @@ def test_calls_meet_their_deadlines_while_the_forkserver_is_stopped(monkeypatch)
             os.kill(server, signal.SIGCONT)
         assert processes.ended([pid])
         assert call(workers, "double", 21).value == 42
+
+
+# A session that is killed while its forkserver is stopped, and does not see the session end.
+KILLED = f"""
+import os, signal, sys
+sys.path[:] = {sys.path!r}
+from tvmtune.workers import Workers
+with Workers(1) as pool:
+    worker, server = pool.map("{CALLS}:parent", [()], deadline=60, stage="run")[0].value
+    print(worker, server, flush=True)
+    os.kill(server, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_a_stopped_forkserver_ends_with_a_session_that_is_killed(tmp_path):
+    note = tmp_path / "pids"
+    with note.open("w") as output:  # not a pipe, which the forkserver would keep open
+        subprocess.run([sys.executable, "-c", KILLED], stdout=output, timeout=120)
+    left = [int(word) for word in note.read_text().split()]
+    try:
+        assert len(left) == 2
+        assert processes.ended(left)
+    finally:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_forkserver_that_is_killed_is_replaced(tmp_path):

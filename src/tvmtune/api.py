@@ -6,8 +6,6 @@ compile it with and without the tuned records, check both, and keep the better l
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import host, networks, phases
 from tvmtune.errors import TvmtuneError, UsageError, nearest
-from tvmtune.machine import board_identity, cpu_count, package_versions, triples
+from tvmtune.machine import board_identity, cpu_count, package_versions, scratch, triples
 from tvmtune.networks import int8
 from tvmtune.networks.model_file import one_line
 from tvmtune.records import shipped
@@ -264,10 +262,10 @@ def ship(
         found = shipped.for_compiling(plan.device, exact_only=not can_check(plan.device))
     read = [read_log(Path(p)) for p in logs]
     attempts = accuracy_fallbacks(read, plan.tasks, plan.device, found)
-    with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-untuned-") as folder:
+    with scratch.folder(scratch.WORK) as folder:
         before = untuned or compile_untuned(
             plan,
-            Path(folder) / "untuned.so",
+            folder / "untuned.so",
             seed=seed,
             wait=wait,
             shipped_records=shipped_records,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ def process(*_: int) -> int:
 def sleep(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def temporary_places() -> list[str]:
+    """Where Python, C, and the processes that it starts put temporary files."""
+    child = subprocess.run(["/bin/sh", "-c", "echo $TMPDIR"], capture_output=True, text=True)
+    return [tempfile.gettempdir(), os.environ.get("TMPDIR", ""), child.stdout.strip()]
 
 
 def complain(message: str) -> None:

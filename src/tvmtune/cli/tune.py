@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,6 +228,7 @@ def command(
 
     from tvmtune import api
     from tvmtune.cli import progress
+    from tvmtune.machine import scratch
     from tvmtune.records.log import LogLost
     from tvmtune.tuning.run import TuningRun
 
@@ -243,7 +242,7 @@ def command(
     if fresh:
         _rename_log(path)
     verbose = bool((ctx.obj or {}).get("verbose"))
-    with tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-") as scratch:
+    with scratch.folder(scratch.WORK) as folder:
         untuned = None
         with run:
             if not no_compile:
@@ -251,7 +250,7 @@ def command(
                 with phases.shown(verbose=verbose, lines=False):
                     untuned = api.compile_untuned(
                         plan,
-                        Path(scratch) / "untuned.so",
+                        folder / "untuned.so",
                         inputs=inputs,
                         seed=seed,
                         wait=wait,

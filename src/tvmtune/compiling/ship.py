@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from tvmtune.bench.results import BenchResult
 from tvmtune.bench.verify import CheckResult, allowed_error, run_check
 from tvmtune.compiling.compile import Compiled, compile_library
 from tvmtune.errors import TvmtuneError
+from tvmtune.machine import scratch
 from tvmtune.remote.client.lease import BoardLease
 from tvmtune.runtime.library import Library
 from tvmtune.types import JSON, Device, Trial, is_operator
@@ -115,8 +114,7 @@ def ship(
     """
     check = untuned.metadata["check"]
     with contextlib.ExitStack() as stack:
-        prefix = f"tvmtune-{os.getpid()}-ship-"
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+        folder = stack.enter_context(scratch.folder(scratch.WORK))
         # Compiling takes seconds: what is needed in any case comes before a board is leased.
         compiled = _compile_attempt(plan, attempts[0], folder, check)
         written = _compile_as_written(plan, folder, check)

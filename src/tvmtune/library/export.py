@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
 from tvmtune.library import embedded_weights
-from tvmtune.machine import parallel
+from tvmtune.machine import parallel, scratch
 from tvmtune.operators import cpu_pipeline
 from tvmtune.passes.call_sites import without_kernel
 
@@ -209,9 +208,7 @@ def _objects_in_memory() -> Iterator[tuple[Path, list[int]]]:
     In memory that cannot happen, and a linker that finds the disk full merely fails.
     """
     with contextlib.ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix=f"tvmtune-{os.getpid()}-"))
-        )
+        folder = stack.enter_context(scratch.folder(scratch.WORK))
         files: list[int] = []
         if hasattr(os, "memfd_create"):
             # The names that export_library uses, and our own. Any other becomes a plain file.

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+WORK = "tvmtune-work-"
+"""Prefix of what a command needs while it runs."""
 _YOUNG = 60.0
 """Seconds. A younger folder may not be locked yet."""
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmtune.accuracy import relative_error
 from tvmtune.machine import threads as tvm_threads
+from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import check_data
 from tvmtune.operators import cpu_pipeline
 from tvmtune.test_data import fill
@@ -126,7 +127,7 @@ def run(
 
     def timed(repeat: int, **how: Any) -> list[float]:
         evaluator = module.time_evaluator("main", device, repeat=repeat, **how)
-        return [float(s) for s in evaluator(*arrays).results]
+        return [float(s) for s in without_step(lambda: evaluator(*arrays)).results]
 
     def measure(repeat: int) -> list[float]:
         flush = options.get("flush", "") if timing.number == 1 else ""

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import local
 
 ROWS = 14
@@ -28,7 +29,7 @@ def measure(target: dict[str, Any], options: dict[str, Any]) -> float:
     with tempfile.TemporaryDirectory(prefix="peak-", dir=options.get("directory")) as folder:
         module, arrays, flop = _load(target, options, folder)
         timer = module.time_evaluator("main", tvm.cpu(0), number=1, repeat=40)
-        seconds = min(timer(*arrays).results)
+        seconds = min(without_step(lambda: timer(*arrays)).results)
     return flop / seconds / 1e9
 
 
@@ -47,7 +48,7 @@ def baseline(target: dict[str, Any], options: dict[str, Any]) -> float:
         _baseline = _load(target, options, options["directory"], keep="baseline.so")
     module, arrays, _ = _baseline
     timer = module.time_evaluator("main", tvm.cpu(0), number=1, repeat=80)
-    return statistics.median(timer(*arrays).results[20:])
+    return statistics.median(without_step(lambda: timer(*arrays)).results[20:])
 
 
 def _load(

@@ -67,12 +67,6 @@ class _Server:
     def __init__(self) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = _MAIN.format(path=sys.path, descriptor=theirs.fileno(), preload=PRELOAD)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
         self.gone = False
         self._orders = mine
         self._numbers = itertools.count()
@@ -81,7 +75,13 @@ class _Server:
         self._ready: Future[None] = Future()
         self._begun: dict[int, Future[Child]] = {}
         self._children: dict[int, Child] = {}
-        threading.Thread(target=self._read, name="forkserver", daemon=True).start()
+        started: Future[subprocess.Popen[bytes]] = Future()
+        with theirs:
+            arguments = (code, theirs.fileno(), started)
+            threading.Thread(
+                target=self._start_and_read, args=arguments, name="forkserver", daemon=True
+            ).start()
+            self.process = started.result()
 
     def fork(self, descriptors: list[int]) -> Child:
         """Fork a worker that gets ``descriptors``. Raises :class:`NoWorker`; if the server does not
@@ -112,8 +112,24 @@ class _Server:
         with self._lock:
             self.gone = True
 
+    def _start_and_read(
+        self, code: str, descriptor: int, started: Future[subprocess.Popen[bytes]]
+    ) -> None:
+        """Start it and handle its reports until it ends. For Linux its parent is the thread that
+        started it, with which it ends: this one outlives it."""
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL
+            )
+        except BaseException as error:
+            self._orders.close()
+            started.set_exception(error)
+            return
+        self.process = process
+        started.set_result(process)
+        self._read()
+
     def _read(self) -> None:
-        """Handle its reports until it ends."""
         with contextlib.suppress(OSError, ValueError):
             while data := self._orders.recv(_MESSAGE):
                 self._handle(json.loads(data))

@@ -37,8 +37,11 @@ def main(descriptor: int, preload: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session handles Ctrl-C
     orders = socket.socket(fileno=descriptor)
     if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
         # It reaps orphans of workers, not process 1, which in a container may never do it.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # Even while it is stopped and cannot notice that the socket closes.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the session has ended
         try:
             importlib.import_module(preload)

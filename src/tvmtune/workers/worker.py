@@ -50,9 +50,9 @@ class Worker:
     """One process that calls functions by name, one after another, for a thread that looks after a
     single thing, such as a board. A process that was killed or died is replaced at the next call.
 
-    ``init`` is called in each new process with ``options``. Its output is kept in memory, or where the
-    system cannot do that, in a file in ``directory``. :meth:`close` may be called by another thread
-    while a call runs; everything else belongs to one thread.
+    ``init`` is called in each new process with ``options``. Its temporary files are in ``directory``,
+    and its output, where the system cannot keep that in memory. :meth:`close` may be called by another
+    thread while a call runs; everything else belongs to one thread.
 
     Why not TVM's PopenWorker: after each kill it starts an interpreter that imports TVM, 2.2 s where
     a fork takes less than 0.1.
@@ -67,7 +67,8 @@ class Worker:
     ) -> None:
         self.calls = 0
         """Calls that the current process has taken."""
-        self._setup = Setup(CPUS, list(sys.path), init, dict(options or {}))
+        own = str(directory.absolute()) if directory else None
+        self._setup = Setup(CPUS, list(sys.path), init, dict(options or {}), own)
         self._output = _output_file(directory)
         weakref.finalize(self, os.close, self._output)
         self._child: forkserver.Child | None = None

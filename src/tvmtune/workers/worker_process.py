@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ class Setup:
     init: str | None = None
     """``"package.module:function"``, called once with ``options``."""
     options: dict[str, Any] = field(default_factory=dict)
+    directory: str | None = None
+    """For its temporary files, and those of what it starts; by default the session's."""
 
 
 def main(connection: socket.socket, output: int) -> None:
@@ -69,6 +72,9 @@ def _set_up(setup: Setup, output: int) -> None:
     os.dup2(output, 1)
     os.close(output)
     sys.path[:] = setup.path
+    if setup.directory is not None:
+        # A process that is killed, or that LLVM ends, leaves files behind: the session removes them.
+        os.environ["TMPDIR"] = tempfile.tempdir = setup.directory
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cpus)
     if setup.init is not None:
