@@ -460,7 +460,7 @@ def test_a_fault_that_does_not_end_ends_the_run_with_its_name(monkeypatch):
     found: list[int] = []
     with (
         recovering(monkeypatch, "measure.faulty:build_without_space", patience=0.5) as measurer,
-        pytest.raises(recovery.EnvironmentFault, match="No space left on device.*free some space"),
+        pytest.raises(recovery.EnvironmentFault, match="No space left on device.*Free some space"),
     ):
         candidates = [(chosen, trace_of(chosen, "wrong")), (chosen, trace_of(chosen))]
         measurer.measure(candidates, lambda index, _: found.append(index))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from records.sample_log import header, trial, write
+from records.test_designs import trace
 from tvmtune.errors import TvmtuneError
 from tvmtune.records.log import LogLost, LogWriter, read_log
 
@@ -46,6 +47,15 @@ def test_a_log_without_a_name_is_saved_with_the_trial_at_hand(tmp_path, act):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         ["log.json"] * path.exists() + ["log.json.rescued"]
     )
+
+
+def test_a_trial_of_a_new_design_is_saved_with_it(tmp_path):
+    path, saved = tmp_path / "log.json", tmp_path / "log.json.rescued"
+    with begun(path) as writer:
+        path.unlink()
+        with pytest.raises(LogLost, match=re.escape(str(saved))):
+            writer.trial(trial("a", "2", 2.0, trace=trace(4)))
+    assert candidates(saved) == ["1", "2"]
 
 
 def test_a_log_that_was_moved_is_continued_where_it_is(tmp_path):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tvmtune.errors import MEMORY
 
-Fault = Literal["", "disk", "file size", "files", "processes", "memory", "setup", "board"]
+Fault = Literal["", "disk", "file size", "files", "processes", "memory", "start", "setup", "board"]
 """What is missing; ``"setup"``: the initialization of worker processes; ``""``: nothing."""
 
 REMEDIES: dict[Fault, str] = {
@@ -23,6 +23,7 @@ REMEDIES: dict[Fault, str] = {
     "files": "raise the limit of open files (ulimit -n), or close programs",
     "processes": "raise the limit of processes (ulimit -u), or close programs",
     "memory": "free some memory",
+    "start": "free some memory",
     "setup": "see whether the device and its driver work",
     "board": "see whether the boards and the network work",
 }
@@ -79,19 +80,18 @@ def of_error(error: BaseException) -> Fault:
 
 def present(directory: Path) -> tuple[Fault, str]:
     """The fault that there is now, with its message: tries to write to ``directory``, to open a file
-    and to start a thread. Takes less than a millisecond. Memory cannot be tested."""
+    and to start a thread. Takes about a millisecond. Memory cannot be tested."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, _PROBE_SIZE)
-            else:
-                file.write(bytes(_PROBE_SIZE))
-                file.flush()
+            file.write(bytes(_PROBE_SIZE))
+            file.flush()
         thread = threading.Thread(target=lambda: None)
         thread.start()
         thread.join()
     except (OSError, RuntimeError) as error:
         fault = of_error(error)
+        if isinstance(error, OSError):
+            fault = fault or "disk"  # the directory is gone, say
         where = f" in {directory}" if fault == "disk" else ""
         text = error.strerror if isinstance(error, OSError) else None
         return fault, f"{text or error}{where}" if fault else ""

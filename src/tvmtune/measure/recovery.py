@@ -41,8 +41,8 @@ class Recovery:
     :data:`PATIENCE` seconds, the run ends with :class:`EnvironmentFault`.
 
     Lack of memory, and boards that are lost, may be the candidate's own doing: it is blamed if the
-    same happens :data:`ALONE` times more while it alone is built or run. That only such a candidate is
-    blamed which fails alone keeps the others apart from those that merely ran beside it.
+    same happens :data:`ALONE` times more while nothing else is built or run, so that candidates which
+    merely ran beside it are not.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class Recovery:
             self._wait(outcome.fault, outcome.message, began, pause)
             pause = min(2 * pause, longest)
             self._rest()
-            outcome = self.blame(call())
-            tries += 1
+            again = self.blame(call())
+            tries = tries + 1 if again.fault == outcome.fault else 0
+            outcome = again
         return outcome
 
     def persist(self, write: Callable[[], None]) -> None:
@@ -119,7 +120,8 @@ def _sleep(seconds: float) -> None:
 
 
 def _end(fault: Fault, message: str) -> EnvironmentFault:
+    remedy = REMEDIES[fault]
     return EnvironmentFault(
-        f"tuning was given up, because the environment does not allow it: {message.rstrip('.')}. Then "
-        f"run the same command again: {REMEDIES[fault]}."
+        f"tuning was given up, because the environment does not allow it: {message.rstrip('.')}. "
+        f"{remedy[0].upper()}{remedy[1:]}, then run the same command again."
     )

@@ -82,6 +82,10 @@ class LogWriter:
         Raises :class:`LogLost` if the log is no longer where it was; it then says where the line, like
         all before it, is now.
         """
+        self._append(kind, record)
+        self.check()
+
+    def _append(self, kind: str, record: JSON) -> None:
         assert self._file is not None
         if self._lost:
             raise self._lost
@@ -104,7 +108,6 @@ class LogWriter:
                 f"cannot write to the log {self.path}: {error.strerror}. Everything before is kept; "
                 "free some space and run the same command again to continue."
             ) from None
-        self.check()
 
     def check(self) -> None:
         """Raise :class:`LogLost` if the log is no longer where it was, and says where it is."""
@@ -124,7 +127,9 @@ class LogWriter:
             trial = trial.evolve(seconds=[], error={"stage": "run", "message": message})
         packed = self._packer.pack(trial.trace)
         if packed and packed.design.key not in self._written_designs:
-            self.write(schema.design(packed.design))
+            design = schema.design(packed.design)
+            # Without a check: if the log is lost, the trial must be saved, too.
+            self._append(design.kind, design.fields)
             self._written_designs.add(packed.design.key)
         self.write(schema.trial(trial, packed))
         return trial.evolve(trace=packed) if packed else trial

@@ -146,13 +146,17 @@ class LogFile:
                 copy = path.open("xb")
             except FileExistsError:
                 continue
-            with copy:
-                position = 0
-                while block := os.pread(self.fd, _BLOCK, position):
-                    copy.write(block)
-                    position += len(block)
-                copy.flush()
-                os.fsync(copy.fileno())
+            try:
+                with copy:
+                    position = 0
+                    while block := os.pread(self.fd, _BLOCK, position):
+                        copy.write(block)
+                        position += len(block)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+            except OSError:
+                path.unlink(missing_ok=True)  # half a copy reads as a whole log
+                raise
             atomic_write.sync_directory(folder)
             return path if folder != self.path.absolute().parent else self.path.with_name(path.name)
         raise AssertionError("names never run out")

@@ -334,12 +334,14 @@ def connect(address: Address, end: float) -> socket.socket:
     for family, kind, protocol, _, where in socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM
     ):
-        connection = socket.socket(family, kind, protocol)
+        connection = None
         try:
+            connection = socket.socket(family, kind, protocol)  # fails without IPv6, for example
             connection.settimeout(_left(end))
             connection.connect(where)
         except OSError as failure:
-            connection.close()
+            if connection is not None:
+                connection.close()
             error = failure
         else:
             return connection

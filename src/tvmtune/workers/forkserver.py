@@ -112,6 +112,10 @@ class _Server:
         with self._lock:
             self.gone = True
 
+    def close_orders(self) -> None:
+        """Close this process's end of the socket."""
+        self._orders.close()
+
     def _start_and_read(
         self, code: str, descriptor: int, started: Future[subprocess.Popen[bytes]]
     ) -> None:
@@ -197,8 +201,11 @@ def _stop() -> None:
 
 
 def _forget() -> None:
-    """In a fork of this process: the forkserver is its parent's."""
+    """In a fork of this process: its parent alone keeps the forkserver, and the socket, open."""
     global _server, _lock
+    if _server is not None:
+        with contextlib.suppress(OSError):
+            _server.close_orders()
     _server, _lock = None, threading.Lock()
 
 

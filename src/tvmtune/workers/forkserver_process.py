@@ -58,8 +58,11 @@ def _serve(orders: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken)
     _report(orders, {"ready": os.getpid()})
+    poll = select.poll()  # descriptors may be too high for select
+    poll.register(orders, select.POLLIN)
+    poll.register(wake, select.POLLIN)
     while True:
-        ready, _, _ = select.select([orders.fileno(), wake], [], [])
+        ready = [descriptor for descriptor, _ in poll.poll()]
         if wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, _MESSAGE)

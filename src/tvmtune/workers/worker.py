@@ -91,7 +91,9 @@ class Worker:
             self.kill()
             if self._closed:
                 return Outcome(stage="crash", message="the worker is closed")
-            return Outcome(stage="crash", message=str(failure), fault=failure.fault)
+            # What a process lacks that has not taken the call is not the call's doing.
+            missing: faults.Fault = "start" if failure.fault == "memory" else failure.fault
+            return Outcome(stage="crash", message=str(failure), fault=missing)
         self.calls += 1
         try:
             ok, value = pickle.loads(channel.receive(time.monotonic() + deadline))
