@@ -309,18 +309,18 @@ def test_a_run_in_which_everything_fails_is_aborted_with_the_log_intact(
     linker = folder / "linker"
     linker.write_text(
         f"#!/bin/sh\necho >> {folder}/started\n"
-        f'{processes.MARK}={mark} sleep 5\nexec {find_linker()[0]} "$@"\n'
+        f'{processes.MARK}={mark} sleep 10\nexec {find_linker()[0]} "$@"\n'
     )
     linker.chmod(0o755)
     monkeypatch.setenv("TVMTUNE_LINKER", str(linker))
-    limits = ("--build-timeout", "0.5", "--trials", "100000", "--no-compile", "--log", "log.json")
+    limits = ("--build-timeout", "1.5", "--trials", "100000", "--no-compile", "--log", "log.json")
     code, text = invoke(*limits)
     assert len((folder / "started").read_text()) > 10
     assert processes.after_a_while(mark, at_most=1) == {}
     assert code == 1
     assert re.match(
         r"tuning was given up: (\d+) of the last \1 trials failed, the first of each kind: "
-        r"\1 at timeout: killed after 0.5 s \(build\)",
+        r"\1 at timeout: killed after 1.5 s \(build\)",
         complaint(text),
     )
     assert "stopped because too many trials failed" in " ".join(text.split())
