@@ -18,7 +18,7 @@ from typing import Any
 from tvmtune import atomic_write, fields
 from tvmtune.bounded import Allowance
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.records import lines, schema
+from tvmtune.records import foreign, lines, schema
 from tvmtune.records.designs import Design, Packer
 from tvmtune.records.log_file import LogFile, LogLost
 from tvmtune.records.schema import FORMAT, Line
@@ -257,6 +257,8 @@ class _Reader:
             self._identities.add(self._identity)
             log.headers.append(record)
         elif not log.headers:
+            if other := foreign.tool(record):
+                raise TvmtuneError(f"{log.path} {foreign.refusal(other)}")
             raise TvmtuneError(f"{log.path} is not a tvmtune log: it does not begin with a header.")
         elif kind == schema.TASK:
             schema.check_task(record)
