@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from onnx import TensorProto
+from onnx.helper import make_tensor_value_info
 
 from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune.errors import UsageError
@@ -122,3 +124,13 @@ def test_an_unsupported_shape_is_refused_with_the_node():
     model.graph.output[0].name = "z"
     with pytest.raises(UsageError, match="x: 1x3x8x9 float32.*square"):
         OnnxNetwork(model, name="net", shapes={"x": (1, 3, 8, 9)})
+
+
+@pytest.mark.parametrize("placeholder", ["?", "-1"])
+def test_placeholders_of_exporters_name_no_dimension(placeholder: str):
+    """Paddle's exporter calls every open dimension ``?``."""
+    shape = (placeholder, 3, placeholder, placeholder)
+    model = one_node("Relu", shape=shape)
+    model.graph.output[0].CopyFrom(make_tensor_value_info("y", TensorProto.FLOAT, shape))
+    network = OnnxNetwork(model, name="net", shapes={"x": (1, 3, 48, 192)})
+    assert [spec.shape for spec in (*network.inputs, *network.outputs)] == [(1, 3, 48, 192)] * 2

@@ -172,6 +172,7 @@ class OnnxNetwork:
         yield weights
 
     def _bind(self, batch: int, shapes: Mapping[str, Sequence[int]] | None) -> None:
+        _clear_placeholders(self._model.graph)
         infos = {info.name: info for info in _true_inputs(self._model.graph)}
         declared = {name: _declared(info) for name, info in infos.items()}
         static, symbols = resolve(declared, batch=batch, shapes=shapes, label=self._label)
@@ -314,6 +315,15 @@ def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     """Inputs that are not weights: old files also list their weights as inputs."""
     weights = {tensor.name for tensor in graph.initializer}
     return [info for info in graph.input if info.name not in weights]
+
+
+def _clear_placeholders(graph: onnx.GraphProto) -> None:
+    """Make dimensions anonymous whose "name" has no letter: exporters write ``?`` for any of them, which
+    says nothing about which are equal."""
+    for info in (*graph.input, *graph.output):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param and not any(map(str.isalpha, dim.dim_param)):
+                dim.ClearField("dim_param")
 
 
 def _declared(info: onnx.ValueInfoProto) -> list[Dim] | None:

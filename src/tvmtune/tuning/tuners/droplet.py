@@ -1,6 +1,6 @@
 """``droplet``: coordinate descent from the best points.
 
-After Droplet Search (Canesche et al., ACM TOPC 2024): a kernel's cost is assumed to be smooth
+After Droplet Search (Canesche et al., ACM TACO 2024): a kernel's cost is assumed to be smooth
 along each knob, so that steps to better neighbors lead to a minimum, as a droplet runs downhill.
 """
 

@@ -1,0 +1,80 @@
+"""Hooks of mkdocs: pages that are made from files outside of docs/, and from the code.
+
+The pages of docs/ are also read as they are, in a checkout or on a forge. So they link to files by their
+place in the repository, and mark examples for tests after the language of a fence; here, links become
+those of the site, and marks vanish.
+"""
+
+from __future__ import annotations
+
+import importlib
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+"""Files of the repository that become pages, and their names among those of docs/."""
+
+LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
+MARKED = re.compile(r"^(\s*```\w+) [\w -]+$", re.MULTILINE)
+ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):(<code>)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, name in PAGES.items():
+        files.append(File.generated(config, name, content=(ROOT / source).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    name = page.file.src_uri
+    source = next((s for s, n in PAGES.items() if n == name), f"docs/{name}")
+    if name == "api.md":
+        markdown += _api()
+    markdown = MARKED.sub(r"\1", markdown)
+    return LINK.sub(lambda link: _link(link, posixpath.dirname(source)), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return ROLE.sub(r"\1", html)
+
+
+def _link(link: re.Match[str], folder: str) -> str:
+    """The link, from a file in this folder of the repository, as the site has it."""
+    text, address = link[1], link[2]
+    path, _, anchor = address.partition("#")
+    if "://" in address or not path:
+        return link[0]
+    place = posixpath.normpath(posixpath.join(folder, path))
+    anchor = f"#{anchor}" if anchor else ""
+    if place in PAGES:
+        return f"{text}({PAGES[place]}{anchor})"
+    if place.startswith("docs/"):
+        return f"{text}({place.removeprefix('docs/')}{anchor})"
+    # Files that are no pages, such as examples and LICENSE, are named only.
+    return text[1:-1] if (ROOT / place).exists() else link[0]
+
+
+def _api() -> str:
+    """A section for each public name of the package."""
+    import tvmtune
+
+    parts = []
+    for name in sorted(tvmtune.__all__, key=str.lower):
+        value = getattr(tvmtune, name)
+        module = getattr(value, "__module__", None)
+        if module is None or name.startswith("_"):
+            continue
+        assert getattr(importlib.import_module(module), value.__qualname__) is value
+        parts.append(f"\n\n## tvmtune.{name}\n\n::: {module}.{value.__qualname__}\n")
+    return "".join(parts)
