@@ -26,7 +26,7 @@ PAGES = {
 """Files of the repository that become pages, and their names among those of docs/."""
 
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
-MARKED = re.compile(r"^(\s*```\w+) [\w -]+$", re.MULTILINE)
+MARKED = re.compile(r"^(\s*```\w+) [\w=.-]+$", re.MULTILINE)
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):(<code>)")
 
 

@@ -112,7 +112,7 @@ def test_the_links_of_the_readme_are_valid():
 
 
 def test_the_imports_of_the_readmes_python_example_work():
-    block = re.search(r"```python\n(.*?)```", read("README.md"), re.DOTALL)
+    block = re.search(r"```python[^\n]*\n(.*?)```", read("README.md"), re.DOTALL)
     assert block
     imports = [line for line in block[1].splitlines() if re.match(r"(import|from) ", line)]
     exec("\n".join(imports), {})

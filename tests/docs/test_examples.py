@@ -1,0 +1,112 @@
+"""The examples of the docs run, or say why they cannot; commands and options in them exist."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.pages import (
+    MARKS,
+    PAGES,
+    ROOT,
+    Example,
+    command,
+    command_lines,
+    examples,
+    option_names,
+    split,
+)
+
+UNMARKED = {
+    "deploy.md": "tests/runtime/test_docs.py",
+}
+"""Pages whose examples other tests look up and run."""
+
+
+EXCUSED = {"board": 11, "gpu": 2, "fpga": 4, "network": 6, "container": 1, "fragment": 6}
+"""Examples that cannot run here, by mark."""
+
+
+def having(mark: str) -> list[Path]:
+    return [path for path in PAGES if any(e.mark == mark for e in examples(path))]
+
+
+def run(example: Example, folder: Path) -> None:
+    if name := example.file:
+        (folder / name).write_text(example.text)
+        return
+    for name in ("benchmarks", "examples"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, words in (("tvmtune", "-m tvmtune.cli"), ("python3", ""), ("python", "")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    shell = ["bash", "-euo", "pipefail", "-c"] if example.language != "python" else ["python3", "-c"]
+    done = subprocess.run(
+        [*shell, example.text],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, f"{example.page}:{example.line}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("path", having("test"), ids=lambda path: path.name)
+def test_quick_examples_run(path, tmp_path):
+    for example in examples(path):
+        if example.file or example.mark == "test":
+            run(example, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("path", having("soak"), ids=lambda path: path.name)
+def test_long_examples_run_in_the_order_of_the_page(path, tmp_path):
+    for example in examples(path):
+        if example.file or example.mark in ("test", "soak"):
+            run(example, tmp_path)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_example_says_whether_it_runs(path):
+    if path.name not in UNMARKED:
+        wrong = [f"line {e.line}: '{e.mark}'" for e in examples(path) if not e.file and e.mark not in MARKS]
+        assert wrong == [], f"write one of {', '.join(MARKS)} after the language (docs/pages.py)"
+
+
+def test_most_examples_that_can_run_here_do():
+    marks = [e.mark for path in PAGES if path.name not in UNMARKED for e in examples(path)]
+    excused = {mark: marks.count(mark) for mark in MARKS if mark not in ("test", "soak")}
+    # Whoever adds an example that does not run changes this on purpose.
+    assert excused == EXCUSED
+    assert marks.count("test") >= 4
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_python_examples_are_python(path):
+    for example in examples(path):
+        if example.language == "python":
+            ast.parse(example.text, f"{example.page}:{example.line}")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_and_options_in_examples_exist(path):
+    wrong = []
+    for line in command_lines(path):
+        found, words = command(split(line))
+        if found is None:
+            wrong.append(line)
+            continue
+        known = option_names(found)
+        given = {word.split("=")[0] for word in words if word.startswith("-") and len(word) > 1}
+        wrong += [f"{line}: {name}" for name in sorted(given - known) if not name[1:].isdigit()]
+    assert wrong == []
