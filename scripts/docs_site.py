@@ -1,8 +1,8 @@
 """Hooks of mkdocs: pages that are made from files outside of docs/, and from the code.
 
-The pages of docs/ are also read as they are, in a checkout or on a forge. So they link to files by their
-place in the repository, and mark examples for tests after the language of a fence; here, links become
-those of the site, and marks vanish.
+The pages of docs/ are also read as they are, in a checkout or on a forge. So they link to files by
+their place in the repository, and mark examples for tests after the language of a fence; here, links
+become those of the site, and marks vanish.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return ROLE.sub(r"\1", html)
+    # mkdocs-click prints click's mark of an option without a default.
+    return ROLE.sub(r"\1", html).replace("<code>Sentinel.UNSET</code>", "")
 
 
 def _link(link: re.Match[str], folder: str) -> str:
@@ -76,5 +77,6 @@ def _api() -> str:
         if module is None or name.startswith("_"):
             continue
         assert getattr(importlib.import_module(module), value.__qualname__) is value
-        parts.append(f"\n\n## tvmtune.{name}\n\n::: {module}.{value.__qualname__}\n")
+        options = f"heading: tvmtune.{name}, toc_label: tvmtune.{name}"
+        parts.append(f"\n\n::: {module}.{value.__qualname__}\n    options: {{{options}}}\n")
     return "".join(parts)

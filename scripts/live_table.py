@@ -55,7 +55,9 @@ def picture(table, words: list[str]) -> str:
     svg = screen.export_svg(title=title, theme=SVG_EXPORT_THEME, unique_id="live-table")
     # Pages are read offline, too.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
-    return svg.replace("Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono")
+    return svg.replace(
+        "Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The pages of the documentation, their examples, and the commands in them.
 
-A fence may have a mark after its language: ``test`` examples run with the quick tests, ``soak`` ones as
-they are written in a soak test, and the others of :data:`MARKS` cannot run here. Renderers ignore what
-follows the language. ``file=NAME`` is the content of a file that later examples of the page use. (Sybil, mktestdocs and pytest-markdown-docs have no marks for a whole page whose
-examples follow one another in one folder, or run Python only.)
+A fence may have a mark after its language. Examples marked ``test`` run with the quick tests, those
+marked ``soak`` as they are written in a soak test, and the others of :data:`MARKS` cannot run here. An
+example marked ``file=NAME`` is the content of a file for later ones. Renderers ignore marks.
+
+Sybil, mktestdocs and pytest-markdown-docs were rejected: they have no marks, or run each example by
+itself, so that the examples of a page end up on several workers, or run Python only.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from tvmtune.cli import group
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+CALL = re.compile(r"(?:\$ |[A-Z_]+=\S+ )*\S*\btvmtune (?!\W)(.+?)(?:\s+#.*)?$")
+"""A line that calls tvmtune; the group is the rest of it, without a comment."""
 
 LANGUAGES = ("bash", "sh", "python")
 MARKS = {
@@ -62,12 +67,14 @@ def examples(path: Path) -> list[Example]:
 
 
 def command_lines(path: Path) -> Iterator[str]:
-    """Lines that call tvmtune, in fences and indented code, without comments; continued lines joined."""
+    """Lines that call tvmtune, in fences and indented code, without comments."""
     for token in MarkdownIt("commonmark").parse(path.read_text()):
         if token.type in ("fence", "code_block") and token.info.split(" ")[0] in ("", *LANGUAGES):
             text = token.content.replace("\\\n", " ")
             for line in text.splitlines():
-                found = re.match(r"(?:\$ |[A-Z_]+=\S+ )*\S*\btvmtune (?!\W)(.+?)(?:\s+#.*)?$", line.strip())
+                found = re.match(
+                    r"(?:\$ |[A-Z_]+=\S+ )*\S*\btvmtune (?!\W)(.+?)(?:\s+#.*)?$", line.strip()
+                )
                 if found:
                     yield found[1]
 

@@ -49,7 +49,9 @@ def run(example: Example, folder: Path) -> None:
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
-    shell = ["bash", "-euo", "pipefail", "-c"] if example.language != "python" else ["python3", "-c"]
+    shell = (
+        ["bash", "-euo", "pipefail", "-c"] if example.language != "python" else ["python3", "-c"]
+    )
     done = subprocess.run(
         [*shell, example.text],
         cwd=folder,
@@ -79,7 +81,11 @@ def test_long_examples_run_in_the_order_of_the_page(path, tmp_path):
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_example_says_whether_it_runs(path):
     if path.name not in UNMARKED:
-        wrong = [f"line {e.line}: '{e.mark}'" for e in examples(path) if not e.file and e.mark not in MARKS]
+        wrong = [
+            f"line {e.line}: '{e.mark}'"
+            for e in examples(path)
+            if not e.file and e.mark not in MARKS
+        ]
         assert wrong == [], f"write one of {', '.join(MARKS)} after the language (docs/pages.py)"
 
 

@@ -38,7 +38,14 @@ AUTOTVM_OF_2019 = {
 }
 AUTO_SCHEDULER = {
     "i": [
-        ['["d7b65649a4dd54becea0a52aabbc5af5", 1, 1000]', "llvm -keys=cpu", [2, 64, 64, 0], "", 1, []],
+        [
+            '["d7b65649a4dd54becea0a52aabbc5af5", 1, 1000]',
+            "llvm -keys=cpu",
+            [2, 64, 64, 0],
+            "",
+            1,
+            [],
+        ],
         [[], [["SP", 2, 0, 1000, [8, 5], 1], ["RE", 2, [0, 1, 2]], ["AN", 2, 0, 3]]],
     ],
     "r": RESULT,

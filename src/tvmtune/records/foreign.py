@@ -1,8 +1,8 @@
 """Recognizes the logs of TVM's former tuners, which TVM itself can no longer apply.
 
 Both hold what was chosen, but not of what: AutoTVM's records name the knobs of a template, those of
-auto_scheduler number the stages and loops of a tensor expression. TVM 0.27 has neither the templates nor
-tensor-expression schedules, so the choices cannot be replayed on today's workloads.
+auto_scheduler number the stages and loops of a tensor expression. TVM 0.27 has neither the templates
+nor schedules of tensor expressions, so the choices cannot be replayed on today's workloads.
 """
 
 from __future__ import annotations

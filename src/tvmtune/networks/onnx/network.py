@@ -318,8 +318,8 @@ def _true_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def _clear_placeholders(graph: onnx.GraphProto) -> None:
-    """Make dimensions anonymous whose "name" has no letter: exporters write ``?`` for any of them, which
-    says nothing about which are equal."""
+    """Make dimensions anonymous whose "name" has no letter: exporters write ``?`` for any of them,
+    which says nothing about which are equal."""
     for info in (*graph.input, *graph.output):
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param and not any(map(str.isalpha, dim.dim_param)):
