@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import posixpath
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -42,7 +44,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if name == "api.md":
         markdown += _api()
     markdown = MARKED.sub(r"\1", markdown)
-    return LINK.sub(lambda link: _link(link, posixpath.dirname(source)), markdown)
+    titles = dict(_titles(config.nav or []))
+    return LINK.sub(lambda link: _link(link, posixpath.dirname(source), titles), markdown)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -50,7 +53,17 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return ROLE.sub(r"\1", html).replace("<code>Sentinel.UNSET</code>", "")
 
 
-def _link(link: re.Match[str], folder: str) -> str:
+def _titles(nav: list[Any]) -> Iterator[tuple[str, str]]:
+    """Name and title of each page of the navigation."""
+    for entry in nav:
+        for title, value in entry.items():
+            if isinstance(value, str):
+                yield value, title
+            else:
+                yield from _titles(value)
+
+
+def _link(link: re.Match[str], folder: str, titles: Mapping[str, str]) -> str:
     """The link, from a file in this folder of the repository, as the site has it."""
     text, address = link[1], link[2]
     path, _, anchor = address.partition("#")
@@ -58,10 +71,11 @@ def _link(link: re.Match[str], folder: str) -> str:
         return link[0]
     place = posixpath.normpath(posixpath.join(folder, path))
     anchor = f"#{anchor}" if anchor else ""
-    if place in PAGES:
-        return f"{text}({PAGES[place]}{anchor})"
-    if place.startswith("docs/"):
-        return f"{text}({place.removeprefix('docs/')}{anchor})"
+    if place in PAGES or place.startswith("docs/"):
+        name = PAGES.get(place, place.removeprefix("docs/"))
+        if text.endswith(".md]") and name in titles:
+            text = f"[{titles[name]}]"
+        return f"{text}({name}{anchor})"
     # Files that are no pages, such as examples and LICENSE, are named only.
     return text[1:-1] if (ROOT / place).exists() else link[0]
 
