@@ -24,6 +24,7 @@ from docs.pages import (
 
 UNMARKED = {
     "deploy.md": "tests/runtime/test_docs.py",
+    "python.md": "tests/test_public_names.py",
 }
 """Pages whose examples other tests look up and run."""
 
