@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from tvmtune.api import compile, load, plan, ship, tune
     from tvmtune.networks.declaration import Operator, operator
     from tvmtune.records.log import read_log
+    from tvmtune.runtime.inference import InferenceSession
     from tvmtune.runtime.library import Library
     from tvmtune.tuning.budget import Budget
 
 __all__ = [
     "Budget",
+    "InferenceSession",
     "Library",
     "Operator",
     "__version__",
@@ -29,6 +31,7 @@ __all__ = [
 
 _MODULES = {
     "Budget": "tvmtune.tuning.budget",
+    "InferenceSession": "tvmtune.runtime.inference",
     "Library": "tvmtune.runtime.library",
     "Operator": "tvmtune.networks.declaration",
     "compile": "tvmtune.api",
