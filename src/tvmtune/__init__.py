@@ -9,7 +9,7 @@ from tvmtune.version import __version__
 if TYPE_CHECKING:
     from tvmtune.api import compile, load, plan, ship, tune
     from tvmtune.networks.declaration import Operator, operator
-    from tvmtune.records.log import read_log
+    from tvmtune.records.trial_log import read_log
     from tvmtune.runtime.inference import InferenceSession
     from tvmtune.runtime.library import Library
     from tvmtune.tuning.budget import Budget
@@ -38,7 +38,7 @@ _MODULES = {
     "load": "tvmtune.api",
     "operator": "tvmtune.networks.declaration",
     "plan": "tvmtune.api",
-    "read_log": "tvmtune.records.log",
+    "read_log": "tvmtune.records.trial_log",
     "ship": "tvmtune.api",
     "tune": "tvmtune.api",
 }
