@@ -17,6 +17,7 @@ from tvmtune.machine import board_identity, cpu_count, package_versions, scratch
 from tvmtune.networks import int8
 from tvmtune.networks.model_file import one_line
 from tvmtune.records import shipped
+from tvmtune.records.database import read_records
 from tvmtune.records.log import Log, read_log
 from tvmtune.remote.client import boards
 from tvmtune.tasks.plan import Plan
@@ -157,8 +158,9 @@ def compile(
 ) -> Compiled:
     """Compile the plan with the best records of ``logs``.
 
-    Tasks without one take a record that comes with tvmtune for CPUs of this class, unless
-    ``shipped_records`` is false, or else a default schedule.
+    A directory among them is read as a MetaSchedule database. Tasks without a record take one that
+    comes with tvmtune for CPUs of this class, unless ``shipped_records`` is false, or else a default
+    schedule.
 
     Where this machine can run the library, it is checked against the network's reference before
     ``output`` is replaced. If the fastest kernels together round too much, some fall back to more
@@ -175,7 +177,7 @@ def compile(
     checked = check is not None and can_check(plan.device)
     wrong = None
     found = shipped.for_compiling(plan.device, exact_only=not checked) if shipped_records else None
-    read = [read_log(Path(p)) for p in logs]
+    read = [read_records(Path(p), plan.device) for p in logs]
     for attempt in accuracy_fallbacks(read, plan.tasks, plan.device, found):
         try:
             compiled = compile_library(
@@ -260,7 +262,7 @@ def ship(
     found = None
     if shipped_records:
         found = shipped.for_compiling(plan.device, exact_only=not can_check(plan.device))
-    read = [read_log(Path(p)) for p in logs]
+    read = [read_records(Path(p), plan.device) for p in logs]
     attempts = accuracy_fallbacks(read, plan.tasks, plan.device, found)
     with scratch.folder(scratch.WORK) as folder:
         before = untuned or compile_untuned(

@@ -182,11 +182,17 @@ def _key(network: TorchNetwork, options: Options) -> str:
             network.weights_hash,
             [str(spec) for spec in (*network.inputs, *network.outputs)],
             options.device().identity(),
-            [hashlib.sha256(path.read_bytes()).hexdigest() for path in options.log],
+            [_content(path) for path in options.log],
             options.shipped_records,
             package_versions.versions(),
         ]
     )
+
+
+def _content(path: Path) -> list[str]:
+    """Digests of a log, or of the files of a database."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 def _library(network: TorchNetwork, options: Options) -> Library:

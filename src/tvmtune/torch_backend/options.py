@@ -10,7 +10,8 @@ from typing import Any
 
 from tvmtune import host
 from tvmtune.errors import UsageError, nearest
-from tvmtune.records.log import Log, read_log
+from tvmtune.records.database import read_records
+from tvmtune.records.log import Log
 from tvmtune.types import Device
 
 
@@ -30,7 +31,8 @@ class Options:
 
     def logs(self) -> list[Log]:
         """The logs, read anew. Raises :class:`TvmtuneError` for one that cannot be read."""
-        return [read_log(path) for path in self.log]
+        device = self.device()
+        return [read_records(path, device) for path in self.log]
 
 
 def parse(given: Mapping[str, Any]) -> Options:
