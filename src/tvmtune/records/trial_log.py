@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import UsageError
 from tvmtune.records import log as records
-from tvmtune.records import t4, table
+from tvmtune.records import t4
+from tvmtune.records import table as tables
 from tvmtune.records.log import Log
 from tvmtune.types import JSON
 
@@ -25,21 +26,21 @@ class TrialLog(Log):
     line is incomplete. Its methods make tables of them.
     """
 
-    def table(self) -> table.Table:
+    def table(self) -> tables.Table:
         """A row for each trial, in the order of the log, as a dictionary of columns.
 
         ``pandas.DataFrame`` and ``polars.DataFrame`` take it as it is. The columns, with their units,
         are listed in ``docs/python.md`` and :data:`tvmtune.records.table.TRIAL_COLUMNS`; None where the
         log has no value.
         """
-        return table.trials(self)
+        return tables.trials(self)
 
-    def task_table(self) -> table.Table:
+    def task_table(self) -> tables.Table:
         """A row for each task, device and kind (measured or modelled), like :meth:`table`.
 
         The columns are those of :data:`tvmtune.records.table.TASK_COLUMNS`.
         """
-        return table.tasks(self)
+        return tables.tasks(self)
 
     def to_pandas(self) -> pandas.DataFrame:
         """:meth:`table` as a data frame of pandas. Raises :class:`UsageError` if it is missing."""
