@@ -118,7 +118,7 @@ def test_records_of_other_processors_are_not_used(plan, log, tmp_path):
 
 
 def test_a_database_of_plain_metaschedule_is_read(plan, tmp_path):
-    """Tuned by TVM alone; failed trials are left out."""
+    """Tuned by TVM alone; failed trials and impossible times are left out."""
     from tvm.s_tir import meta_schedule as ms
 
     task = plan.tasks[-1]
@@ -127,7 +127,7 @@ def test_a_database_of_plain_metaschedule_is_read(plan, tmp_path):
     database = ms.database.JSONDatabase(work_dir=str(make(tmp_path / "db")))
     workload = database.commit_workload(implementation.mod)
     schedule = implementation.space.default(implementation.mod, _target(target))
-    for seconds in ([1e10], [2e-3, 4e-3]):
+    for seconds in ([1e10], [2e-3, 4e-3], [-1.0]):
         database.commit_tuning_record(
             ms.database.TuningRecord(schedule.trace, workload, seconds, _target(target))
         )
@@ -136,6 +136,29 @@ def test_a_database_of_plain_metaschedule_is_read(plan, tmp_path):
     assert [line["anchor"] for line in read.tasks.values()] == [task.anchor_key]
     chosen = choose_records([read], plan.tasks, plan.device)
     assert {key: t.latency for key, t in chosen.items()}[task.key] == 3e-3
+
+
+@pytest.mark.soak
+def test_what_metaschedule_tuned_is_compiled(plan, tmp_path):
+    """Measured by MetaSchedule's own tuner, with its own rules."""
+    from tvm.s_tir import meta_schedule as ms
+
+    task = max(plan.tasks, key=lambda t: t.flop)
+    ms.tune_tir(
+        task.implementation("direct").mod,
+        _target(plan.device.target),
+        str(make(tmp_path / "db")),
+        max_trials_global=2,
+        num_trials_per_iter=2,
+        # Each of its workers imports TVM before the deadlines that it has by default.
+        builder=ms.builder.LocalBuilder(max_workers=2, timeout_sec=600.0),
+        runner=ms.runner.LocalRunner(timeout_sec=600.0),
+    )
+    assert len(read_records(tmp_path / "db", plan.device).trials) > 0
+    compiled = api.compile(plan, tmp_path / "lib.so", [tmp_path / "db"])
+    assert compiled.counts["exact"] == 1
+    row = next(r for r in compiled.metadata["tasks"]["list"] if r["name"] == task.name)
+    assert row["record"] == "exact"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from math import isnan
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import tvmtune
 from records.sample_log import device, header, task, trace, trial, verdict
+from tvmtune.cli.distill import command
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records import table
 from tvmtune.records.log import LogWriter
@@ -131,3 +133,35 @@ def test_t4_results_follow_the_schema_of_kernel_tuner(path):
     document["results"][0]["invalidity"] = "crash"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, schema)
+
+
+def distill(*arguments):
+    return CliRunner().invoke(command, [*map(str, arguments)])
+
+
+def test_distill_writes_the_best_records_for_kernel_tuner(path, tmp_path):
+    for _ in range(2):  # it replaces its own output
+        done = distill(path, "--format", "kernel-tuner")
+        assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "log.t4.json").read_text())
+    assert document == tvmtune.read_log(path).to_t4() | {"results": document["results"]}
+    assert [r["configuration"]["task"] for r in document["results"]] == ["fused_a"]
+    assert document["results"] == tvmtune.read_log(path).to_t4()["results"][-1:]
+
+
+def test_distill_for_kernel_tuner_damages_nothing(path, tmp_path):
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"thesis": 1}')
+    for output, message in ((path, "is a file that this command needs"), (mine, "--force")):
+        before = output.read_bytes()
+        done = distill(path, "--format", "kernel-tuner", "-o", output)
+        assert isinstance(done.exception, UsageError)
+        assert message in str(done.exception)
+        assert output.read_bytes() == before
+    assert distill(path, "--format", "kernel-tuner", "-o", mine, "--force").exit_code == 0
+
+
+def test_distill_names_a_directory_that_is_no_database(tmp_path):
+    done = distill(tmp_path)
+    assert isinstance(done.exception, UsageError)
+    assert "not that of a MetaSchedule database" in str(done.exception)

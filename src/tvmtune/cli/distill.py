@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     "format of Kernel Tuner.",
 )
 @click.option(
-    "--force", is_flag=True, help="Replace FILE even if it is something other than a distilled log."
+    "--force",
+    is_flag=True,
+    help="Replace FILE even if it is something other than a distilled log or T4 results.",
 )
 def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str, force: bool) -> None:
     """Extract the best records of one or more logs.
@@ -63,7 +65,7 @@ def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str, fo
         target = output or logs[0].with_suffix(".t4.json")
         check_writable("-o", target, *logs)
         selections = select(read, top)
-        t4.write(selections, target)
+        t4.write(selections, target, force=force)
         kept = counts(read, selections)
     else:
         from tvmtune.records.database import export

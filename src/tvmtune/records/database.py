@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import fields
 from tvmtune.errors import TvmtuneError, UsageError, last_line
 from tvmtune.machine import package_versions
 from tvmtune.passes import workload_keys
@@ -122,8 +123,13 @@ def read_database(folder: Path, device: Device) -> Log:
     for record in records:
         if difference := _difference(record, device):
             others.append(difference)
-        elif record.run_secs and max(map(float, record.run_secs)) < _FAILED:
-            _add(log, record, device.identity())
+        elif _succeeded(record):
+            try:
+                _add(log, record, device.identity())
+            except Exception as error:  # a workload may be anything
+                raise TvmtuneError(
+                    f"{folder} holds a workload that is no single kernel: {last_line(error)}"
+                ) from error
     if others and len(others) == len(records):
         raise TvmtuneError(
             f"{folder} holds no record of this device ({device.model}, {device.threads} threads) but "
@@ -168,6 +174,11 @@ def _difference(record: TuningRecord, device: Device) -> str:
     if cores and int(cores) != device.threads and device.runtime == "cpu":
         return f"{int(cores)} cores instead of {device.threads}"
     return ""
+
+
+def _succeeded(record: TuningRecord) -> bool:
+    seconds = [float(each) for each in record.run_secs or ()]
+    return bool(seconds) and fields.are_times(seconds) and max(seconds) < _FAILED
 
 
 def _add(log: Log, record: TuningRecord, device: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune import atomic_write
+from tvmtune.errors import UsageError
 from tvmtune.records.best import Selection
 from tvmtune.spaces.knobs import knobs
 from tvmtune.types import JSON, Trial
@@ -41,8 +42,16 @@ def results(trials: Iterable[Trial], tasks: Mapping[str, JSON]) -> JSON:
     }
 
 
-def write(selections: Iterable[Selection], path: Path) -> None:
-    """Write the selected records. Raises :class:`TvmtuneError` if ``path`` cannot be written."""
+def write(selections: Iterable[Selection], path: Path, *, force: bool = False) -> None:
+    """Write the selected records, atomically.
+
+    Raises :class:`UsageError` if ``path`` exists and holds no such results, unless ``force`` is set,
+    and :class:`TvmtuneError` if it cannot be written.
+    """
+    if path.exists() and not (force or _is_ours(path)):
+        raise UsageError(
+            f"{path} exists and holds no T4 results: choose another -o, or replace it with --force."
+        )
     listed: list[JSON] = []
     for selection in selections:
         kept = (trial for trials in selection.trials.values() for trial in trials)
@@ -50,6 +59,13 @@ def write(selections: Iterable[Selection], path: Path) -> None:
     atomic_write.write_text(
         path, json.dumps(results((), {}) | {"results": listed}, indent=1) + "\n"
     )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the file is empty, or begins as :func:`write` begins one."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    return not start or start.startswith(b'{\n "schema_version": ')
 
 
 def _result(trial: Trial, task: JSON) -> JSON:
