@@ -138,29 +138,6 @@ def test_a_database_of_plain_metaschedule_is_read(plan, tmp_path):
     assert {key: t.latency for key, t in chosen.items()}[task.key] == 3e-3
 
 
-@pytest.mark.soak
-def test_what_metaschedule_tuned_is_compiled(plan, tmp_path):
-    """Measured by MetaSchedule's own tuner, with its own rules."""
-    from tvm.s_tir import meta_schedule as ms
-
-    task = max(plan.tasks, key=lambda t: t.flop)
-    ms.tune_tir(
-        task.implementation("direct").mod,
-        _target(plan.device.target),
-        str(make(tmp_path / "db")),
-        max_trials_global=2,
-        num_trials_per_iter=2,
-        # Each of its workers imports TVM before the deadlines that it has by default.
-        builder=ms.builder.LocalBuilder(max_workers=2, timeout_sec=600.0),
-        runner=ms.runner.LocalRunner(timeout_sec=600.0),
-    )
-    assert len(read_records(tmp_path / "db", plan.device).trials) > 0
-    compiled = api.compile(plan, tmp_path / "lib.so", [tmp_path / "db"])
-    assert compiled.counts["exact"] == 1
-    row = next(r for r in compiled.metadata["tasks"]["list"] if r["name"] == task.name)
-    assert row["record"] == "exact"
-
-
 @pytest.mark.parametrize(
     ("files", "error", "message"),
     [
