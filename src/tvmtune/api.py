@@ -17,6 +17,7 @@ from tvmtune.machine import board_identity, cpu_count, package_versions, scratch
 from tvmtune.networks import int8
 from tvmtune.networks.model_file import one_line
 from tvmtune.records import shipped
+from tvmtune.records.database import read_records
 from tvmtune.records.log import Log, read_log
 from tvmtune.remote.client import boards
 from tvmtune.tasks.plan import Plan
@@ -118,12 +119,17 @@ def tune(
 ) -> TuningSession:
     """Tune until the budget is spent; an existing log of the same network and device is continued.
 
-    ``tasks``: those of the plan to tune, all by default. ``transfer``: other logs, of any network and
-    device, to learn from. The other options are those of
-    :class:`tvmtune.tuning.options.TuneOptions`. Raises :class:`UsageError` for a wrong option, and for
-    a tuner that does not suit the space; :class:`TvmtuneError` for a log of another network, device or
-    version, for one that another process writes to, if too many trials fail, and if there are no
-    boards.
+    ``log``: where every trial is written at once, by default :meth:`Plan.default_log` in the current
+    directory. ``budget``: 64 trials without a gain of 1%, or 30 minutes, by default. ``tasks``: those
+    of the plan to tune, all by default. ``transfer``: other logs, of any network and device, to learn
+    from. ``observer``: shows the progress (:func:`tvmtune.progress`), none by default. The other
+    options are those of :class:`tvmtune.tuning.options.TuneOptions`.
+
+    Returns the finished session: ``new`` and ``total`` trials, of this run and with earlier ones;
+    ``elapsed`` seconds; ``stopped_because``; ``estimate()``, the network's latency in seconds by its
+    fastest kernels. Raises :class:`UsageError` for a wrong option, and for a tuner that does not suit
+    the space; :class:`TvmtuneError` for a log of another network, device or version, for one that
+    another process writes to, if too many trials fail, and if there are no boards.
     """
     from tvmtune.tuning import transfer as transfers
     from tvmtune.tuning.budget import Budget
@@ -155,15 +161,18 @@ def compile(
     check_seed: int | None = 0,
     shipped_records: bool = True,
 ) -> Compiled:
-    """Compile the plan with the best records of ``logs``.
+    """Compile the plan with the best records of ``logs`` into the library ``output`` (``.so``).
 
-    Tasks without one take a record that comes with tvmtune for CPUs of this class, unless
-    ``shipped_records`` is false, or else a default schedule.
+    A directory among them is read as a MetaSchedule database. Tasks without a record take one that
+    comes with tvmtune for CPUs of this class, unless ``shipped_records`` is false, or else a default
+    schedule.
 
     Where this machine can run the library, it is checked against the network's reference before
     ``output`` is replaced. If the fastest kernels together round too much, some fall back to more
-    accurate ones. Raises :class:`TvmtuneError` if the output is still wrong. ``check_seed`` None skips
-    the check, and stores no reference outputs for ``bench --check``.
+    accurate ones. ``check_seed`` seeds the inputs of the check; None skips it, and stores no reference
+    outputs for ``bench --check``. Returns the library's ``path``, its ``metadata``, and ``counts`` of
+    tasks by the kind of their record. Raises :class:`TvmtuneError` if the output is still wrong, for a
+    log that cannot be read or has no record of this device, and if ``output`` cannot be written.
     """
     from tvmtune.bench.verify import make_check
     from tvmtune.compiling.accuracy_fallbacks import accuracy_fallbacks
@@ -175,7 +184,7 @@ def compile(
     checked = check is not None and can_check(plan.device)
     wrong = None
     found = shipped.for_compiling(plan.device, exact_only=not checked) if shipped_records else None
-    read = [read_log(Path(p)) for p in logs]
+    read = [read_records(Path(p), plan.device) for p in logs]
     for attempt in accuracy_fallbacks(read, plan.tasks, plan.device, found):
         try:
             compiled = compile_library(
@@ -260,7 +269,7 @@ def ship(
     found = None
     if shipped_records:
         found = shipped.for_compiling(plan.device, exact_only=not can_check(plan.device))
-    read = [read_log(Path(p)) for p in logs]
+    read = [read_records(Path(p), plan.device) for p in logs]
     attempts = accuracy_fallbacks(read, plan.tasks, plan.device, found)
     with scratch.folder(scratch.WORK) as folder:
         before = untuned or compile_untuned(

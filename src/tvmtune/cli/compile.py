@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     multiple=True,
     type=PATH,
     metavar="LOG",
-    help="Log with records to use; may be repeated.",
+    help="Log with records to use, or directory of a MetaSchedule database; may be repeated.",
 )
 @shipped_records_option
 @click.option(
@@ -60,11 +60,14 @@ def command(
     is off by more than the tolerance, kernels fall back to more accurate ones; if it is still wrong,
     nothing is written and the exit code is 1.
     """
+    from tvmtune.records.database import check_kind
     from tvmtune.records.log import read_log
 
     given = network_name(network["network"], network["positional"])
     for path in logs:
-        read_log(path)  # fail on a wrong log before anything slow
+        check_kind(path)  # fail on a wrong log before anything slow
+        if not path.is_dir():
+            read_log(path)
     if output is not None:
         check_library("-o", output, *logs, given)
     if emit_module is not None:

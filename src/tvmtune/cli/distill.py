@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tvmtune.cli.options import PATH, positive
 from tvmtune.cli.paths import check_writable
+
+if TYPE_CHECKING:
+    from tvmtune.records.log import Log
 
 
 @click.command("distill")
@@ -17,7 +21,8 @@ from tvmtune.cli.paths import check_writable
     "--output",
     type=PATH,
     metavar="FILE",
-    help="Default: LOG with the suffix .best.json; for metaschedule a directory, LOG.metaschedule.",
+    help="Default: LOG with the suffix .best.json or .t4.json; for metaschedule a directory, "
+    "LOG.metaschedule.",
 )
 @click.option(
     "--top",
@@ -30,27 +35,38 @@ from tvmtune.cli.paths import check_writable
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["tvmtune", "metaschedule"]),
+    type=click.Choice(["tvmtune", "metaschedule", "kernel-tuner"]),
     default="tvmtune",
     show_default=True,
-    help="metaschedule: a JSONDatabase for tvm.s_tir.meta_schedule.",
+    help="metaschedule: a JSONDatabase for tvm.s_tir.meta_schedule; kernel-tuner: results in the T4 "
+    "format of Kernel Tuner.",
 )
 @click.option(
-    "--force", is_flag=True, help="Replace FILE even if it is something other than a distilled log."
+    "--force",
+    is_flag=True,
+    help="Replace FILE even if it is something other than a distilled log or T4 results.",
 )
 def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str, force: bool) -> None:
     """Extract the best records of one or more logs.
 
-    Writes the best per task and device to a new log.
+    Writes the best per task and device to a new log. A LOG may also be the directory of a MetaSchedule
+    database; its records are taken to be of this machine if its target fits.
     """
     from tvmtune.records.best import counts, distill, select
-    from tvmtune.records.log import read_log
 
-    read = [read_log(path) for path in logs]
+    read = [_read(path) for path in logs]
     if form == "tvmtune":
         target = output or logs[0].with_suffix(".best.json")
         check_writable("-o", target)
         kept = distill(read, target, top=top, force=force)
+    elif form == "kernel-tuner":
+        from tvmtune.records import t4
+
+        target = output or logs[0].with_suffix(".t4.json")
+        check_writable("-o", target, *logs)
+        selections = select(read, top)
+        t4.write(selections, target, force=force)
+        kept = counts(read, selections)
     else:
         from tvmtune.records.database import export
 
@@ -62,3 +78,17 @@ def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str, fo
         f"{target}: {kept['kept']} records of {kept['tasks']} tasks on "
         f"{kept['devices']} device(s), out of {kept['trials']} trials"
     )
+
+
+def _read(path: Path) -> Log:
+    from tvmtune import host
+    from tvmtune.records.database import check_kind, read_records, target_of
+    from tvmtune.records.log import read_log
+
+    if not path.is_dir():
+        return read_log(path)
+    check_kind(path)
+    target = target_of(path)
+    kind, cores = str(target.get("kind", "llvm")), target.get("num-cores")
+    attrs = {"threads": int(cores)} if kind == "llvm" and cores else {}
+    return read_records(path, host.backend(kind).make_target(attrs, None))

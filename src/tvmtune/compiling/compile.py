@@ -16,6 +16,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.library import embedded_weights, metadata
 from tvmtune.machine import cpu_features
 from tvmtune.records.best import best_of, comparable
+from tvmtune.records.database import METASCHEDULE
 from tvmtune.records.log import Log
 from tvmtune.records.schema import workload_module
 from tvmtune.runtime.library import Library
@@ -86,6 +87,7 @@ def _choose(
     logs: Sequence[Log], usable: Sequence[Trial], tasks: Sequence[Task], exact: Collection[str]
 ) -> dict[str, Trial]:
     """As :func:`choose_records`, from the ``usable`` trials of ``logs``."""
+    usable = _assigned(usable, tasks)
     accurate = {(t.key, i.name) for t in tasks for i in t.implementations if i.exact}
     best = best_of(
         t for t in usable if t.task not in exact or (t.task, t.implementation) in accurate
@@ -109,6 +111,21 @@ def _choose(
             module = workload_module(lines[donor.task], donor.implementation)
             chosen[task.key] = donor.evolve(source_module=module)
     return chosen
+
+
+def _assigned(trials: Sequence[Trial], tasks: Sequence[Task]) -> list[Trial]:
+    """The trials, those of a MetaSchedule database as trials of the tasks that have their workload.
+
+    A database does not tell which implementation of which task a workload is.
+    """
+    places = {i.workload_key: (t.key, i.name) for t in tasks for i in t.implementations}
+    assigned = []
+    for trial in trials:
+        if trial.tuner == METASCHEDULE and trial.workload in places:
+            task, implementation = places[trial.workload]
+            trial = trial.evolve(task=task, implementation=implementation)
+        assigned.append(trial)
+    return assigned
 
 
 def compile_library(

@@ -39,6 +39,10 @@ class Log:
     tasks: dict[str, JSON] = field(default_factory=dict)
     """The last task line of each key."""
     trials: list[Trial] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """For each header, the number of trials before it."""
+    drift: list[schema.Reading] = field(default_factory=list)
+    """How fast the machine was, in the order in which it was read."""
     torn: bool = False
     """Whether the last line is incomplete."""
 
@@ -256,6 +260,7 @@ class _Reader:
             self._identity = record["device"]["identity"]
             self._identities.add(self._identity)
             log.headers.append(record)
+            log.starts.append(len(log.trials))
         elif not log.headers:
             if other := foreign.tool(record):
                 raise TvmtuneError(f"{log.path} {foreign.refusal(other)}")
@@ -280,6 +285,10 @@ class _Reader:
                 self._impossible.append(number)
             elif place is not None:
                 self._repeats.setdefault(place, []).extend(again.seconds)
+        elif kind == schema.DRIFT:
+            reading = schema.parse_drift(record, len(log.headers) - 1)
+            if reading is not None:
+                log.drift.append(reading)
 
     def finish(self) -> None:
         """Merge what is known of the trials into them.

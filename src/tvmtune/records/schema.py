@@ -61,6 +61,17 @@ class Verdict:
     message: str
 
 
+class Reading(NamedTuple):
+    """A timing of the baseline kernel, which reveals drift."""
+
+    run: int
+    """Index of the header of the run."""
+    time: float
+    """Seconds since the epoch."""
+    ratio: float
+    """Its time relative to its first timing in the run."""
+
+
 @dataclass(frozen=True)
 class Remeasurement:
     """Repeats of a second measurement of a candidate."""
@@ -302,6 +313,15 @@ def parse_remeasurement(record: JSON) -> Remeasurement:
 def drift(ratio: float) -> Line:
     """``ratio``: time of the baseline kernel relative to its first timing in the run."""
     return Line(DRIFT, {"ratio": round(ratio, 4), "time": time.time()})
+
+
+def parse_drift(record: JSON, run: int) -> Reading | None:
+    """``run``: index of the header that governs the line. None if it is damaged: no reader needs it."""
+    try:
+        kinds.check(record, {"ratio": _NUMBER, "time": _NUMBER})
+    except (KeyError, ValueError):
+        return None
+    return Reading(run, record["time"], record["ratio"])
 
 
 def copied(record: Mapping[str, Any], **changes: Any) -> Line:

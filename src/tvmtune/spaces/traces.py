@@ -29,7 +29,7 @@ SAMPLING = (
 
 def to_json(sch: Schedule) -> Any:
     """The schedule's trace in plain JSON types, post-processors included."""
-    return _plain(sch.trace.simplified(remove_postproc=False).as_json())
+    return plain(sch.trace.simplified(remove_postproc=False).as_json())
 
 
 def design(instructions: Any) -> list[Any]:
@@ -71,7 +71,8 @@ def load_module(text: str) -> tvm.IRModule:
     return tvm.ir.load_json(bounded.inflate(base64.b64decode(text), _LARGEST).decode())
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of TVM's in plain JSON types."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, bool):
@@ -83,7 +84,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return str(value)
     if hasattr(value, "value") and not hasattr(value, "__len__"):  # IntImm, FloatImm, StringImm
-        return _plain(value.value)
+        return plain(value.value)
     if hasattr(value, "items"):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value]
+        return {str(k): plain(v) for k, v in value.items()}
+    return [plain(v) for v in value]
