@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -15,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+import control_groups
 import disks
 import processes
 from tvmtune.machine import faults
 from tvmtune.workers import Outcome, Worker, Workers, forkserver
 from tvmtune.workers import channel as channel_module
+from tvmtune.workers import pool as pool_module
 from tvmtune.workers import worker as worker_module
 
 CALLS = "measure.calls"
@@ -136,6 +139,33 @@ def test_a_pool_closes_at_once_after_an_interrupt():
     pool.close()  # closing twice is harmless
 
 
+@pytest.mark.parametrize("handles", [True, False])
+def test_a_pool_closes_within_one_deadline_while_the_forkserver_is_stopped(monkeypatch, handles):
+    """However many workers it has; without ``handles``, where the system has none of processes."""
+    if not handles:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    for module in (worker_module, pool_module):
+        monkeypatch.setattr(module, "END_TIMEOUT", 4.0)
+    pool = Workers(5)
+    try:
+        calls = [pool.submit(f"{CALLS}:sleep", (600.0,), 900.0) for _ in range(5)]
+        assert processes.soon(lambda: all(worker.calls for worker in pool._workers))
+        left = pids(pool)
+        server = forkserver.launch().process.pid
+        os.kill(server, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            pool.close()
+            assert time.monotonic() - began < 20.0  # one after another they would take 40
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGCONT)
+    finally:
+        pool.close()
+    assert processes.ended(left)
+    assert [each.result(60).stage for each in calls] == ["crash"] * 5
+
+
 # A session in another process whose pool works for ten minutes.
 SESSION = f"""
 import sys
@@ -216,7 +246,7 @@ def test_queued_calls_outlive_the_workers_that_die(tmp_path):
         assert processes.soon(lambda: notes[0].exists() and notes[0].read_text() != "")
         os.kill(int(notes[0].read_text()), signal.SIGKILL)
         first, *others = workers.collect(handles, deadline=60, stage="run")
-    assert (first.stage, first.fault) == ("crash", "memory")
+    assert (first.stage, first.fault) == ("crash", "killed")
     assert all(outcome.ok for outcome in others)
 
 
@@ -275,6 +305,35 @@ def test_no_time_passes_while_the_session_is_stopped(monkeypatch):
 def test_temporary_files_of_a_worker_are_in_its_directory(tmp_path):
     with Workers(1, directory=tmp_path) as workers:
         assert call(workers, "temporary_places").value == [str(tmp_path)] * 3
+
+
+def test_workers_have_the_environment_and_directory_of_their_start(tmp_path, monkeypatch):
+    """Not those of the first worker, whose forkserver they share."""
+    forkserver.launch()
+    monkeypatch.setenv("TVMTUNE_TEST_LATE", "here")
+    monkeypatch.setenv("LANGUAGE", "de")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.delenv("HOME")
+    monkeypatch.chdir(tmp_path)
+    names = ("TVMTUNE_TEST_LATE", "HOME", "LC_ALL")
+    with Workers(1, recycle=1) as workers:
+        folder, own, child = call(workers, "surroundings", *names).value
+        assert folder == str(tmp_path)
+        assert own == ["here", None, "C"]  # in English, as faults are recognized
+        assert child == ["here", "", "C"]
+        monkeypatch.setenv("TVMTUNE_TEST_LATE", "there")
+        monkeypatch.chdir("/")
+        folder, own, _ = call(workers, "surroundings", *names).value
+        assert (folder, own[0]) == ("/", "there")
+
+
+def test_workers_start_in_a_session_whose_directory_is_gone(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with Workers(1) as workers:
+        assert call(workers, "double", 21).value == 42
 
 
 def test_a_deadline_may_be_very_long():
@@ -370,7 +429,8 @@ def test_a_forkserver_that_is_killed_is_replaced(tmp_path):
         assert processes.soon(lambda: note.exists() and note.read_text() != "")
         os.kill(server, signal.SIGKILL)
         (lost,) = workers.collect([handle], deadline=900.0, stage="run")
-        assert (lost.stage, lost.fault) == ("crash", "processes")
+        assert (lost.stage, lost.fault) == ("crash", "killed")
+        assert lost.message == "the worker died: the forkserver died: SIGKILL"
         assert call(workers, "double", 21).value == 42
 
 
@@ -440,6 +500,120 @@ def test_a_session_without_file_descriptors_recovers():
         [sys.executable, "-c", NO_FILES], capture_output=True, text=True, timeout=120
     )
     assert (done.stdout, done.stderr) == ("crash files 42\n", "")
+
+
+# A session that has no files, and no threads, when it makes its pool.
+NOTHING_AT_FIRST = f"""
+import os, sys, threading
+sys.path[:] = {sys.path!r}
+from tvmtune.workers import Workers
+start = threading.Thread.start
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+def go(pool):
+    outcome = pool.map("{CALLS}:double", [(21,)], deadline=60, stage="run")[0]
+    return outcome.value or (outcome.stage, outcome.fault, outcome.message)
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+with Workers(1) as pool:
+    print(go(pool))
+    for each in held:
+        os.close(each)
+    print(go(pool))
+threading.Thread.start = refuse
+with Workers(2) as pool:
+    print(go(pool))
+    threading.Thread.start = start
+    print(go(pool))
+"""
+
+
+def test_a_pool_made_without_files_or_threads_recovers():
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING_AT_FIRST], capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    files, after, threads, last = done.stdout.splitlines()
+    assert files == "('crash', 'files', 'no worker could be started: Too many open files')"
+    assert (
+        threads == "('crash', 'processes', \"no worker could be started: can't start new thread\")"
+    )
+    assert (after, last) == ("42", "42")
+
+
+# A session whose forkserver cannot be started, because no thread can.
+NO_THREAD = f"""
+import sys, threading
+sys.path[:] = {sys.path!r}
+from tvmtune.workers import Worker
+start = threading.Thread.start
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+worker = Worker()
+print(worker.call("{CALLS}:double", (21,), 60.0))
+threading.Thread.start = start
+print(worker.call("{CALLS}:double", (21,), 60.0).value)
+worker.close()
+"""
+
+
+def test_a_worker_made_without_threads_recovers():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_THREAD], capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    assert "fault='processes'" in done.stdout
+    assert done.stdout.endswith("\n42\n")
+
+
+class Unsendable:
+    """An argument that cannot be sent, because the disk is full."""
+
+    def __reduce__(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_whatever_fails_in_the_session_names_its_fault(workers):
+    outcome = call(workers, "size_of", Unsendable())
+    assert (outcome.stage, outcome.fault) == ("run", "disk")
+    assert call(workers, "double", 21).value == 42
+
+
+# A session in a control group of little memory.
+LITTLE_MEMORY = f"""
+import sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+sys.path[:] = {sys.path!r}
+from tvmtune.workers import Workers
+with Workers(1) as pool:
+    def go(function, *arguments):
+        call = [arguments]
+        return pool.map(f"{CALLS}:{{function}}", call, deadline=120, stage="run")[0]
+    for function in ("take_all_memory", "link_until_memory_ends"):
+        outcome = go(function)
+        print(outcome.stage, outcome.fault)
+    print(go("die_by", "SIGKILL").fault)
+    print(go("double", 21).value)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs control groups")
+def test_a_process_that_takes_all_memory_is_told_from_one_that_is_killed():
+    with control_groups.limited(768 << 20) as group:
+        done = subprocess.run(
+            [sys.executable, "-c", LITTLE_MEMORY, str(group)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    expected = ["crash memory", "run memory", "killed", "42"]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 
 
 @pytest.fixture

@@ -41,6 +41,25 @@ def temporary_places() -> list[str]:
     return [tempfile.gettempdir(), os.environ.get("TMPDIR", ""), child.stdout.strip()]
 
 
+def surroundings(*names: str) -> tuple[str, list[str | None], list[str]]:
+    """The working directory, and environment variables here and in a process that this one starts."""
+    script = "; ".join(f'echo "${name}"' for name in names)
+    child = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True)
+    return str(Path.cwd()), [os.environ.get(name) for name in names], child.stdout.splitlines()
+
+
+def take_all_memory() -> None:
+    held = []
+    while True:
+        held.append(b"x" * (1 << 24))
+
+
+def link_until_memory_ends() -> None:
+    """As a linker that needs more memory than there is."""
+    script = "held = []\nwhile True: held.append(b'x' * (1 << 24))"
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
 def complain(message: str) -> None:
     raise ValueError(message)
 

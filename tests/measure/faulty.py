@@ -147,7 +147,7 @@ def build_without_space(mod: Any, target: Any, options: Any, directory: str) -> 
 
 
 def build_killed_once(mod: Any, target: Any, options: Any, directory: str) -> str:
-    """Is killed as if memory had run out, the first time."""
+    """Is killed the first time."""
     if _spoil(directory, 1):
         os.kill(os.getpid(), signal.SIGKILL)
     return _build(mod, target, options, directory)
@@ -169,6 +169,13 @@ def run_killed_once(artifact: str, args: Any, timing: Any, options: dict[str, An
 def run_killed(artifact: str, args: Any, timing: Any, options: dict[str, Any]) -> list[float]:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
+
+
+def init_after_failures(options: dict[str, Any]) -> None:
+    """As a driver that needs some time: fails four times, then sets the run worker up."""
+    if _spoil(options["directory"], 4):
+        raise OSError("the device does not answer")
+    local.init(options)
 
 
 def check_killed_once(artifact: str, reference: str, args: Any, options: dict[str, Any]) -> float:

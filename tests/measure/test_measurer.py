@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -21,12 +22,14 @@ import disks
 from kernels import this_machine
 from measure import faulty
 from tvmtune import host
+from tvmtune.machine import oom_kills
 from tvmtune.measure import recovery
 from tvmtune.measure.measurer import PREFIX, Measurement, Measurer
 from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import traces
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.types import Implementation, Timing
+from tvmtune.workers import Outcome
 
 TIMING = Timing(repeat=4, build_timeout=30.0, run_timeout=2.0)
 
@@ -400,6 +403,7 @@ def recovering(
 ) -> Measurer:
     """A measurer that pauses for a short time."""
     monkeypatch.setattr(recovery, "PAUSES", (0.05, 0.1))
+    monkeypatch.setattr(recovery, "ALONE", (0.05, 0.1))
     monkeypatch.setattr(recovery, "PATIENCE", patience)
     return make_measurer(build, **runner)
 
@@ -427,20 +431,54 @@ def test_a_killed_process_is_tried_again_alone(monkeypatch, where):
     assert [result.stage for result in results] == [None]
 
 
+def kernel_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the kernel had killed whatever is killed, because memory ran out. Only this process says
+    so, which judges the ends of workers."""
+    numbers = itertools.count()
+    monkeypatch.setattr(oom_kills, "count", lambda: next(numbers))
+
+
+def test_a_candidate_that_is_killed_from_outside_has_not_failed(monkeypatch):
+    """However often: the run ends, and says so."""
+    chosen = double()
+    found: list[Measurement] = []
+    with (
+        recovering(
+            monkeypatch, "measure.faulty:build", patience=2.0, run="measure.faulty:run_killed"
+        ) as measurer,
+        pytest.raises(recovery.EnvironmentFault, match="SIGKILL. See what ends tvmtune's"),
+    ):
+        measurer.measure([(chosen, trace_of(chosen))], lambda _, result: found.append(result))
+    assert found == []
+
+
 def test_a_candidate_that_is_killed_alone_too_has_failed(monkeypatch):
     chosen = double()
+    kernel_kills(monkeypatch)
     with recovering(
         monkeypatch, "measure.faulty:build", run="measure.faulty:run_killed"
     ) as measurer:
         (result,) = measure(measurer, (chosen, trace_of(chosen)))
     assert result.stage == "crash"
-    assert "SIGKILL" in result.message
+    assert "SIGKILL (out of memory)" in result.message
     assert result.message.endswith("(also alone, 2 times)")
+
+
+def test_a_candidate_that_lacks_memory_is_blamed_only_after_long_pauses(monkeypatch):
+    """In which other programs may end: half a minute together, the longer one last."""
+    pauses: list[float] = []
+    monkeypatch.setattr(recovery, "_sleep", pauses.append)
+    found = recovery.Recovery(Path("/tmp"), lambda message: None, lambda: None)
+    lacking = Outcome(stage="crash", message="the worker died: SIGKILL", fault="memory")
+    assert found.repeat(lambda: lacking, lacking).stage == "crash"
+    assert pauses == sorted(pauses)
+    assert sum(pauses) >= 30.0
 
 
 @pytest.mark.parametrize("kills", [1, 9])
 def test_a_check_that_is_killed_gives_no_wrong_verdict(monkeypatch, kills):
     chosen = double()
+    kernel_kills(monkeypatch)
     with recovering(
         monkeypatch,
         "measure.faulty:build",
@@ -467,10 +505,21 @@ def test_a_fault_that_does_not_end_ends_the_run_with_its_name(monkeypatch):
     assert found == [1]  # what was measured is reported
 
 
+def test_a_device_that_needs_time_to_be_set_up_gets_it(monkeypatch):
+    chosen = double()
+    init = "measure.faulty:init_after_failures"
+    with recovering(monkeypatch, "measure.faulty:build", init=init) as measurer:
+        (result,) = measure(measurer, (chosen, trace_of(chosen)))
+        assert (measurer.directory / faulty.SPOILT).read_text() == "1111"
+    assert result.stage is None
+
+
 def test_workers_that_cannot_be_set_up_end_the_run(monkeypatch):
     chosen = double()
     with (
-        recovering(monkeypatch, "measure.faulty:build", init="measure.calls:complain") as measurer,
+        recovering(
+            monkeypatch, "measure.faulty:build", patience=0.5, init="measure.calls:complain"
+        ) as measurer,
         pytest.raises(recovery.EnvironmentFault, match="could not be set up.*the device"),
     ):
         measure(measurer, (chosen, trace_of(chosen)))

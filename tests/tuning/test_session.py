@@ -376,6 +376,7 @@ def test_a_full_disk_is_held_against_no_candidate(tmp_path, monkeypatch):
 
 def test_a_killed_builder_is_held_against_no_candidate(tmp_path, monkeypatch):
     monkeypatch.setattr(recovery, "PAUSES", (0.05, 0.1))
+    monkeypatch.setattr(recovery, "ALONE", (0.05, 0.1))
     log, kill = tmp_path / "log.json", tmp_path / "kill"
     recorder = small.Recorder()
     with small.session(

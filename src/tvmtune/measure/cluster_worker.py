@@ -100,7 +100,9 @@ def build(
                 function, (path, *arguments, str(pool.directory)), deadline
             )
             outcome = pool.workers.collect([handle], deadline=deadline, stage="build")[0]
-            if outcome.fault not in ("", "memory"):  # memory: the candidate may be at fault, too
+            # The candidate may itself lack memory; a process that was killed says nothing about the
+            # machine.
+            if outcome.fault not in ("", "memory", "killed"):
                 return Outcome(address, UNUSABLE, outcome.message), b""
             if not outcome.ok:
                 return outcome, b""

@@ -16,10 +16,9 @@ PATIENCE = 600.0
 """Seconds that a fault may last before the run ends."""
 PAUSES = (1.0, 30.0)
 """Seconds of the first pause, which doubles, and of the longest."""
-ALONE = 2
-"""How often a candidate that may itself be to blame must fail alone to be blamed."""
-SET_UPS = 2
-"""How often workers that cannot be set up are tried again."""
+ALONE = (5.0, 25.0)
+"""Seconds of the pauses before a candidate that may itself be to blame is tried alone: time for others
+to free memory. It is blamed if all these tries fail."""
 MAY_BE_ITS_OWN: tuple[Fault, ...] = ("memory", "board")
 """Faults that a candidate can cause: it needs more memory than there is, or takes its board down."""
 LASTING: tuple[Fault, ...] = ("file size",)
@@ -41,8 +40,8 @@ class Recovery:
     :data:`PATIENCE` seconds, the run ends with :class:`EnvironmentFault`.
 
     Lack of memory, and boards that are lost, may be the candidate's own doing: it is blamed if the
-    same happens :data:`ALONE` times more while nothing else is built or run, so that candidates which
-    merely ran beside it are not.
+    same happens again after each pause of :data:`ALONE`, while nothing else is built or run, so that
+    candidates which merely ran beside it are not.
     """
 
     def __init__(
@@ -65,16 +64,14 @@ class Recovery:
     def repeat(self, call: Callable[[], Outcome], outcome: Outcome) -> Outcome:
         """The outcome of ``call``, whose first one was ``outcome``, once it meets no fault; or with a
         fault, if the call may have caused it and did so alone, too."""
-        began = time.monotonic()
-        pause, longest = PAUSES
+        pauses = _Pauses(self._directory, self._report)
         tries = 0
+        """Tries that met the same fault as the one before."""
         while outcome.fault:
-            if outcome.fault in MAY_BE_ITS_OWN and tries >= ALONE:
+            alone = ALONE if outcome.fault in MAY_BE_ITS_OWN else ()
+            if alone and tries >= len(alone):
                 return replace(outcome, message=f"{outcome.message} (also alone, {tries} times)")
-            if outcome.fault == "setup" and tries >= SET_UPS:
-                raise _end(outcome.fault, outcome.message)
-            self._wait(outcome.fault, outcome.message, began, pause)
-            pause = min(2 * pause, longest)
+            pauses.wait(outcome.fault, outcome.message, alone[tries] if alone else None)
             self._rest()
             again = self.blame(call())
             tries = tries + 1 if again.fault == outcome.fault else 0
@@ -83,8 +80,7 @@ class Recovery:
 
     def persist(self, write: Callable[[], None]) -> None:
         """Write a file, after a pause if there is a fault."""
-        began = time.monotonic()
-        pause, longest = PAUSES
+        pauses = _Pauses(self._directory, self._report)
         while True:
             try:
                 return write()
@@ -92,21 +88,32 @@ class Recovery:
                 fault = faults.of_error(error)
                 if not fault:
                     raise
-                self._wait(fault, str(error), began, pause)
-                pause = min(2 * pause, longest)
+                pauses.wait(fault, str(error))
 
-    def _wait(self, fault: Fault, message: str, began: float, pause: float) -> None:
-        """Pause, then wait until no fault is present. Raises :class:`EnvironmentFault` if it is
-        :data:`PATIENCE` seconds since ``began``."""
+
+class _Pauses:
+    """The pauses between the tries of one piece of work, for :data:`PATIENCE` seconds from now."""
+
+    def __init__(self, directory: Path, report: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._report = report
+        self._end = time.monotonic() + PATIENCE
+        self._next, self._longest = PAUSES
+
+    def wait(self, fault: Fault, message: str, seconds: float | None = None) -> None:
+        """Pause for ``seconds``, by default twice as long as the last time, then wait until no fault is
+        present. Raises :class:`EnvironmentFault` once the time is over."""
         if fault in LASTING:
             raise _end(fault, message)
-        end = began + PATIENCE
-        left = max(0.0, end - time.monotonic())
+        if seconds is None:
+            seconds = self._next
+            self._next = min(2 * self._next, self._longest)
+        left = max(0.0, self._end - time.monotonic())
         self._report(f"measuring pauses, for up to {left:.0f} s: {message}")
         while True:
-            _sleep(min(pause, max(0.0, end - time.monotonic())))
+            _sleep(min(seconds, max(0.0, self._end - time.monotonic())))
             now, text = faults.present(self._directory)
-            if time.monotonic() >= end:
+            if time.monotonic() >= self._end:
                 raise _end(now or fault, text or message)
             if not now:
                 return

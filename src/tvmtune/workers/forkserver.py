@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import itertools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+
+from tvmtune.machine import exit_codes, faults, oom_kills
+from tvmtune.workers.outcome import brief
+from tvmtune.workers.output import Output
 
 PRELOAD = "tvmtune.measure.preload"
 """What it imports for all workers."""
@@ -26,6 +31,8 @@ START_TIMEOUT = 120.0
 """Seconds to import that; slow boards take 20."""
 FORK_TIMEOUT = 30.0
 """Seconds for a fork."""
+_END_TIMEOUT = 5.0
+"""Seconds for it to end once it was killed."""
 _MESSAGE = 1 << 16
 _MAIN = (
     "import sys; sys.path[:] = {path!r}; from tvmtune.workers.forkserver_process import main; "
@@ -33,8 +40,15 @@ _MAIN = (
 )
 
 
-class NoWorker(OSError):
-    """No worker could be forked."""
+_SILENT = "the forkserver does not answer"
+
+
+class NoWorker(Exception):
+    """No worker could be forked, for ``fault`` if it is known."""
+
+    def __init__(self, message: str, fault: faults.Fault) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 class Child:
@@ -46,6 +60,10 @@ class Child:
         self.code: int | None = None
         """Once it has ended: its exit code, negative for a signal; None if its server ended first."""
         self._ended = threading.Event()
+        self._descriptor = _open_process(pid)
+        """Of the process: tells that it is dead even if its server is stopped."""
+        if self._descriptor is not None:
+            weakref.finalize(self, os.close, self._descriptor).atexit = False
 
     def kill(self) -> None:
         if not self._ended.is_set():
@@ -53,21 +71,40 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within that time, as far as its server says."""
+        """Whether it ends within that time, as far as its server says, who alone knows how."""
         return self._ended.wait(seconds)
+
+    def wait_dead(self, seconds: float) -> bool:
+        """Whether it is dead within that time, whoever says so."""
+        if self._descriptor is None:
+            return self.wait(seconds)
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return self._ended.is_set() or bool(poll.poll(seconds * 1000))
 
     def set_ended(self, code: int | None) -> None:
         self.code = code
         self._ended.set()
 
 
+def _open_process(pid: int) -> int | None:
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # it has already ended, or too many files are open
+            return os.pidfd_open(pid)
+    return None
+
+
 class _Server:
-    """One forkserver process."""
+    """One forkserver process. Raises :class:`NoWorker` or OSError if it cannot be started."""
 
     def __init__(self) -> None:
+        self._output = Output()
+        self._oom_kills = oom_kills.count()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = _MAIN.format(path=sys.path, descriptor=theirs.fileno(), preload=PRELOAD)
         self.gone = False
+        self._silent = False
+        """Whether it was killed because it did not answer."""
         self._orders = mine
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -78,9 +115,14 @@ class _Server:
         started: Future[subprocess.Popen[bytes]] = Future()
         with theirs:
             arguments = (code, theirs.fileno(), started)
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._start_and_read, args=arguments, name="forkserver", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                mine.close()
+                raise NoWorker(str(error), "processes") from None
             self.process = started.result()
 
     def fork(self, descriptors: list[int]) -> Child:
@@ -92,7 +134,7 @@ class _Server:
             number = next(self._numbers)
             with self._lock:
                 if self.gone:
-                    raise NoWorker("the forkserver has ended")
+                    raise self._no_worker()
                 self._begun[number] = begun
             order = json.dumps({"begin": number}).encode()
             # Without waiting: a server that does not read for so long will not answer either.
@@ -100,17 +142,33 @@ class _Server:
             return begun.result(FORK_TIMEOUT)
         except (FutureTimeout, BlockingIOError):
             self.kill()
-            raise NoWorker("the forkserver does not answer") from None
-        except NoWorker:
-            raise
+            raise NoWorker(_SILENT, "") from None
         except OSError as error:
-            raise NoWorker(error.errno, error.strerror or str(error)) from None
+            raise _no_worker(error) from None
 
     def kill(self) -> None:
-        """End the process, and with it its workers."""
-        self.process.kill()
+        """End the process, which does not answer, and with it its workers."""
         with self._lock:
-            self.gone = True
+            self.gone = self._silent = True
+        self.process.kill()
+
+    def why_it_ended(self) -> tuple[str, faults.Fault]:
+        """Why the process ended, from its exit code and its last line of output."""
+        code = self.process.poll()
+        if self._silent:
+            return _SILENT, ""
+        if code is None:
+            return "the forkserver has ended", ""
+        fault = faults.of_exit(code, self._oom_kills)
+        how = f"the forkserver died: {exit_codes.describe(code)}"
+        if fault == "memory":
+            how += " (out of memory)"
+        text = self._output.after(how)
+        return text, fault or faults.of_text(text, self._oom_kills)
+
+    def _no_worker(self) -> NoWorker:
+        """What to raise once the process has ended."""
+        return NoWorker(*self.why_it_ended())
 
     def close_orders(self) -> None:
         """Close this process's end of the socket."""
@@ -121,9 +179,14 @@ class _Server:
     ) -> None:
         """Start it and handle its reports until it ends. For Linux its parent is the thread that
         started it, with which it ends: this one outlives it."""
+        output = self._output.descriptor
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL
+                [sys.executable, "-c", code],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
         except BaseException as error:
             self._orders.close()
@@ -131,25 +194,38 @@ class _Server:
             return
         self.process = process
         started.set_result(process)
-        self._read()
+        try:
+            self._read()
+        except Exception as error:  # this process lacks memory, say
+            self._end(_no_worker(error))
+        else:
+            self._end()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             while data := self._orders.recv(_MESSAGE):
                 self._handle(json.loads(data))
-        self.process.kill()
-        self.process.wait()
-        error = NoWorker("the forkserver has ended")
+
+    def _end(self, failure: NoWorker | None = None) -> None:
+        """Everybody who waits for the process learns that it is gone, for ``failure`` if it is this
+        side's."""
         with self._lock:
             self.gone = True
+        if failure is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_END_TIMEOUT)
+        self.process.kill()
+        self.process.wait()
+        failure = failure or self._no_worker()
+        with self._lock:
             begun, self._begun = self._begun, {}
             children, self._children = self._children, {}
         for future in begun.values():
-            future.set_exception(error)
+            future.set_exception(failure)
         for child in children.values():
             child.set_ended(None)
         if not self._ready.done():
-            self._ready.set_exception(error)
+            self._ready.set_exception(failure)
         self._orders.close()
 
     def _handle(self, report: dict[str, int | str]) -> None:
@@ -160,18 +236,22 @@ class _Server:
                 self._begun.pop(int(report["begun"])).set_result(child)
             elif "refused" in report:
                 number = int(report["errno"])
-                error = NoWorker(number, os.strerror(number))
+                error = NoWorker(os.strerror(number), faults.of_errno(number))
                 self._begun.pop(int(report["refused"])).set_exception(error)
             elif "ended" in report:
                 # Or an orphan of a worker has ended.
                 if ended := self._children.pop(int(report["ended"]), None):
                     ended.set_ended(int(report["code"]))
             elif "failed" in report:
-                self._ready.set_exception(
-                    NoWorker(errno.ENOEXEC, f"workers cannot be set up: {report['failed']}")
-                )
+                text = f"workers cannot be set up: {report['failed']}"
+                self._ready.set_exception(NoWorker(text, faults.of_text(text)))
             else:
                 self._ready.set_result(None)
+
+
+def _no_worker(error: Exception) -> NoWorker:
+    text = error.strerror if isinstance(error, OSError) else ""
+    return NoWorker(text or brief(error), faults.of_error(error))
 
 
 _lock = threading.Lock()
@@ -179,17 +259,20 @@ _server: _Server | None = None
 
 
 def launch() -> _Server:
-    """Start the forkserver unless it runs; returns at once."""
+    """Start the forkserver unless it runs; returns at once. Raises :class:`NoWorker`."""
     global _server
     with _lock:
         if _server is None or _server.gone:
-            _server = _Server()
+            try:
+                _server = _Server()
+            except OSError as error:  # too many open files, say
+                raise _no_worker(error) from None
         return _server
 
 
 def fork(descriptors: list[int]) -> Child:
     """Fork a worker with ``descriptors``: its end of its channel, and the file for its output. Raises
-    :class:`NoWorker`, or another OSError if this process has too many open files, say."""
+    :class:`NoWorker`."""
     return launch().fork(descriptors)
 
 
@@ -197,7 +280,7 @@ def _stop() -> None:
     if _server is not None and not _server.gone:
         _server.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            _server.process.wait(5)
+            _server.process.wait(_END_TIMEOUT)
 
 
 def _forget() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tvmtune.machine import faults
 from tvmtune.workers.outcome import Outcome, brief, gather
-from tvmtune.workers.worker import Worker
+from tvmtune.workers.worker import END_TIMEOUT, Worker
 
 
 @dataclass(eq=False)
@@ -64,8 +66,15 @@ class Workers:
                 thread = threading.Thread(
                     target=self._serve, args=(worker,), name="worker", daemon=True
                 )
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    thread.start()
+                    self._threads.append(thread)
+                except RuntimeError as error:
+                    if not self._threads:
+                        self._queue.remove(queued)
+                        fault = faults.of_error(error) or "processes"
+                        text = f"no worker could be started: {error}"
+                        queued.future.set_result(Outcome(stage="crash", message=text, fault=fault))
             self._changed.notify()
         return queued.future
 
@@ -128,9 +137,12 @@ class Workers:
         for call in queued:
             call.future.cancel()
         for worker in self._workers:
-            worker.close()
+            worker.stop()
+        end = time.monotonic() + END_TIMEOUT
+        for worker in self._workers:
+            worker.wait_dead(end)
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join(max(0.0, end - time.monotonic()))
 
     def __enter__(self) -> Workers:
         return self
@@ -154,7 +166,7 @@ class Workers:
                 outcome = worker.call(call.function, call.arguments, call.deadline)
             except Exception as error:  # the caller waits for an answer
                 worker.kill()
-                outcome = Outcome(stage="run", message=brief(error))
+                outcome = Outcome(stage="run", message=brief(error), fault=faults.of_error(error))
             with contextlib.suppress(InvalidStateError):
                 call.future.set_result(outcome)
             if worker.calls >= self._recycle:

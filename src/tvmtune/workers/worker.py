@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pickle
-import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
-from tvmtune.machine import faults
+from tvmtune.machine import exit_codes, faults, oom_kills
 from tvmtune.machine.threads import allowed_cpus
 from tvmtune.workers import forkserver
 from tvmtune.workers.channel import Channel
-from tvmtune.workers.outcome import Outcome
+from tvmtune.workers.outcome import Outcome, brief
+from tvmtune.workers.output import Output
 from tvmtune.workers.worker_process import STARTED, Setup
 
 CPUS = allowed_cpus()
@@ -50,9 +47,11 @@ class Worker:
     """One process that calls functions by name, one after another, for a thread that looks after a
     single thing, such as a board. A process that was killed or died is replaced at the next call.
 
-    ``init`` is called in each new process with ``options``. Its temporary files are in ``directory``,
-    and its output, where the system cannot keep that in memory. :meth:`close` may be called by another
-    thread while a call runs; everything else belongs to one thread.
+    ``init`` is called in each new process with ``options``. A process has the environment variables and
+    the working directory that the session has when it starts, but prints in English, so that faults are
+    recognized. Its temporary files are in ``directory``, and its output, where the system cannot keep
+    that in memory. :meth:`stop` and :meth:`close` may be called by another thread while a call runs;
+    everything else belongs to one thread.
 
     Why not TVM's PopenWorker: after each kill it starts an interpreter that imports TVM, 2.2 s where
     a fork takes less than 0.1.
@@ -67,18 +66,21 @@ class Worker:
     ) -> None:
         self.calls = 0
         """Calls that the current process has taken."""
-        own = str(directory.absolute()) if directory else None
-        self._setup = Setup(CPUS, list(sys.path), init, dict(options or {}), own)
-        self._output = _output_file(directory)
-        weakref.finalize(self, os.close, self._output)
+        self._init = init
+        self._options = dict(options or {})
+        self._directory = directory.absolute() if directory else None
+        self._output: Output | None = None
+        """Of all its processes, once there was one."""
         self._child: forkserver.Child | None = None
         self._channel: Channel | None = None
         self._oom_kills: int | None = None
-        """The kernel's count when the process started."""
+        """The kernel's count when the process took the last call, or started."""
         self._lock = threading.Lock()
-        """Held while :meth:`close` marks the end, and while a new process is stored."""
+        """Held while :meth:`stop` marks the end, and while a new process is stored."""
         self._closed = False
-        forkserver.launch()  # it imports TVM meanwhile
+        # It imports TVM meanwhile. If it cannot be started now, the first call says why.
+        with contextlib.suppress(forkserver.NoWorker):
+            forkserver.launch()
 
     def call(self, function: str, arguments: tuple[Any, ...], deadline: float) -> Outcome:
         """The outcome of ``function(*arguments)`` within ``deadline`` seconds from when the process
@@ -96,7 +98,7 @@ class Worker:
             return Outcome(stage="crash", message=str(failure), fault=missing)
         self.calls += 1
         try:
-            ok, value = pickle.loads(channel.receive(time.monotonic() + deadline))
+            answer = channel.receive(time.monotonic() + deadline)
         except TimeoutError:
             self.kill()
             return Outcome(stage="timeout", message=f"killed after {deadline:g} s")
@@ -106,6 +108,10 @@ class Worker:
             if self._closed:
                 return Outcome(stage="crash", message="the worker is closed")
             return Outcome(stage="crash", message=message, fault=fault)
+        try:
+            ok, value = pickle.loads(answer)
+        except Exception as error:  # this process lacks memory, say
+            return Outcome(stage="run", message=brief(error), fault=faults.of_error(error))
         if ok:
             return Outcome(value=value)
         message, fault = value
@@ -120,18 +126,27 @@ class Worker:
         self.calls = 0
         if child is not None:
             child.kill()
-            child.wait(END_TIMEOUT)
+            child.wait_dead(END_TIMEOUT)
         if channel is not None:
             channel.close()
 
-    def close(self) -> None:
-        """Kill the process for good."""
+    def stop(self) -> None:
+        """Kill the process for good, without waiting for its end."""
         with self._lock:
             self._closed = True
             child = self._child
         if child is not None:
             child.kill()
-            child.wait(END_TIMEOUT)
+
+    def wait_dead(self, end: float) -> bool:
+        """Whether the process is dead by ``end``, a time of :func:`time.monotonic`."""
+        child = self._child
+        return child is None or child.wait_dead(max(0.0, end - time.monotonic()))
+
+    def close(self) -> None:
+        """Kill the process for good."""
+        self.stop()
+        self.wait_dead(time.monotonic() + END_TIMEOUT)
 
     def _begin(self, request: bytes) -> Channel:
         """Have a process take the call. One that was idle may have died meanwhile, or be stopped; that
@@ -139,7 +154,8 @@ class Worker:
         for attempt in range(ATTEMPTS):
             try:
                 channel = self._connect()
-                os.ftruncate(self._output, 0)
+                self._clear_output()
+                self._oom_kills = oom_kills.count()
                 end = time.monotonic() + TAKE_TIMEOUT
                 channel.send(request, end)
                 if channel.receive(end) == STARTED:
@@ -164,18 +180,23 @@ class Worker:
 
     def _start(self) -> Channel:
         """Fork a process and wait until it is set up."""
-        self._oom_kills = faults.oom_kills()
+        self._oom_kills = oom_kills.count()
         mine: socket.socket | None = None
         try:
+            if self._output is None:
+                self._output = Output(self._directory)
             mine, theirs = socket.socketpair()
             with theirs:
-                child = forkserver.fork([theirs.fileno(), self._output])
-        except OSError as failure:
+                child = forkserver.fork([theirs.fileno(), self._output.descriptor])
+        except (OSError, forkserver.NoWorker) as failure:
             if mine is not None:
                 mine.close()
-            text = failure.strerror or str(failure)
-            fault = faults.of_error(failure) or "setup"
-            raise _NotTaken(f"no worker could be started: {text}", fault) from None
+            if isinstance(failure, OSError):
+                text, fault = failure.strerror or str(failure), faults.of_error(failure)
+            else:
+                text, fault = str(failure), failure.fault
+            text = f"no worker could be started: {text}"
+            raise _NotTaken(text, fault or "setup") from None
         channel = Channel(mine)
         with self._lock:
             self._child, self._channel = child, channel
@@ -183,10 +204,10 @@ class Worker:
                 raise _NotTaken("the worker is closed", "", final=True)
         end = time.monotonic() + INIT_TIMEOUT
         try:
-            channel.send(pickle.dumps(self._setup), end)
+            channel.send(pickle.dumps(self._setup()), end)
             error, fault = pickle.loads(channel.receive(end))
         except TimeoutError:
-            what = self._setup.init or "it"
+            what = self._init or "it"
             raise _NotTaken(
                 f"the worker could not be set up: {what} did not return within {INIT_TIMEOUT:g} s",
                 "setup",
@@ -196,59 +217,47 @@ class Worker:
             raise _NotTaken(f"the worker could not be set up: {error}", fault, final=True)
         return channel
 
+    def _setup(self) -> Setup:
+        try:
+            folder = str(Path.cwd())
+        except OSError:  # it was removed
+            folder = None
+        return Setup(
+            cpus=CPUS,
+            path=list(sys.path),
+            # Faults are recognized by the messages of the C library and of compilers.
+            environment={**os.environ, "LC_ALL": "C"},
+            folder=folder,
+            init=self._init,
+            options=self._options,
+            directory=str(self._directory) if self._directory else None,
+        )
+
     def _why_it_ended(self) -> tuple[str, faults.Fault]:
         """Why the process ended, from its exit code and its last line of output."""
         child = self._child
-        if child is None:
+        if child is None or self._closed:
             return "the worker died", "setup"
         if not child.wait(END_TIMEOUT):
             child.kill()
             if not child.wait(END_TIMEOUT):
                 # Nobody says how it ended.
                 child.server.kill()
-                return "the worker died, and the forkserver does not answer", "processes"
+                return "the worker died, and the forkserver does not answer", "setup"
             return self._with_output("the worker closed its connection"), ""
         if child.code is None:
-            return "the worker ended with its forkserver", "processes"
-        text = f"the worker died: {_exit(child.code)}"
-        if child.code == -signal.SIGKILL:
-            kills = faults.oom_kills()
-            if kills is not None and self._oom_kills is not None and kills > self._oom_kills:
-                text += " (out of memory)"
-            return self._with_output(text), "memory"
+            how, fault = child.server.why_it_ended()
+            return f"the worker died: {how}", fault or "setup"
+        text = f"the worker died: {exit_codes.describe(child.code)}"
+        fault = faults.of_exit(child.code, self._oom_kills)
+        if fault == "memory":
+            text += " (out of memory)"
         text = self._with_output(text)
-        return text, faults.of_text(text)
+        return text, fault or faults.of_text(text, self._oom_kills)
+
+    def _clear_output(self) -> None:
+        if self._output is not None:
+            self._output.clear()
 
     def _with_output(self, text: str) -> str:
-        with contextlib.suppress(OSError):
-            size = os.fstat(self._output).st_size
-            tail = os.pread(self._output, _TAIL, max(0, size - _TAIL))
-            if lines := tail.decode(errors="replace").strip().splitlines():
-                return f"{text}: {lines[-1][:300]}"
-        return text
-
-
-_TAIL = 1 << 16
-"""Bytes of output that are read."""
-
-
-def _output_file(directory: Path | None) -> int:
-    """A file for a worker's output that is gone when it is closed. In memory: a full disk would lose
-    the message that says so."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("tvmtune-worker-output")
-    else:
-        with tempfile.TemporaryFile(dir=directory) as file:
-            descriptor = os.dup(file.fileno())
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
-    return descriptor
-
-
-def _exit(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+        return text if self._output is None else self._output.after(text)

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvmtune.machine import faults
+from tvmtune.machine import faults, oom_kills
 from tvmtune.workers import channel
 from tvmtune.workers.outcome import brief, resolve
 
@@ -31,6 +31,10 @@ class Setup:
     cpus: list[int]
     path: list[str]
     """Python's ``sys.path``."""
+    environment: dict[str, str]
+    """Its environment variables, in place of those that the forkserver was started with."""
+    folder: str | None = None
+    """Its working directory; by default the forkserver's."""
     init: str | None = None
     """``"package.module:function"``, called once with ``options``."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -45,36 +49,45 @@ def main(connection: socket.socket, output: int) -> None:
     call ``(function, arguments)`` is answered by :data:`STARTED` and by a value (``True, value``) or an
     error (``False, (message, fault)``). ``output``: the file for everything that it prints.
     """
+    for printed in (1, 2):
+        os.dup2(output, printed)
+    os.close(output)
     error = ""
     fault: faults.Fault = ""
+    kills = oom_kills.count()
     try:
-        _set_up(pickle.loads(channel.receive(connection)), output)
+        _set_up(pickle.loads(channel.receive(connection)))
     except Exception as failure:
-        error, fault = brief(failure), faults.of_error(failure) or "setup"
+        error, fault = brief(failure), faults.of_error(failure, kills) or "setup"
     channel.send(connection, pickle.dumps((error, fault)))
     while True:
         request = channel.receive(connection)
+        kills = oom_kills.count()
         channel.send(connection, STARTED)
         try:
             function, arguments = pickle.loads(request)
             answer = pickle.dumps((True, resolve(function)(*arguments)))
         except Exception as failure:
             # TVM's exceptions do not survive pickling; their text is what matters.
-            answer = pickle.dumps((False, (brief(failure), faults.of_error(failure))))
+            answer = pickle.dumps((False, (brief(failure), faults.of_error(failure, kills))))
         channel.send(connection, answer)
 
 
-def _set_up(setup: Setup, output: int) -> None:
-    """Ignore Ctrl-C, keep the terminal clean, use all CPUs, initialize."""
+def _set_up(setup: Setup) -> None:
+    """Ignore Ctrl-C, be like the session now, not like it was when the forkserver was started, use all
+    CPUs, initialize."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(setup.environment)
+    if setup.folder is not None:
+        with contextlib.suppress(OSError):  # it is gone; nothing that tvmtune does needs it
+            os.chdir(setup.folder)
     _start_child_reaper()
-    os.dup2(output, 2)
-    os.dup2(output, 1)
-    os.close(output)
     sys.path[:] = setup.path
+    tempfile.tempdir = setup.directory  # if None, Python looks for it again
     if setup.directory is not None:
         # A process that is killed, or that LLVM ends, leaves files behind: the session removes them.
-        os.environ["TMPDIR"] = tempfile.tempdir = setup.directory
+        os.environ["TMPDIR"] = setup.directory
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cpus)
     if setup.init is not None:
