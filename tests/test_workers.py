@@ -643,6 +643,28 @@ def test_a_single_worker_that_hangs_or_dies_is_replaced(worker, tmp_path):
     assert worker.call(f"{CALLS}:double", (21,), 60.0).value == 42
 
 
+@pytest.mark.parametrize("function", ["answer_in_vain", "answer_with_noise"])
+def test_an_answer_that_cannot_be_read_is_an_error_of_the_call(worker, function):
+    outcome = worker.call(f"{CALLS}:{function}", (), 60.0)
+    assert outcome.stage == "run"
+    assert outcome.message.startswith("the worker's answer cannot be read: ")
+    assert worker.call(f"{CALLS}:double", (21,), 60.0).value == 42
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_children_of_a_worker_end_with_it_even_without_its_shell(worker, tmp_path, dies):
+    note = tmp_path / "pids"
+    outcome = worker.call(f"{CALLS}:start_child_unwatched", (str(note), dies), 3.0)
+    assert outcome.stage == ("crash" if dies else "timeout")
+    left = process_ids(note)
+    try:
+        assert processes.ended(left)
+    finally:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 def test_orphans_of_a_worker_are_adopted_by_the_fork_server(worker):
     # Not by process 1, which in a container may never reap it.
     daemon, server = worker.call(f"{CALLS}:leave_behind", (), 60.0).value

@@ -102,6 +102,43 @@ def start_child_and_wait(note: str) -> None:
     time.sleep(600)
 
 
+def start_child_unwatched(note: str, dies: bool) -> None:
+    """:func:`start_child_and_wait` in a worker that has lost the shell that ends its children, as at a
+    limit of processes or memory; dies at once if ``dies``."""
+    from tvmtune.workers import worker_process
+
+    shell = worker_process._child_reaper
+    assert shell is not None
+    shell.kill()
+    shell.wait()
+    child = subprocess.Popen(["sleep", "600"])
+    Path(note).write_text(f"{os.getpid()} {child.pid}")
+    if dies:
+        os.abort()
+    time.sleep(600)
+
+
+class Unreadable:
+    """A value that arrives, but cannot be made again there."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def answer_in_vain() -> Unreadable:
+    return Unreadable()
+
+
+def answer_with_noise() -> None:
+    """Write into every socket, as code that mixes up its descriptors."""
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if entry.readlink().name.startswith("socket:"):
+                os.write(int(entry.name), b"\x05" + bytes(7) + b"noise")
+        except OSError:
+            continue
+
+
 def leave_behind() -> tuple[int, int]:
     """Start a process that breaks away from this worker's; its number, and the worker's parent's."""
     daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)

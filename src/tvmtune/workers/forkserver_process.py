@@ -61,12 +61,13 @@ def _serve(orders: socket.socket) -> None:
     poll = select.poll()  # descriptors may be too high for select
     poll.register(orders, select.POLLIN)
     poll.register(wake, select.POLLIN)
+    workers: set[int] = set()
     while True:
         ready = [descriptor for descriptor, _ in poll.poll()]
         if wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, _MESSAGE)
-            _reap(orders)
+            _reap(orders, workers)
         if orders.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(orders, _MESSAGE, DESCRIPTORS)
             if not data:
@@ -79,18 +80,25 @@ def _serve(orders: socket.socket) -> None:
             except OSError as error:  # no memory, too many processes
                 _report(orders, {"refused": number, "errno": error.errno})
             else:
+                workers.add(pid)
                 _report(orders, {"begun": number, "pid": pid})
             finally:
                 for each in descriptors:
                     os.close(each)
 
 
-def _reap(orders: socket.socket) -> None:
+def _reap(orders: socket.socket, workers: set[int]) -> None:
+    """Report which children have ended, and end what is left of each worker's process group: its shell,
+    which does that too (worker_process.py), may have been killed as well, or never have started."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
+            if pid in workers:
+                workers.remove(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
             _report(orders, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
 

@@ -110,11 +110,14 @@ class Worker:
             return Outcome(stage="crash", message=message, fault=fault)
         try:
             ok, value = pickle.loads(answer)
-        except Exception as error:  # this process lacks memory, say
-            return Outcome(stage="run", message=brief(error), fault=faults.of_error(error))
+            message, fault = ("", "") if ok else value
+        except Exception as error:
+            # This process lacks memory, say; or the call wrote into what is not its own.
+            self.kill()
+            text = f"the worker's answer cannot be read: {brief(error)}"
+            return Outcome(stage="run", message=text, fault=faults.of_error(error))
         if ok:
             return Outcome(value=value)
-        message, fault = value
         if fault:
             self.kill()  # it may be the process that has too many open files, or too much memory
         return Outcome(stage="run", message=message, fault=fault)
