@@ -603,6 +603,7 @@ with Workers(1) as pool:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs control groups")
 def test_a_process_that_takes_all_memory_is_told_from_one_that_is_killed():
     with control_groups.limited(768 << 20) as group:

@@ -33,6 +33,8 @@ FORK_TIMEOUT = 30.0
 """Seconds for a fork."""
 _END_TIMEOUT = 5.0
 """Seconds for it to end once it was killed."""
+_REAP_TIMEOUT = 1.0
+"""Seconds for it to reap a worker that is dead."""
 _MESSAGE = 1 << 16
 _MAIN = (
     "import sys; sys.path[:] = {path!r}; from tvmtune.workers.forkserver_process import main; "
@@ -75,12 +77,17 @@ class Child:
         return self._ended.wait(seconds)
 
     def wait_dead(self, seconds: float) -> bool:
-        """Whether it is dead within that time, whoever says so."""
+        """Whether it is dead within that time, whoever says so. Its server, which reaps it, is given a
+        moment, unless it has just let another one lie."""
         if self._descriptor is None:
             return self.wait(seconds)
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        return self._ended.is_set() or bool(poll.poll(seconds * 1000))
+        if not self._ended.is_set() and not poll.poll(seconds * 1000):
+            return False
+        if not self.server.late and not self.wait(_REAP_TIMEOUT):
+            self.server.late = True
+        return True
 
     def set_ended(self, code: int | None) -> None:
         self.code = code
@@ -103,6 +110,8 @@ class _Server:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = _MAIN.format(path=sys.path, descriptor=theirs.fileno(), preload=PRELOAD)
         self.gone = False
+        self.late = False
+        """Whether it has not reaped a worker in time, as while it is stopped; until its next report."""
         self._silent = False
         """Whether it was killed because it did not answer."""
         self._orders = mine
@@ -152,23 +161,24 @@ class _Server:
             self.gone = self._silent = True
         self.process.kill()
 
-    def why_it_ended(self) -> tuple[str, faults.Fault]:
-        """Why the process ended, from its exit code and its last line of output."""
+    def why_it_ended(self, kills: int | None) -> tuple[str, faults.Fault]:
+        """Why the process ended, from its exit code and its last line of output; ``kills``: see
+        :func:`tvmtune.machine.faults.of_exit`."""
         code = self.process.poll()
         if self._silent:
             return _SILENT, ""
         if code is None:
             return "the forkserver has ended", ""
-        fault = faults.of_exit(code, self._oom_kills)
+        fault = faults.of_exit(code, kills)
         how = f"the forkserver died: {exit_codes.describe(code)}"
         if fault == "memory":
             how += " (out of memory)"
         text = self._output.after(how)
-        return text, fault or faults.of_text(text, self._oom_kills)
+        return text, fault or faults.of_text(text, kills)
 
     def _no_worker(self) -> NoWorker:
         """What to raise once the process has ended."""
-        return NoWorker(*self.why_it_ended())
+        return NoWorker(*self.why_it_ended(self._oom_kills))
 
     def close_orders(self) -> None:
         """Close this process's end of the socket."""
@@ -229,6 +239,7 @@ class _Server:
         self._orders.close()
 
     def _handle(self, report: dict[str, int | str]) -> None:
+        self.late = False
         with self._lock:
             if "begun" in report:
                 child = Child(self, int(report["pid"]))

@@ -24,8 +24,8 @@ import traceback
 from typing import Any, NoReturn
 
 from tvmtune.workers import worker_process
+from tvmtune.workers.forking import Children, die_with
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MESSAGE = 1 << 16
 DESCRIPTORS = 2
@@ -37,11 +37,9 @@ def main(descriptor: int, preload: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session handles Ctrl-C
     orders = socket.socket(fileno=descriptor)
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
         # It reaps orphans of workers, not process 1, which in a container may never do it.
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # Even while it is stopped and cannot notice that the socket closes.
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    die_with(os.getppid())  # even while it is stopped and cannot notice that the socket closes
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the session has ended
         try:
             importlib.import_module(preload)
@@ -52,22 +50,21 @@ def main(descriptor: int, preload: str) -> None:
 
 
 def _serve(orders: socket.socket) -> None:
-    wake, woken = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(woken, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken)
+    children = Children()
     _report(orders, {"ready": os.getpid()})
     poll = select.poll()  # descriptors may be too high for select
     poll.register(orders, select.POLLIN)
-    poll.register(wake, select.POLLIN)
+    poll.register(children.descriptor, select.POLLIN)
     workers: set[int] = set()
     while True:
         ready = [descriptor for descriptor, _ in poll.poll()]
-        if wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake, _MESSAGE)
-            _reap(orders, workers)
+        if children.descriptor in ready:
+            for pid, status in children.reap():
+                if pid in workers:
+                    workers.remove(pid)
+                    _end_group(pid)
+                code = os.waitstatus_to_exitcode(status)
+                _report(orders, {"ended": pid, "code": code})
         if orders.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(orders, _MESSAGE, DESCRIPTORS)
             if not data:
@@ -76,7 +73,7 @@ def _serve(orders: socket.socket) -> None:
             try:
                 if len(descriptors) < DESCRIPTORS:  # this process has too many open files
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-                pid = _fork(descriptors, [orders.fileno(), wake, woken])
+                pid = _fork(descriptors, orders, children)
             except OSError as error:  # no memory, too many processes
                 _report(orders, {"refused": number, "errno": error.errno})
             else:
@@ -87,46 +84,34 @@ def _serve(orders: socket.socket) -> None:
                     os.close(each)
 
 
-def _reap(orders: socket.socket, workers: set[int]) -> None:
-    """Report which children have ended, and end what is left of each worker's process group: its shell,
-    which does that too (worker_process.py), may have been killed as well, or never have started."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            if pid in workers:
-                workers.remove(pid)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-            _report(orders, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+def _end_group(worker: int) -> None:
+    """End what is left of the process group of a worker that has ended: its shell, which does that too
+    (worker_process.py), may have been killed as well, or never have started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker, signal.SIGKILL)
 
 
 def _report(orders: socket.socket, message: dict[str, Any]) -> None:
     orders.sendall(json.dumps(message).encode())
 
 
-def _fork(descriptors: list[int], own: list[int]) -> int:
-    """Fork a worker; returns its process id. ``own``: descriptors that it closes."""
+def _fork(descriptors: list[int], orders: socket.socket, children: Children) -> int:
+    """Fork a worker; returns its process id."""
     server = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _child(server, descriptors, own)
+        _child(server, descriptors, orders, children)
     return pid
 
 
-def _child(server: int, descriptors: list[int], own: list[int]) -> NoReturn:
+def _child(
+    server: int, descriptors: list[int], orders: socket.socket, children: Children
+) -> NoReturn:
     code = 1
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:
-                os._exit(1)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for each in own:
-            os.close(each)
+        die_with(server)
+        children.leave([signal.SIGTERM])
+        orders.close()
         connection, output = descriptors
         worker_process.main(socket.socket(fileno=connection), output)
         code = 0

@@ -171,6 +171,8 @@ class Worker:
                 last = _NotTaken("the worker does not answer", "setup")
             except _NotTaken as failure:
                 last = failure
+            except MemoryError:
+                last = _NotTaken("the session lacks memory", "memory")
             self.kill()
             if last.final or self._closed or attempt == ATTEMPTS - 1:
                 break
@@ -242,14 +244,15 @@ class Worker:
         if child is None or self._closed:
             return "the worker died", "setup"
         if not child.wait(END_TIMEOUT):
+            dead = child.wait_dead(0.0)
             child.kill()
-            if not child.wait(END_TIMEOUT):
+            if dead or not child.wait(END_TIMEOUT):
                 # Nobody says how it ended.
                 child.server.kill()
                 return "the worker died, and the forkserver does not answer", "setup"
             return self._with_output("the worker closed its connection"), ""
         if child.code is None:
-            how, fault = child.server.why_it_ended()
+            how, fault = child.server.why_it_ended(self._oom_kills)
             return f"the worker died: {how}", fault or "setup"
         text = f"the worker died: {exit_codes.describe(child.code)}"
         fault = faults.of_exit(child.code, self._oom_kills)
