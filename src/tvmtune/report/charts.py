@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 from tvmtune.report.summary import Row, Section, TaskSummary
@@ -50,7 +51,7 @@ def estimate(curve: Sequence[Row], x: str, title: str) -> Spec | None:
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2, "color": SERIES[0]},
         "encoding": {
             "x": _quantity(x, title),
-            "y": _quantity("estimate_ms", "estimated latency, ms", format="~g", nice=True),
+            "y": _quantity("estimate_ms", "estimated latency, ms", format="~r", nice=True),
             "tooltip": [
                 _tip("trial", "trial"),
                 *([_tip("seconds", "seconds", ".1f")] if points[0]["seconds"] is not None else []),
@@ -72,13 +73,13 @@ def tasks(section: Section) -> Spec | None:
         for what, field in (("first valid trial", "first_ms"), ("best", "best_ms"))
     ]
     return {
-        **_sized({"step": 11}),
+        **_sized(24 * len(rows)),
         "data": {"values": values},
         "mark": {"type": "bar", "cornerRadiusEnd": 2},
         "encoding": {
             "y": _names("task", [label(r) for r in rows]),
             "yOffset": {"field": "what", "sort": ["first valid trial", "best"]},
-            "x": _quantity("ms", "weight × latency, ms"),
+            "x": _quantity("ms", "weight * latency, ms"),
             "color": _colors("what", {"first valid trial": "var(--line)", "best": SERIES[0]}),
             "tooltip": [_tip("task"), _tip("what", "at its"), _tip("ms", _MS, ".4f")],
         },
@@ -106,15 +107,15 @@ def roofline(section: Section) -> Spec | None:
     points: Spec = {
         "mark": {"type": "circle", "opacity": 0.75},
         "encoding": {
-            "x": _log("intensity", "operations per byte of arguments"),
-            "y": _log("gflops", "GFLOPS"),
+            "x": _log("intensity", "operations per byte of arguments", values),
+            "y": _log("gflops", "GFLOPS", values, section.peak or 1.0),
             "size": {
                 "field": "share",
                 "type": "quantitative",
                 "scale": {"range": [30, 700], "domainMin": 0},
                 "legend": None,
             },
-            "color": _colors("implementation"),
+            "color": _colors("implementation", palette(section)),
             "tooltip": [
                 _tip("task"),
                 _tip("implementation"),
@@ -153,14 +154,14 @@ def implementations(section: Section) -> Spec | None:
         for i in known
     ]
     return {
-        **_sized({"step": 22}),
+        **_sized(22 * len(rows)),
         "data": {"values": values},
         "mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.85},
         "encoding": {
             "y": _names("task", [name for _, name, _ in rows], grid=True),
-            "x": _log("ratio", "latency / the task's best", domainMin=1),
-            "color": _colors("implementation"),
-            "shape": {"field": "implementation", "legend": None},
+            "x": _log("ratio", "latency / the task's best", values),
+            "color": _colors("implementation", palette(section)),
+            "shape": {"field": "implementation", "sort": list(palette(section))},
             "tooltip": [
                 _tip("task"),
                 _tip("implementation"),
@@ -199,7 +200,12 @@ def drift(rows: Sequence[Row]) -> Spec | None:
     if len(rows) < 2:
         return None
     line: Spec = {
-        "mark": {"type": "line", "point": {"size": 18}, "strokeWidth": 1.5, "color": SERIES[1]},
+        "mark": {
+            "type": "line",
+            "point": {"size": 18, "color": SERIES[1]},
+            "strokeWidth": 1.5,
+            "color": SERIES[1],
+        },
         "encoding": {
             "x": _quantity("seconds", "seconds of tuning"),
             "y": _quantity("ratio", "baseline / fastest", format=".2f"),
@@ -215,13 +221,14 @@ def drift(rows: Sequence[Row]) -> Spec | None:
     return {**_sized(180), "data": {"values": list(rows)}, "layer": [*limit, line]}
 
 
-def of_task(task: TaskSummary) -> Spec | None:
+def of_task(task: TaskSummary, colors: dict[str, str]) -> Spec | None:
     """Latencies of a task's trials by implementation, and the best so far."""
     if len([p for p in task.points if "low" in p]) < 2:
         return None
-    names = list(dict.fromkeys(p["implementation"] for p in task.points if "low" in p))
+    found = {p["implementation"] for p in task.points if "low" in p}
+    colors = {name: color for name, color in colors.items() if name in found}
     x = _quantity("trial", "trials of this task")
-    y = _log("median", "latency, ms")
+    y = _log("median", "latency, ms", task.points)
     return {
         **_sized(220),
         "data": {"values": task.points},
@@ -232,7 +239,7 @@ def of_task(task: TaskSummary) -> Spec | None:
                 "encoding": {
                     "x": x,
                     "y": y,
-                    "color": _colors("implementation", dict(zip(names, _cycle(names), strict=True))),
+                    "color": _colors("implementation", colors),
                     "tooltip": [
                         _tip("trial"),
                         _tip("implementation"),
@@ -250,7 +257,7 @@ def of_task(task: TaskSummary) -> Spec | None:
                     "color": "var(--ink)",
                     "strokeWidth": 1.5,
                 },
-                "encoding": {"x": x, "y": {"field": "best_ms", "type": "quantitative"}},
+                "encoding": {"x": x, "y": {**y, "field": "best_ms"}},
             },
         ],
     }
@@ -262,7 +269,8 @@ def comparison(rows: Sequence[Row]) -> Spec | None:
     if not rows:
         return None
     y = _names("label", [r["label"] for r in rows], grid=True)
-    x = _log("ratio", "times as fast as the first log")
+    bounds = [r[name] for r in rows for name in ("ratio", "low", "high") if r[name]]
+    x = _log("ratio", "times as fast as the first log", [{"ratio": b} for b in (*bounds, 1.0)])
     interval: Spec = {
         "transform": [{"filter": "isValid(datum.low)"}],
         "mark": {"type": "rule", "strokeWidth": 2, "color": SERIES[0]},
@@ -287,10 +295,48 @@ def comparison(rows: Sequence[Row]) -> Spec | None:
         "encoding": {"x": {"field": "at", "type": "quantitative"}},
     }
     return {
-        **_sized({"step": 20}),
+        **_sized(20 * len(rows)),
         "data": {"values": list(rows)},
         "layer": [one, interval, point],
     }
+
+
+def bars(values: Sequence[Row], colors: dict[str, str]) -> Spec:
+    """Milliseconds of runtimes on devices, for one network."""
+    longest = max(v["ms"] for v in values)
+    y = _names("label", [v["label"] for v in values])
+    y["axis"] = {**y["axis"], "labelLimit": 260}
+    x = _quantity("ms", "ms per call")
+    x["scale"] = {"domain": [0, longest * 1.12]}
+    return {
+        **_sized(24 * len(values)),
+        "data": {"values": list(values)},
+        "layer": [
+            {
+                "mark": {"type": "bar", "cornerRadiusEnd": 2},
+                "encoding": {
+                    "y": y,
+                    "x": x,
+                    "color": _colors("runtime", colors),
+                    "tooltip": [_tip("label", "on"), _tip("runtime"), _tip("ms", _MS, ".4f")],
+                },
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 11},
+                "encoding": {
+                    "y": y,
+                    "x": x,
+                    "text": {"field": "ms", "type": "quantitative", "format": ",.4~r"},
+                },
+            },
+        ],
+    }
+
+
+def palette(section: Section) -> dict[str, str]:
+    """A color for each implementation, the same in all charts of the section."""
+    names = [i["name"] for i in section.implementations]
+    return {name: SERIES[n % len(SERIES)] for n, name in enumerate(names)}
 
 
 def label(row: JSON) -> str:
@@ -299,7 +345,7 @@ def label(row: JSON) -> str:
     return name if row["task"] is None else f"{row['task']} {name}"
 
 
-def _sized(height: Any) -> Spec:
+def _sized(height: int) -> Spec:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
@@ -318,12 +364,29 @@ def _quantity(field: str, title: str, *, format: str = "", nice: bool = False) -
     return {"field": field, "type": "quantitative", "axis": axis, "scale": scale}
 
 
-def _log(field: str, title: str, **scale: Any) -> Spec:
+def _log(field: str, title: str, rows: Sequence[Row], *more: float) -> Spec:
+    """A logarithmic scale over the rows' values and ``more``, with ticks at 1, 2 and 5 times powers of
+    ten, or only at those over several decades."""
+    values = [v for row in rows if (v := row.get(field)) and v > 0] + list(more)
+    low, high = min(values), max(values)
+    steps = (1, 2, 5) if high / low < 200 else (1,)
+    if high / low < 3:
+        steps = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    decades = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    first = max((t for t in ticks if t <= low * 1.001), default=low)
+    last = min((t for t in ticks if t >= high * 0.999), default=high)
+    room = (last / first) ** 0.02
     return {
         "field": field,
         "type": "quantitative",
-        "axis": {"title": title, "format": "~g", "tickCount": 5, "labelOverlap": True},
-        "scale": {"type": "log", "nice": True, **scale},
+        "axis": {
+            "title": title,
+            "format": "~r",
+            "values": [float(f"{t:.6g}") for t in ticks if first <= t <= last],
+            "labelOverlap": True,
+        },
+        "scale": {"type": "log", "nice": False, "domain": [first / room, last * room]},
     }
 
 
@@ -343,10 +406,6 @@ def _colors(field: str, colors: dict[str, str] | None = None) -> Spec:
     return encoding
 
 
-def _cycle(names: Sequence[str]) -> list[str]:
-    return [SERIES[n % len(SERIES)] for n in range(len(names))]
-
-
 def _tip(field: str, title: str = "", format: str = "") -> Spec:
     tip: Spec = {"field": field, "title": title or field}
     if format:
@@ -362,7 +421,13 @@ def _rule(at: float, words: str) -> list[Spec]:
         {"data": data, "mark": {"type": "rule", "strokeDash": [5, 4]}, "encoding": {"y": y}},
         {
             "data": data,
-            "mark": {"type": "text", "align": "left", "baseline": "bottom", "dy": -4, "fontSize": 11},
+            "mark": {
+                "type": "text",
+                "align": "left",
+                "baseline": "bottom",
+                "dy": -4,
+                "fontSize": 11,
+            },
             "encoding": {"x": {"value": 4}, "y": y, "text": {"field": "words"}},
         },
     ]

@@ -31,7 +31,8 @@ class Comparison:
     first: Section
     other: Section
     rows: list[Row]
-    """For each task of both: label, first_ms, other_ms, ratio, low, high (None: too few repeats), how."""
+    """For each task of both: label, latencies and ratio; low and high are None with too few repeats;
+    ``how``: matched by its exact key or by its anchor key."""
     only_first: list[str]
     only_other: list[str]
     total: Row | None
@@ -138,9 +139,7 @@ def _warnings(first: Section, other: Section) -> list[str]:
     hosts = [{str(h.get("host", {}).get("host")) for h in s.headers} for s in (first, other)]
     if hosts[0] != hosts[1]:
         words.append("They were measured by different machines.")
-    hashes = [
-        {h["network"].get("structure_hash") for h in s.headers} for s in (first, other)
-    ]
+    hashes = [{h["network"].get("structure_hash") for h in s.headers} for s in (first, other)]
     if hashes[0] != hashes[1]:
         words.append("The networks differ: only the tasks that both have are compared.")
     return words

@@ -61,7 +61,9 @@ def _ordered(found: Sequence[Run]) -> list[Run]:
 
 def _network(network: JSON) -> list[Fact]:
     source = part(network, "source")
-    origin = [f"{key} {_words(value)}" for key, value in source.items() if value not in ("", {}, [])]
+    origin = [
+        f"{key} {_words(value)}" for key, value in source.items() if value not in ("", {}, [])
+    ]
     return _present(
         ("name", network.get("name")),
         ("from", ", ".join(origin)),
@@ -123,7 +125,7 @@ def _tensors(listed: Any) -> str:
     words = []
     for entry in listed if isinstance(listed, list) else ():
         if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[1], list):
-            shape = "×".join(map(str, entry[1])) or "scalar"
+            shape = "x".join(map(str, entry[1])) or "scalar"
             words.append(f"{entry[0]}: {shape} {entry[2]}")
     return ", ".join(words)
 

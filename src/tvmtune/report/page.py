@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tvmtune.records.log import Log
 from tvmtune.report import charts, code, facts, theme
 from tvmtune.report.compare import Comparison, compare
 from tvmtune.report.needs import imported
-from tvmtune.report.summary import Section, TaskSummary, proposers, sections
+from tvmtune.report.summary import TaskSummary, proposers, sections
 from tvmtune.version import __version__
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -76,7 +77,7 @@ class Report:
         for n, section in enumerate(self.sections):
             heaviest = sorted(section.tasks, key=lambda t: -(t.row["share"] or 0.0))
             for task in heaviest[:TASKS]:
-                spec = charts.of_task(task)
+                spec = charts.of_task(task, charts.palette(section))
                 if spec is not None:
                     made[_place(n, task)] = spec
             left_out.append(0)
@@ -166,24 +167,27 @@ def _hash(script: str) -> str:
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with four significant digits; a dash if unknown."""
+    """Milliseconds with three decimals, or three significant digits; a dash if unknown."""
     if value is None:
-        return "–"
-    return f"{value:.3f}" if value < 100 else f"{value:,.1f}"
+        return "-"
+    if value >= 100:
+        return f"{value:,.1f}"
+    digits = 3 if value >= 0.1 else min(9, 2 - floor(log10(value)))
+    return f"{value:.{digits}f}"
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
+    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    return "–" if value is None else f"{value:.{digits}%}"
+    return "-" if value is None else f"{value:.{digits}%}"
 
 
 def duration(seconds: float | None) -> str:
     """``1:02:03`` or ``2:03``; a dash if unknown."""
     if seconds is None:
-        return "–"
+        return "-"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

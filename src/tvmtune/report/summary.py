@@ -1,8 +1,8 @@
 """What a page says about the trials of one log on one device.
 
-Everything comes from the log; what it does not hold is None or an empty list, and the page leaves it
-out. Verdicts and second measurements are merged into the trials, so curves show what is known now, which
-may differ from what the session displayed.
+Everything comes from the log; what it does not hold is None or an empty list, and the page leaves
+it out. Verdicts and second measurements are merged into the trials, so curves show what is known now,
+which may differ from what the session displayed.
 """
 
 from __future__ import annotations
@@ -356,9 +356,7 @@ def _outcomes(trials: Sequence[Trial]) -> list[Row]:
 def _drift(source: Log, device: str) -> list[Row]:
     """Readings of the baseline kernel relative to the fastest of their run, at the time since the start
     of the first run."""
-    readings = [
-        r for r in source.drift if source.headers[r.run]["device"]["identity"] == device
-    ]
+    readings = [r for r in source.drift if source.headers[r.run]["device"]["identity"] == device]
     if not readings:
         return []
     lowest: dict[int, float] = {}
