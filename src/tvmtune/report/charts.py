@@ -317,7 +317,7 @@ def bars(values: Sequence[Row], colors: dict[str, str]) -> Spec:
                 "encoding": {
                     "y": y,
                     "x": x,
-                    "color": _colors("runtime", colors),
+                    "color": {**_colors("runtime", colors), "legend": None},
                     "tooltip": [_tip("label", "on"), _tip("runtime"), _tip("ms", _MS, ".4f")],
                 },
             },

@@ -15,7 +15,7 @@ from typing import Any
 from tvmtune import bounded, fields
 from tvmtune.errors import TvmtuneError
 from tvmtune.report import charts, facts, theme
-from tvmtune.report.page import ms, percent, render
+from tvmtune.report.page import counted, ms, percent, render
 from tvmtune.types import JSON, TensorSpec, batch_of
 
 PUBLISHED = "published reference"
@@ -154,7 +154,7 @@ class Matrix:
         ]
         if self.older:
             parts.append(
-                f"{self.older} older results of the same networks, devices and runtimes are "
+                f"{counted(self.older, 'older result')} of the same networks, devices and runtimes "
                 "left out."
             )
         parts += [
@@ -183,7 +183,8 @@ class Matrix:
                 left=2,
             ),
             "\n".join(
-                f"- {_escaped(r['network'])} on {r['device']}, {r['runtime']}: {as_published(r['ms'])} ms"
+                f"- {_escaped(r['network'])} on {r['device']}, {r['runtime']}: "
+                f"{as_published(r['ms'])} ms"
                 for r in published()["single"]
             ),
         ]

@@ -143,6 +143,7 @@ def render(name: str, **values: Any) -> str:
         "number": number,
         "percent": percent,
         "duration": duration,
+        "counted": counted,
     }
     library, own = theme.script(), (TEMPLATES / "page.js").read_text(encoding="utf-8")
     made: str = environment.get_template(name).render(
@@ -191,3 +192,8 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 task`` or ``2 tasks``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
