@@ -23,7 +23,9 @@ def write(path: Path, *, factor: float = 1.0, seed: int = 0) -> Path:
 
     wrong = trial("c", "wrong", *repeats(0.1e-3), time=STARTED + 61)
     with LogWriter(path) as writer:
-        writer.append("header", header(peak_gflops=200.0, started=STARTED, versions={"numpy": "2.0"}))
+        writer.append(
+            "header", header(peak_gflops=200.0, started=STARTED, versions={"numpy": "2.0"})
+        )
         for index, key in enumerate("abc"):
             described = {"index": index, "weight": index + 1, "flop": 1e8, "name": f"fused_{key}"}
             if key == "c":

@@ -24,7 +24,9 @@ def test_ratios_and_intervals(tmp_path):
     for row in made.rows:
         assert row["ratio"] == pytest.approx(row["first_ms"] / row["other_ms"])
         assert row["low"] <= row["ratio"] <= row["high"]
-        assert 1.8 < row["low"] < 2 < row["high"] < 2.2 or row["ratio"] == pytest.approx(2, rel=0.05)
+        assert 1.8 < row["low"] < 2 < row["high"] < 2.2 or row["ratio"] == pytest.approx(
+            2, rel=0.05
+        )
     assert made.total["ratio"] == pytest.approx(made.total["first_ms"] / made.total["other_ms"])
     assert made.total["low"] < made.total["ratio"] < made.total["high"]
     assert made.total["covered"] == 1.0

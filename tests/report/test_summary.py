@@ -67,7 +67,9 @@ def test_implementations_are_compared_by_their_best(section):
     assert set(by_name) == {"direct", "winograd"}
     assert sum(i["won"] for i in by_name.values()) == 3
     assert sum(i["trials"] for i in by_name.values()) == 32
-    ratios = [i["ratio"] for t in section.tasks for i in t.implementations if i["name"] == "winograd"]
+    ratios = [
+        i["ratio"] for t in section.tasks for i in t.implementations if i["name"] == "winograd"
+    ]
     mean = exp(sum(map(log, ratios)) / len(ratios))
     assert by_name["winograd"]["ratio"] == pytest.approx(mean)
 
@@ -149,7 +151,9 @@ def test_many_trials_become_few_points(tmp_path):
         writer.trial(trial("a", "x", 1.0))
     model = path.read_text().splitlines()[-1]
     design = path.read_text().splitlines()[len(lines) : -1]
-    many = [model.replace('"x"', f'"{n}"').replace("[1.0]", f"[{2 - n / 3000}]") for n in range(3000)]
+    many = [
+        model.replace('"x"', f'"{n}"').replace("[1.0]", f"[{2 - n / 3000}]") for n in range(3000)
+    ]
     path.write_text("\n".join([*lines, *design, *many]) + "\n")
     (made,) = sections(read_log(path))
     assert len(made.trials) == 3000
