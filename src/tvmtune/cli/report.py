@@ -84,13 +84,12 @@ def _logs(
     from tvmtune import atomic_write
     from tvmtune.cli import phases
     from tvmtune.records.log import read_log
-    from tvmtune.report import export
-    from tvmtune.report.needs import imported
+    from tvmtune.report import export, needs
     from tvmtune.report.page import Report
     from tvmtune.report.watch import SECONDS, follow
 
-    for name in ("jinja2", "vl_convert"):
-        imported(name)
+    needs.jinja2()
+    needs.vl_convert()
 
     def write(*, growing: bool = False) -> Report:
         report = Report([read_log(path) for path in files])
@@ -101,12 +100,15 @@ def _logs(
         atomic_write.write_text(target, page)
         return report
 
+    def write_growing() -> None:
+        write(growing=True)
+
     if watch:
         click.echo(f"{target}: open it in a browser; Ctrl-C ends", err=True)
         try:
             follow(
                 files,
-                lambda: write(growing=True) and None,
+                write_growing,
                 failed=lambda error: click.echo(f"the page stays as it is: {error}", err=True),
             )
         except KeyboardInterrupt:

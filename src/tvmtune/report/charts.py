@@ -367,9 +367,10 @@ def _quantity(field: str, title: str, *, format: str = "", nice: bool = False) -
 def _log(field: str, title: str, rows: Sequence[Row], *more: float) -> Spec:
     """A logarithmic scale over the rows' values and ``more``, with ticks at 1, 2 and 5 times powers of
     ten, or only at those over several decades."""
-    values = [v for row in rows if (v := row.get(field)) and v > 0] + list(more)
-    low, high = min(values), max(values)
-    steps = (1, 2, 5) if high / low < 200 else (1,)
+    values = [v for row in rows if (v := row.get(field)) and 1e-30 < v < 1e30]
+    values += [v for v in more if 1e-30 < v < 1e30]
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    steps: tuple[float, ...] = (1, 2, 5) if high / low < 200 else (1,)
     if high / low < 3:
         steps = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     decades = range(floor(log10(low)) - 1, ceil(log10(high)) + 2)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tvmtune.records import table
 from tvmtune.report.summary import Row, Run, Section
 from tvmtune.types import JSON
 
@@ -31,7 +32,7 @@ def runs(section: Section) -> list[Row]:
             "started": clock(run.started),
             "trials": run.trials,
             "seconds": run.seconds if run.started is not None and run.trials else None,
-            "peak": run.header.get("peak_gflops"),
+            "peak": table.peak_of(run.header),
             "version": part(run.header, "versions").get("tvmtune"),
             "distilled": run.header.get("distilled") is True,
         }

@@ -12,14 +12,13 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from math import floor, log10
+from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
 from tvmtune.records.log import Log
-from tvmtune.report import charts, code, facts, theme
+from tvmtune.report import charts, code, facts, needs, theme
 from tvmtune.report.compare import Comparison, compare
-from tvmtune.report.needs import imported
 from tvmtune.report.summary import TaskSummary, proposers, sections
 from tvmtune.version import __version__
 
@@ -92,7 +91,7 @@ class Report:
                 elif packed:
                     codes[_place(n, task)] = packed
                     spent += len(packed)
-        return _render(
+        return render(
             "report.html.j2",
             title=f"Tuning report: {self.title}",
             report=self,
@@ -130,7 +129,7 @@ def _packed(of: code.Code) -> str:
 
 def render(name: str, **values: Any) -> str:
     """A template with the page's style and scripts; raises :class:`TvmtuneError` without the extra."""
-    jinja2 = imported("jinja2")
+    jinja2 = needs.jinja2()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -154,12 +153,18 @@ def render(name: str, **values: Any) -> str:
         library=library,
         script=own,
         hashes=" ".join(_hash(each) for each in (library, own)),
-        config=theme.config(),
+        data={"config": theme.config(), "specs": _finite(values["charts"])},
     )
     return made
 
 
-_render = render
+def _finite(value: Any) -> Any:
+    """Without infinities, which are no JSON: numbers of a log that was edited may overflow."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _hash(script: str) -> str:

@@ -23,6 +23,8 @@ CURVE = 600
 """Points of a curve at most."""
 BINS = 60
 """Groups of consecutive trials at most."""
+_LARGEST = 2**60
+"""Bytes of an argument; more are a mistake."""
 
 Row = dict[str, Any]
 
@@ -57,8 +59,10 @@ class TaskSummary:
     points: list[Row]
     """Latency by number of the trial, in groups if there are many."""
     failures: list[Row]
+    args: list[str]
+    """Shapes and dtypes of its inputs, then its output."""
     bytes: int | None
-    """Of its inputs and its output."""
+    """Of all of them."""
 
     @property
     def anchor(self) -> str:
@@ -227,6 +231,7 @@ def _tasks(source: Log, device: str, kind: str, trials: Sequence[Trial]) -> list
 def _task(source: Log, row: Row, trials: list[Trial], taken: Trial | None) -> TaskSummary:
     line = source.tasks.get(row["key"], {})
     best = min(trials, key=lambda t: t.latency)
+    args = _args(line)
     return TaskSummary(
         row=row,
         line=line,
@@ -235,7 +240,8 @@ def _task(source: Log, row: Row, trials: list[Trial], taken: Trial | None) -> Ta
         implementations=_implementations_of(trials, best.latency),
         points=_points(trials),
         failures=_failures(source, trials),
-        bytes=_bytes(line),
+        args=[text for text, _ in args] if args else [],
+        bytes=sum(size for _, size in args) if args else None,
     )
 
 
@@ -277,16 +283,19 @@ def _points(trials: Sequence[Trial]) -> list[Row]:
     return points
 
 
-def _bytes(line: JSON) -> int | None:
-    """Of all arguments; None if the log does not describe them."""
-    total = 0
+def _args(line: JSON) -> list[tuple[str, int]] | None:
+    """Description and bytes of each argument; None if the log does not describe them."""
+    found = []
     for entry in line.get("args", ()):
         try:
             shape, dtype = entry
-            total += product(shape) * _bits(str(dtype)) // 8
-        except (TypeError, ValueError):
+            size = product(shape) * _bits(dtype) // 8
+            if not 0 <= size < _LARGEST:
+                return None
+            found.append((f"{'x'.join(map(str, shape)) or 'scalar'} {dtype}", size))
+        except (AttributeError, OverflowError, TypeError, ValueError):
             return None
-    return total or None
+    return found or None
 
 
 def _bits(dtype: str) -> int:

@@ -10,7 +10,7 @@ import functools
 import re
 from typing import Any
 
-from tvmtune.report.needs import imported
+from tvmtune.report import needs
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', sans-serif"
 
@@ -97,14 +97,14 @@ def png(spec: dict[str, Any], *, width: int = 760, scale: float = 2.0) -> bytes:
     if sized.get("width") == "container":
         sized["width"] = width
     sized["padding"] = 16
-    result: bytes = imported("vl_convert").vegalite_to_png(sized, scale=scale)
+    result: bytes = needs.vl_convert().vegalite_to_png(sized, scale=scale)
     return result
 
 
 @functools.cache
 def script() -> str:
     """Vega, Vega-Lite and vega-embed in one script, which defines ``vegaEmbed``."""
-    text: str = imported("vl_convert").javascript_bundle()
+    text: str = needs.vl_convert().javascript_bundle()
     return text
 
 
