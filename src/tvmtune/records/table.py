@@ -151,7 +151,7 @@ def peak(log: Log, device: str) -> float | None:
 
 def peak_of(header: JSON) -> float | None:
     """The peak rate in GFLOPS that a run recorded; None if it recorded none, or nonsense."""
-    rate = header.get("peak_gflops")
+    rate: Any = header.get("peak_gflops")
     return rate if type(rate) in (int, float) and 0 < rate < _HIGHEST_PEAK else None
 
 
