@@ -2,7 +2,8 @@
 # Creates .venv in this checkout with tvmtune and the runtimes to compare with.
 #
 #   scripts/setup.sh [--tests]      --tests: also PyTorch, TFLite, ncnn, the test tools, and the C++
-#                                   compilers, the linker and the OpenCL device that some tests use
+#                                   compilers, the linker, the OpenCL device and the browser that
+#                                   some tests use
 #
 # Safe to run again: it returns at once unless pyproject.toml has changed.
 # TVMTUNE_PYTHON names the interpreter to use instead of the first python3 >= 3.10.
@@ -86,6 +87,10 @@ fi
 if [ "$tests" = yes ] && ! found aarch64-linux-gnu-g++; then
     apt_install g++-aarch64-linux-gnu libc6-dev-arm64-cross ||
         say "continuing without them: the test that builds the OpenCL runtime for ARM will be skipped"
+fi
+if [ "$tests" = yes ] && ! found chromium; then
+    apt_install chromium fonts-dejavu-core ||
+        say "continuing without it: tests that open pages in a browser will be skipped"
 fi
 if [ -z "${TVMTUNE_LINKER:-}" ] && ! found ld.lld ld gcc cc clang; then
     apt_install binutils

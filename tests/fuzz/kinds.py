@@ -138,6 +138,87 @@ def read_log(data: bytes, folder: Path) -> str:
     return message
 
 
+# Reports
+
+
+def _report_lines() -> list[dict[str, Any]]:
+    import tempfile
+
+    from report import sample
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = sample.write(Path(folder) / "log.json")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def make_report(seed: int, changes: Sequence[Mutation]) -> bytes:
+    records = _cached("reports", _report_lines)
+    lines = list(map(dumped, records))
+    # Headers and tasks say most of what a page shows.
+    often = [n for n, record in enumerate(records) if record["type"] in ("header", "task")]
+    places = often if seed % 2 else range(len(records))
+    at = places[changes[0][1] % len(places)]
+    lines[at] = dumped(changed(records[at], changes))
+    return b"\n".join(lines) + b"\n"
+
+
+def read_report(data: bytes, folder: Path) -> str:
+    path, page = folder / "log.json", folder / "log.html"
+    path.write_bytes(data)
+    options = ("--no-code", "--csv", str(folder), "-o", str(page))
+    with _no_script():
+        message = run("report", str(path), str(path), *options)
+    if not message:
+        _check_page(page)
+    return message
+
+
+def make_benchmark(seed: int, changes: Sequence[Mutation]) -> bytes:
+    run = {"runtime": "tvmtune", "version": "1", "threads": 2, "device": "cpu", "median_ms": 1.0}
+    record = {
+        "runs": [run, {**run, "runtime": "other", "modelled_ms": 2.0, "ratio": 2.0}],
+        "network": {"name": "net", "source": {"zoo": "net", "batch": 1, "dtype": "int8"}},
+        "device": {"backend": "cpu", "model": "some CPU", "runtime": "cpu"},
+        "host": {"cpu": "some CPU", "os": "Debian", "kernel": "6"},
+        "notes": ["busy"],
+        "background_load": 0.2,
+        "time": 1.7e9,
+        "board": {"cpu": "a board"},
+    }
+    return mutated(dumped(record), changes) if seed % 4 == 0 else dumped(changed(record, changes))
+
+
+def read_benchmark(data: bytes, folder: Path) -> str:
+    path, page = folder / "bench.json", folder / "bench.html"
+    path.write_bytes(data)
+    with _no_script():
+        message = run("report", "--matrix", str(path), "-o", str(page))
+    if not message:
+        _check_page(page)
+        run("report", "--matrix", str(path), "-o", str(folder / "bench.md"))
+    return message
+
+
+def _no_script() -> Any:
+    """Vega's script does not depend on the input, and making it takes more address space than the
+    runner has."""
+    patches = contextlib.ExitStack()
+    patches.enter_context(mock.patch("tvmtune.report.theme.script", lambda: ""))
+    patches.enter_context(mock.patch("tvmtune.report.needs.vl_convert"))
+    return patches
+
+
+def _check_page(path: Path) -> None:
+    """The data of its charts is JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    page = path.read_text(encoding="utf-8")
+    data = page.partition('id="charts">')[2].partition("</script>")[0]
+    json.loads(data, parse_constant=refuse)
+
+
 # Libraries
 
 
@@ -415,6 +496,8 @@ def read_vta(data: bytes, folder: Path) -> str:
 
 KINDS = {
     "logs": Kind(make_log, read_log),
+    "reports": Kind(make_report, read_report),
+    "benchmarks": Kind(make_benchmark, read_benchmark),
     "libraries": Kind(make_library, read_library),
     "onnx": Kind(make_onnx, read_onnx),
     "greetings": Kind(make_greeting, read_greeting),

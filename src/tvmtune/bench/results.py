@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,8 @@ class BenchResult:
     """What a reader of the numbers should know: skipped peers, unsteady times."""
     background_load: float | None = None
     """Fraction of all CPUs' time that other processes used meanwhile; None if unknown."""
+    time: float = field(default_factory=time.time)
+    """When it was measured, in seconds since the epoch."""
 
     @property
     def modelled(self) -> EndToEndTime | None:
@@ -127,6 +130,7 @@ class BenchResult:
             "host": self.host,
             "notes": self.notes,
             "background_load": self.background_load,
+            "time": self.time,
             **({} if self.board is None else {"board": self.board}),
             **({} if self.modelled is None else {"modelled": self.modelled.to_json()}),
         }

@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": "Tune a network, then compile, verify and time it.",
     "tasks": "List the tasks of a network.",
     "simulate": "Compare tuners on a fully measured space, without a device.",
+    "report": "Show logs, or benchmarks, as a page.",
     "distill": "Extract the best records of one or more logs.",
     "compile": "Compile a network into a library, using the best records of the given logs.",
     "bench": "Time a library, alone or beside other runtimes.",

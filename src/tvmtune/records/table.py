@@ -7,6 +7,7 @@ otherwise; None where the log has no value.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -18,6 +19,11 @@ from tvmtune.records.log import Log, read_log
 from tvmtune.types import JSON, Trial
 
 Table = dict[str, list[Any]]
+
+_MOST_CALLS = 2**31
+"""A greater weight is a mistake."""
+
+_HIGHEST_PEAK = 1e12
 
 TRIAL_COLUMNS = {
     "log": "path of the log",
@@ -111,7 +117,7 @@ class Progress:
     """The fastest trial of each task of one device and kind, trial by trial."""
 
     def __init__(self, log: Log, device: str, kind: str) -> None:
-        self._weights = {key: int(line.get("weight") or 0) for key, line in log.tasks.items()}
+        self._weights = {key: _weight(line) for key, line in log.tasks.items()}
         self._best: dict[str, float] = {}
         self._missing = {t.task for t in comparable(log.trials, device, kind) if t.ok}
         self._known = is_one_network(log) and all(self._weights.get(t) for t in self._missing)
@@ -140,8 +146,13 @@ def is_one_network(log: Log) -> bool:
 def peak(log: Log, device: str) -> float | None:
     """The highest peak rate in GFLOPS that the runs on a device recorded; None if none did."""
     headers = (h for h in log.headers if h["device"]["identity"] == device)
-    rates = [h.get("peak_gflops") for h in headers]
-    return max((r for r in rates if isinstance(r, (int, float)) and 0 < r < inf), default=None)
+    return max((rate for h in headers if (rate := peak_of(h))), default=None)
+
+
+def peak_of(header: JSON) -> float | None:
+    """The peak rate in GFLOPS that a run recorded; None if it recorded none, or nonsense."""
+    rate: Any = header.get("peak_gflops")
+    return rate if type(rate) in (int, float) and 0 < rate < _HIGHEST_PEAK else None
 
 
 def _opened(logs: Path | Log | Sequence[Path | Log]) -> Iterator[Log]:
@@ -169,8 +180,8 @@ def _row(log: Log, run: int, number: int, trial: Trial) -> tuple[Any, ...]:
         trial.device,
         trial.ok,
         _ms(trial.latency),
-        min(seconds) * 1e3 if trial.ok else None,
-        statistics.stdev(seconds) * 1e3 if trial.ok and len(seconds) > 1 else None,
+        _ms(min(seconds)) if trial.ok else None,
+        _spread(seconds) if trial.ok else None,
         len(seconds),
         rate or None,
         error.get("stage"),
@@ -186,7 +197,7 @@ def _task_rows(log: Log, device: str, kind: str) -> Iterator[tuple[Any, ...]]:
     for trial in comparable(log.trials, device, kind):
         by_task.setdefault(trial.task, []).append(trial)
     best = {task: min(of, key=lambda t: t.latency) for task, of in by_task.items()}
-    weights = {task: int(log.tasks.get(task, {}).get("weight") or 0) for task in by_task}
+    weights = {task: _weight(log.tasks.get(task, {})) for task in by_task}
     total = 0.0
     if is_one_network(log):
         total = sum(weights[t] * best[t].latency for t in best if best[t].ok)
@@ -222,5 +233,21 @@ def _task_rows(log: Log, device: str, kind: str) -> Iterator[tuple[Any, ...]]:
         )
 
 
+def _weight(line: JSON) -> int:
+    """How often the network calls a task; 0 if its line does not say so."""
+    weight: int = line.get("weight") or 0
+    return weight if 0 < weight < _MOST_CALLS else 0
+
+
 def _ms(seconds: float) -> float | None:
-    return seconds * 1e3 if seconds < inf else None
+    value = seconds * 1e3
+    return value if value < inf else None
+
+
+def _spread(seconds: Sequence[float]) -> float | None:
+    """Standard deviation in milliseconds; None for a single repeat, and where it overflows."""
+    if len(seconds) < 2:
+        return None
+    with contextlib.suppress(OverflowError):
+        return _ms(statistics.stdev(seconds))
+    return None
