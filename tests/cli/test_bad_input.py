@@ -111,7 +111,7 @@ def test_an_invalid_request_lists_the_alternatives(invoke, name, args, message):
         (["--run-timeout", "-3"], "--run-timeout must be"),
         (
             ["--time-budget", "soon"],
-            "takes seconds, or a time such as 90s, 30m or 2h, not 'soon'",
+            "takes seconds, or a time such as 90s, 30m or 1h30m, not 'soon'",
         ),
         (["--time-budget", "-3m"], "--time-budget must be above 0"),
         (["--vs", "onnxruntim"], "onnxruntim"),
