@@ -6,7 +6,6 @@ click's formatter, and not on rich, because importing rich would double the time
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -135,6 +134,8 @@ def _shown(value: Any) -> str:
 
 def _wrapped(line: str, width: int) -> str:
     """A command line that can be copied from a narrow terminal: broken before options, with ``\\``."""
+    import shlex
+
     words = shlex.split(line, posix=False)  # as they were quoted
     rows = ["  "]
     parts: list[str] = []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +17,9 @@ from tvmtune.cli import messages, project_file
 from tvmtune.errors import TvmtuneError, UsageError, nearest, out_of_memory
 from tvmtune.machine import interrupts
 from tvmtune.version import __version__
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS = {
     "tune": "Tune a network, then compile, verify and time it.",
@@ -86,9 +88,11 @@ class LazyGroup(command_help.Group):
 
 
 @functools.cache
-def _backend_commands() -> dict[str, importlib.metadata.EntryPoint]:
+def _backend_commands() -> dict[str, EntryPoint]:
     """Commands that backends add through the entry-point group ``tvmtune.commands``."""
-    entries = importlib.metadata.entry_points(group="tvmtune.commands")
+    from importlib import metadata  # takes longer to import than all else here
+
+    entries = metadata.entry_points(group="tvmtune.commands")
     known = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
     return {name: entry for name, entry in known.items() if name not in COMMANDS}
 

@@ -7,7 +7,6 @@ writes to stderr.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
@@ -79,6 +78,8 @@ def emit(document: Any) -> None:
 
 def text(document: Any) -> str:
     """Standard JSON: it has no infinite numbers and no NaN; they become null."""
+    import json
+
     return json.dumps(_finite(document), indent=2, allow_nan=False)
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,12 +26,12 @@ _NEVER = ("help", "json", "log-level", "quiet", "verbose", "version")
 """Options that concern a single call: a script must get what it asks for."""
 
 
-@dataclass(frozen=True)
 class ProjectFile:
     """The file's path and what is in it."""
 
-    path: Path
-    tables: Mapping[str, Any]
+    def __init__(self, path: Path, tables: Mapping[str, Any]) -> None:
+        self.path = path
+        self.tables = tables
 
     def defaults(self, ctx: click.Context, name: str, command: click.Command) -> dict[str, Any]:
         """The file's values as a ``default_map`` for ``command``, which the group of ``ctx`` knows as
