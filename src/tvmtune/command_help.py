@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import click
@@ -121,7 +122,7 @@ def _origin(ctx: click.Context, param: click.Parameter) -> str:
             names = [f"{ctx.auto_envvar_prefix}_{param.name.upper()}"]
         return f"  [${names[0] if names else 'environment'}: {_shown(value)}]"
     if param.name in (ctx.default_map or {}):
-        file = ctx.meta.get(PROJECT_FILE)
+        file = PurePath(ctx.meta[PROJECT_FILE]).name
         return f"  [{file}: {_shown((ctx.default_map or {})[param.name])}]"
     return ""
 

@@ -86,7 +86,7 @@ class ProjectFile:
             place = f"[{name}] {word}"
             if (param := options.get(_option(word))) is None:
                 known = [*options, *nested]
-                self._refuse(place, f"is no option of tvmtune {name}.{nearest(word, known)}")
+                self._refuse(place, f"is not an option of tvmtune {name}.{nearest(word, known)}")
             found[str(param.name)] = self._value(place, param, value)
         for word, child in nested.items():
             label = f"{name} {word}"
@@ -122,7 +122,7 @@ class ProjectFile:
         names = _names(ctx)
         for key, value in self.tables.items():
             if isinstance(value, dict) and key not in names:
-                self._refuse(f"[{key}]", f"is no command.{nearest(key, names)}")
+                self._refuse(f"[{key}]", f"is not a command.{nearest(key, names)}")
 
     def _check_shared(self, ctx: click.Context, unused: Iterable[str]) -> None:
         """Refuse keys at the top that no command has; imports further commands only if there are
@@ -135,7 +135,7 @@ class ProjectFile:
                 known |= _all_options(command)
                 left = {word for word in left if _option(word) not in known}
         for word in sorted(left):
-            self._refuse(word, f"is no option of any command.{nearest(word, sorted(known))}")
+            self._refuse(word, f"is not an option of any command.{nearest(word, sorted(known))}")
 
     def _refuse(self, place: str, why: str) -> NoReturn:
         raise UsageError(f"{self.path}: {place} {why}")
