@@ -13,6 +13,7 @@ from tvmtune.cli.options import PATH, network_options, output_option, shipped_re
 from tvmtune.cli.paths import check_library, check_writable
 from tvmtune.cli.resolve import make_plan, network_name
 from tvmtune.command_help import Command, section
+from tvmtune.library import SHARED, STATIC
 
 if TYPE_CHECKING:
     from tvmtune.compiling.compile import Compiled
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
             "Compile for a board that is not at hand",
             "tvmtune compile mobilenet --target arm --target-attr board=rk3588",
         ),
+        (
+            "Compile an archive to link into a C++ program",
+            "tvmtune compile mobilenet -o mobilenet.a",
+        ),
     ],
     docs="docs/deploy.md, docs/shipped-records.md",
 )
@@ -53,7 +58,7 @@ if TYPE_CHECKING:
 )
 @section(
     "Library",
-    output_option,
+    output_option("Library to write: .so, or .o, .a or .tar to link into a program."),
     click.option(
         "--seed",
         default=0,
@@ -96,13 +101,17 @@ def command(
         if not path.is_dir():
             read_log(path)
     if output is not None:
-        check_library("-o", output, *logs, given)
+        check_library("-o", output, *logs, given, suffixes=SHARED + STATIC)
     if emit_module is not None:
         check_writable("--emit-module", emit_module, output, *logs, given)
     with phases.shown(verbose=messages.shown(messages.DEBUG)):
         plan = make_plan(**network)
+        from tvmtune.library import static_library
+
         target = output or Path(f"{plan.network.name}.so")
-        check_library("-o", target, *logs, given)
+        check_library("-o", target, *logs, given, suffixes=SHARED + STATIC)
+        if static_library.is_static(target):
+            static_library.check_device(target, plan.device)
 
         from tvmtune import api
         from tvmtune.atomic_write import write_text

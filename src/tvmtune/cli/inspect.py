@@ -32,11 +32,11 @@ def command(library: Path, as_json: bool) -> None:
     """
     from tvmtune.library import metadata
 
-    stored = metadata.read(library)
+    stored, machine = metadata.read_any(library)
     if as_json:
         emit(stored)
         return
-    lines = list(_lines(stored, metadata.elf_machine(library)))
+    lines = list(_lines(stored, machine))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         click.echo(f"{name:<{width}}  {value}")

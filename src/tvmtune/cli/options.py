@@ -153,14 +153,17 @@ vs_option = click.option(
     shell_complete=completion.after_commas(completion.peers),
 )
 
-output_option = click.option(
-    "-o",
-    "--output",
-    type=PATH,
-    metavar="FILE",
-    show_default="NETWORK.so",
-    help="Library to write.",
-)
+
+def output_option(help_text: str) -> Decorator:
+    """``-o FILE`` for a library."""
+    return click.option(
+        "-o",
+        "--output",
+        type=PATH,
+        metavar="FILE",
+        show_default="NETWORK.so",
+        help=help_text,
+    )
 
 
 def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:

@@ -168,7 +168,7 @@ if TYPE_CHECKING:
         help="Log of the trials. An existing one is resumed.",
     ),
     click.option("--fresh", is_flag=True, help="Start a new log; rename an existing one."),
-    output_option,
+    output_option("Library to write."),
     click.option("--no-compile", is_flag=True, help="Stop after tuning; write no library."),
     click.option(
         "--input",
