@@ -41,8 +41,9 @@ def export_lib(
     ``lowered`` holds scheduled PrimFuncs and the Relax function ``main`` that calls them; if its
     weights exceed 256 MB, it loses them. An existing library is replaced when the new one is
     complete. If ``path`` ends in ``.tar``, the object files are written there instead, to be linked by
-    :mod:`tvmtune.library.static_library`. ``change`` is for :func:`tvmtune.library.embedded_weights.write_object`. Raises
-    TvmtuneError if there is no linker, the module cannot be compiled, or the file cannot be written.
+    :mod:`tvmtune.library.static_library`. ``change`` is for
+    :func:`tvmtune.library.embedded_weights.write_object`. Raises TvmtuneError if there is no linker,
+    the module cannot be compiled, or the file cannot be written.
     """
     from tvmtune.machine import linkers
 
