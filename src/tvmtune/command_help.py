@@ -6,6 +6,7 @@ click's formatter, and not on rich, because importing rich would double the time
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
@@ -97,6 +98,7 @@ def write_options(
             if "--help" in param.opts and ctx.parent is not None:
                 title = GENERAL
             name, text = record
+            text = re.sub(r"\[default: \((.*)\)\]", r"[default: \1]", text)  # as of other options
             sections.setdefault(title, []).append((name, text + _origin(ctx, param)))
     if set(sections) == {GENERAL}:
         sections = {OPTIONS: sections[GENERAL]}

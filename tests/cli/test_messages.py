@@ -88,4 +88,4 @@ def test_two_levels_contradict_each_other(run, words):
 def test_an_unknown_level_is_wrong_usage(run):
     code, _, err = run("plugins", "--log-level", "warnin")
     assert code == 2
-    assert "'warnin' is not one of 'debug', 'info', 'warning', 'error'" in err
+    assert "--log-level 'warnin' is not known. Did you mean warning?" in err

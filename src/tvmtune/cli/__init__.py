@@ -14,6 +14,7 @@ import click
 
 from tvmtune import block_torch_import, command_help
 from tvmtune.cli import messages, project_file
+from tvmtune.cli.choices import OneOf
 from tvmtune.errors import TvmtuneError, UsageError, nearest, out_of_memory
 from tvmtune.machine import interrupts
 from tvmtune.version import __version__
@@ -117,7 +118,7 @@ def _general_options(verbose: str) -> list[click.Option]:
         ),
         click.Option(
             ["--log-level"],
-            type=click.Choice(messages.LEVELS),
+            type=OneOf(messages.LEVELS),
             metavar="LEVEL",
             show_default="info",
             expose_value=False,

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from tvmtune.cli import messages
 from tvmtune.cli.json_output import STDOUT, emit, json_file_option, positional_and_json, text
-from tvmtune.cli.options import library_options, vs_option
+from tvmtune.cli.options import library_options, not_negative, positive, vs_option
 from tvmtune.cli.paths import check_writable
 from tvmtune.cli.resolve import lease_board, library_inputs
 from tvmtune.command_help import Command, section
@@ -49,15 +49,16 @@ if TYPE_CHECKING:
     click.option("--profile", is_flag=True, help="Print the time of each kernel, too."),
     click.option(
         "--repeat",
-        type=click.IntRange(min=1),
+        type=int,
+        callback=positive,
         metavar="N",
         default=30,
         show_default="30, or fewer on slow devices",
-        help="Measurements.",
+        help="Number of measurements.",
     ),
     click.option(
         "--number",
-        type=click.IntRange(min=1),
+        callback=positive,
         metavar="N",
         default=1,
         show_default=True,
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
     ),
     click.option(
         "--min-repeat-ms",
-        type=click.FloatRange(min=0),
+        type=float,
+        callback=not_negative,
         metavar="MS",
         default=0,
         show_default=True,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tvmtune.cli.choices import OneOf
 from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import PATH, positive
 from tvmtune.cli.paths import check_writable
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["tvmtune", "metaschedule", "kernel-tuner"]),
+    type=OneOf(["tvmtune", "metaschedule", "kernel-tuner"]),
+    metavar="NAME",
     default="tvmtune",
     show_default=True,
     help="Format: tvmtune, a log; metaschedule, a database for TVM's MetaSchedule; or kernel-tuner, "

@@ -25,7 +25,7 @@ def positive(ctx: click.Context, param: click.Parameter, value: int | None) -> i
     return value
 
 
-def not_negative(ctx: click.Context, param: click.Parameter, value: int) -> int:
+def not_negative(ctx: click.Context, param: click.Parameter, value: float) -> float:
     """A click callback: at least 0."""
     checks.at_least(param.opts[0], value, 0)
     return value
@@ -246,7 +246,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
             click.option(
                 "--tensor-cores",
                 is_flag=True,
-                help="Use the GPU's tensor cores. cuda with --dtype float16 only.",
+                help="Use the GPU's tensor cores (cuda, with --dtype float16).",
             ),
         ),
         section(
