@@ -53,6 +53,8 @@ class _Help(click.Command):
         self, *args: Any, examples: Sequence[tuple[str, str]] = (), docs: str = "", **attrs: Any
     ) -> None:
         """``examples``: what each does, and the command line. ``docs``: the pages to read."""
+        settings = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+        attrs["context_settings"] = settings | (attrs.get("context_settings") or {})
         super().__init__(*args, **attrs)
         self.examples = tuple(examples)
         self.docs = docs
@@ -98,7 +100,8 @@ def write_options(
             if "--help" in param.opts and ctx.parent is not None:
                 title = GENERAL
             name, text = record
-            text = re.sub(r"\[default: \((.*)\)\]", r"[default: \1]", text)  # as of other options
+            text = re.sub(r"; x>=\d+\]$", "]", text)  # an error says it where it matters
+            text = re.sub(r"\[default: \((.*)\)\]$", r"[default: \1]", text)  # as of other options
             sections.setdefault(title, []).append((name, text + _origin(ctx, param)))
     if set(sections) == {GENERAL}:
         sections = {OPTIONS: sections[GENERAL]}

@@ -182,7 +182,11 @@ def test_an_option_of_the_file_is_named_in_errors_about_its_value(run, tmp_path)
     assert complaint(err) == f"--trials must be at least 1, not 0. (--trials: from {path})"
     code, _, err = run("[bench]\nrepeat = 0\n", "bench", "lib.so")
     assert code == 2
-    assert complaint(err) == f"--repeat must be at least 1, not 0. (--repeat: from {path})"
+    assert complaint(err).startswith(f"{path}: [bench] repeat is invalid: 0 is not in the range")
+    # A callback's error, while other options are still to be read.
+    code, _, err = run("[simulate]\nseeds = 0\n", "simulate", "log.json")
+    assert code == 2
+    assert complaint(err) == f"--seeds must be at least 1, not 0. (--seeds: from {path})"
 
 
 def test_help_shows_where_values_come_from(run, monkeypatch):

@@ -344,8 +344,7 @@ def reconfig_runtime(remote: str, config: str) -> None:
     examples=[
         (
             "Load a bitstream that was downloaded",
-            "tvmtune vta program-fpga 1x16_i8w8a32_15_15_18_17.bit --remote pynq "
-            "--config pynq",
+            "tvmtune vta program-fpga 1x16_i8w8a32_15_15_18_17.bit --remote pynq --config pynq",
         )
     ],
 )

@@ -105,6 +105,7 @@ def _general_options(verbose: str) -> list[click.Option]:
         click.Option(
             ["-v", "--verbose"],
             is_flag=True,
+            is_eager=True,  # before other options can be wrong: their errors look for the context
             expose_value=False,
             callback=_set_level,
             help=f"Also print {verbose} (--log-level debug).",
@@ -167,11 +168,7 @@ _context: click.Context | None = None
         ("", "tvmtune bench model.so --vs onnxruntime"),
     ],
     docs="docs/architecture.md, docs/glossary.md",
-    context_settings={
-        "auto_envvar_prefix": "TVMTUNE",
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": command_help.WIDTH,
-    },
+    context_settings={"auto_envvar_prefix": "TVMTUNE"},
 )
 @click.version_option(__version__, prog_name="tvmtune")
 @click.option(

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from tvmtune.cli import messages
 from tvmtune.cli.json_output import STDOUT, emit, json_file_option, positional_and_json, text
-from tvmtune.cli.options import library_options, not_negative, positive, vs_option
+from tvmtune.cli.options import library_options, vs_option
 from tvmtune.cli.paths import check_writable
 from tvmtune.cli.resolve import lease_board, library_inputs
 from tvmtune.command_help import Command, section
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     click.option("--profile", is_flag=True, help="Print the time of each kernel, too."),
     click.option(
         "--repeat",
-        type=int,
-        callback=positive,
+        type=click.IntRange(min=1),
         metavar="N",
         default=30,
         show_default="30, or fewer on slow devices",
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     ),
     click.option(
         "--number",
-        callback=positive,
+        type=click.IntRange(min=1),
         metavar="N",
         default=1,
         show_default=True,
@@ -66,8 +65,7 @@ if TYPE_CHECKING:
     ),
     click.option(
         "--min-repeat-ms",
-        type=float,
-        callback=not_negative,
+        type=click.FloatRange(min=0),
         metavar="MS",
         default=0,
         show_default=True,

@@ -25,7 +25,7 @@ def positive(ctx: click.Context, param: click.Parameter, value: int | None) -> i
     return value
 
 
-def not_negative(ctx: click.Context, param: click.Parameter, value: float) -> float:
+def not_negative(ctx: click.Context, param: click.Parameter, value: int) -> int:
     """A click callback: at least 0."""
     checks.at_least(param.opts[0], value, 0)
     return value

@@ -123,10 +123,10 @@ def read(path: str | os.PathLike[str]) -> JSON:
 
 def read_any(path: str | os.PathLike[str]) -> tuple[JSON, str]:
     """As :func:`read`, of static libraries as well; and the machine that the code is for."""
-    from tvmtune.library import static_library
-
     if Path(path).suffix not in STATIC or not Path(path).is_file():
         return read(path), elf_machine(path)
+    from tvmtune.library import static_library
+
     found = static_library.read_metadata(Path(path))
     if found is None:
         raise TvmtuneError(f"{path} is not a library of tvmtune")
