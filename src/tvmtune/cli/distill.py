@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     help="Format: tvmtune, a log; metaschedule, a database for TVM's MetaSchedule; or kernel-tuner, "
     "Kernel Tuner's T4 results.",
 )
-@click.option("--force", is_flag=True, help="Replace FILE even if it holds something else.")
+@click.option("--force", is_flag=True, help="Replace FILE even if it is not what distill writes.")
 @json_flag("summary")
 def command(
     logs: tuple[Path, ...], output: Path | None, top: int, form: str, force: bool, as_json: bool
