@@ -6,6 +6,7 @@ compile it with and without the tuned records, check both, and keep the better l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,7 @@ def plan(
     remote: str | None = None,
     calibration: Mapping[str, np.ndarray] | None = None,
     measured: bool = False,
+    described_only: bool = False,
 ) -> Plan:
     """Prepare a network for a target and extract its tasks.
 
@@ -66,13 +68,18 @@ def plan(
     target also has is set there. ``remote``: boards that a tracker knows, as ``KEY`` or
     ``KEY@HOST:PORT``; the target is theirs. ``calibration``: sample inputs for int8 quantization by
     input name, (M x N, ...) for M runs. ``measured``: kernels have to run, so the accelerator must be
-    present. Raises :class:`UsageError` for unknown names and for samples that do not fit,
-    :class:`TvmtuneError` for a missing accelerator.
+    present. ``described_only``: the plan is only looked at; where nothing is known of the accelerator,
+    a typical one is assumed, with a warning. Raises :class:`UsageError` for unknown names and for
+    samples that do not fit, :class:`TvmtuneError` for a missing accelerator.
     """
     package_versions.check_pins()
     backend = host.backend(target)
     with boards.asked() as described:
         device = backend.make_target(dict(attrs or {}), remote)
+    if device.assumed:
+        if not described_only:
+            raise TvmtuneError(device.assumed)
+        warnings.warn(f"assuming {device.model}: {device.assumed}", stacklevel=2)
     if measured and device.absent:
         raise TvmtuneError(
             f"there is no {device.model} in this machine to measure on. Name boards that have one with "

@@ -105,6 +105,10 @@ class Device:
     """Whether this machine lacks the accelerator, so that kernels are compiled here but never run. For
     a CPU the target triple decides."""
 
+    assumed: str = ""
+    """Set if nothing is known here of the accelerator, so that this describes a typical one, good for
+    looking at a plan only: the reason, and how to name one."""
+
     def identity(self) -> str:
         """Hex digest of everything that makes measured times comparable."""
         return digest(
@@ -124,7 +128,7 @@ class Device:
 
     def to_json(self) -> JSON:
         data = asdict(self) | {"identity": self.identity()}
-        del data["absent"]  # true of the machine that compiles, not of the device
+        del data["absent"], data["assumed"]  # of the machine that compiles, not of the device
         return data
 
     @staticmethod

@@ -4,14 +4,49 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from tvmtune.cli import COMMANDS, group, main
+
+ROOT = Path(__file__).parents[2]
+GROUPED = 8
+"""Options of its own with which a command needs no groups."""
+
+
+def every_command() -> list[str]:
+    """Every command and subcommand, as words after ``tvmtune``."""
+    found = list(COMMANDS)
+    for name in group.list_commands(None):
+        if name not in COMMANDS:
+            nested = group.get_command(None, name)
+            found += [name, *(f"{name} {word}" for word in nested.commands)]
+    return found
+
+
+EVERY = every_command()
+
+
+def command_of(words: str) -> click.Command:
+    command: click.Command = group
+    for word in words.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(None, word)
+    return command
+
+
+def help_of(words: str, columns: int = 80) -> str:
+    result = CliRunner().invoke(
+        group, [*words.split(), "-h"], prog_name="tvmtune", terminal_width=columns
+    )
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_the_group_lists_every_command_with_its_help():
@@ -32,6 +67,88 @@ def test_every_command_has_help(name):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_starts_with_its_line_in_the_list(name):
     assert group.get_command(None, name).help.split("\n\n")[0] == COMMANDS[name]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("words", ["", *EVERY])
+def test_help_fits_the_terminal(words, columns):
+    lines = help_of(words, columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    # Plain text where it is no terminal.
+    assert not any("\x1b" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "narrowest", "widest"), [(80, 70, 80), (120, 100, 120), (300, 100, 120)]
+)
+def test_help_uses_the_width_of_the_terminal(columns, narrowest, widest):
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmtune.cli", "tune", "-h"],
+        env=os.environ | {"COLUMNS": str(columns)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert narrowest < max(map(len, done.stdout.splitlines())) <= widest
+
+
+@pytest.mark.parametrize("words", EVERY)
+def test_many_options_come_in_groups_with_one_column(words):
+    command = command_of(words)
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    general = {"verbose", "quiet", "log_level"}
+    own = [p for p in options if p.name not in general]
+    text = help_of(words)
+    if len(own) > GROUPED:
+        assert not re.search(r"^Options:$", text, re.MULTILINE)
+    assert text.rindex("General:" if "General:" in text else "Options:") < text.rindex("--help")
+    # Wherever an option and its text share a line, the text begins in the same column.
+    listed = text.partition("\nExamples:")[0].partition("\nCommands:")[0]
+    pattern = re.compile(r"  -\S+(?: \S+)*  +(?=\S)")
+    starts = {match.end() for match in map(pattern.match, listed.splitlines()) if match}
+    assert len(starts) == 1
+
+
+@pytest.mark.parametrize("words", EVERY)
+def test_every_command_has_an_example_that_parses_and_a_page(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = command_of(words)
+    text = help_of(words)
+    if not isinstance(command, click.Group):
+        assert command.examples
+    for _, line in command.examples:
+        name, *rest = shlex.split(line.partition("|")[0])
+        assert name == "tvmtune"
+        used: click.Command = group
+        while isinstance(used, click.Group):
+            used = used.get_command(None, rest.pop(0))
+        rest = [word.replace("~/.tvmtune-secret", os.devnull) for word in rest]
+        parser = used.make_parser(click.Context(used, info_name=used.name))
+        values, extra, _ = parser.parse_args(list(rest))
+        assert values or not rest
+        assert not extra
+        # It can be copied from the help.
+        assert " ".join(line.split()) in " ".join(text.replace("\\\n", " ").split())
+    pages = command.docs.split(", ")
+    assert pages
+    for page in pages:
+        assert (ROOT / page).is_file(), page
+
+
+@pytest.mark.parametrize("words", ["", *EVERY])
+def test_help_texts_have_one_style(words):
+    for param in command_of(words).params:
+        if not isinstance(param, click.Option):
+            continue
+        text = param.help
+        assert text, param.name
+        assert text[0].isupper(), text
+        assert text.endswith((".", "?")), text
+        assert not re.search(r"\b[Dd]efault\b", text), text  # click shows it, in one form
+        if param.multiple:
+            assert "Repeatable." in text, text
+        if not param.is_flag and not isinstance(param.type, click.Choice):
+            assert param.metavar, param.name
 
 
 def test_the_help_of_backends_commands_is_not_truncated():

@@ -202,9 +202,10 @@ def test_a_second_run_on_the_same_log_is_rejected(folder, running):
 def test_a_dry_run_prints_the_plan_and_writes_nothing(folder):
     done = tvmtune("tune", "--network", "tiny.onnx", "--trials", 77, "--dry-run", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert f"{TASKS} of {TASKS} tasks" in done.stderr
-    assert "until 77 trials" in done.stderr
-    assert "log: tiny-NHWC-B1-cpu.json; library: tiny.so" in done.stderr
+    assert f"{TASKS} of {TASKS} tasks" in done.stdout
+    assert "until 77 trials" in done.stdout
+    assert "log: tiny-NHWC-B1-cpu.json; library: tiny.so" in done.stdout
+    assert done.stderr == ""
     assert [p.name for p in folder.iterdir()] == ["tiny.onnx"]
 
 
@@ -226,18 +227,18 @@ def test_tasks_are_selected_by_index_name_and_share(folder, only, count, monkeyp
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit) as ended:
         main(["tune", "--network", "tiny.onnx", "--tasks", only, "--dry-run"])
-    text = capsys.readouterr().err
+    captured = capsys.readouterr()
     if count:
         assert ended.value.code == 0
-        assert f"{count} of {TASKS} tasks" in text
+        assert f"{count} of {TASKS} tasks" in captured.out
     else:
         assert ended.value.code == 2
-        assert f"--tasks {only} matches none" in complaint(text)
+        assert f"--tasks {only} matches none" in complaint(captured.err)
 
 
 @pytest.fixture
 def invoke(folder, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
-    """Runs ``tune`` in this process; exit status and stderr."""
+    """Runs ``tune`` in this process; exit status and stderr, or the plan of a dry run."""
     from tvmtune.cli import main
 
     monkeypatch.chdir(folder)
@@ -245,7 +246,8 @@ def invoke(folder, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     def run(*args: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
             main(["tune", "--network", "tiny.onnx", *args])
-        return int(ended.value.code or 0), capsys.readouterr().err
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out or captured.err
 
     return run
 

@@ -262,10 +262,13 @@ def test_without_a_driver_the_message_lists_both_remedies(cache, tmp_path, model
 
 def test_without_a_compiler_the_remedy_is_named(tmp_path, model):
     env = {"XDG_CACHE_HOME": str(tmp_path / "empty"), "CXX": "nonexistent-c++"}
-    done = tvmtune("tasks", model, "--target", "opencl", cwd=tmp_path, env=env)
+    done = tvmtune("compile", model, "--target", "opencl", cwd=tmp_path, env=env)
     assert done.returncode == 1
     assert "CXX names 'nonexistent-c++'" in complaint(done.stderr)
     assert "--remote KEY" in complaint(done.stderr)
+    done = tvmtune("tasks", model, "--target", "opencl", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "warning: assuming an OpenCL GPU: CXX names 'nonexistent-c++'" in done.stderr
 
 
 @pytest.mark.slow

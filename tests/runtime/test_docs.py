@@ -86,6 +86,35 @@ def test_cpp(folder, values):
     assert printed(output) == pytest.approx(values, rel=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_cpp_with_a_static_library(folder, values):
+    """The same program with the other way to get the library, linked with each form."""
+    code = block("cpp")
+    load = re.search(r"  ffi::Module library = .*?;\n", code, re.DOTALL)
+    assert load
+    other = "".join(re.findall(r"^  .*\n", block("cpp", "// static"), re.MULTILINE))
+    first = block("cpp", "// static").partition("\n\n")[0] + "\n"
+    program = code.replace(load[0], other)
+    program = program.replace("int main() {", f"{first}\nint main() {{", 1)
+    program = program.replace(
+        "  std::printf(", '  std::printf("%.20s\\n", tvmtune_metadata);\n  std::printf(', 1
+    )
+    (folder / "run.cpp").write_text(program)
+    compile_ = ("python3", "-m", "tvmtune.cli", "compile", "model.onnx", "-q", "-o")
+    for name in ("lib.o", "lib.a"):
+        run(folder, *compile_, name)
+        output = run(folder, "sh", "-e", "-c", block("sh", f"# build with {name}"))
+        assert printed(output) == pytest.approx(values, rel=1e-3)
+        assert output.startswith('{"format": 1')
+    run(folder, *compile_, "lib.tar")
+    run(folder, "sh", "-e", "-c", block("sh", "# link where it runs"))
+    code = block("python", "# with TVM only").replace("./lib.so", "./linked.so")
+    assert printed(run(folder, "python3", "-c", code)) == pytest.approx(values, rel=1e-3)
+    code = code.replace("./linked.so", "./lib.tar")
+    assert printed(run(folder, "python3", "-c", code)) == pytest.approx(values, rel=1e-3)
+
+
 def test_reading_the_metadata(folder):
     output = run(folder, "python3", "-c", block("python", "# reading the metadata"))
     assert output.strip() == "model"
@@ -98,6 +127,6 @@ def test_every_key_of_the_metadata_is_documented(folder):
 
 
 def test_every_key_of_the_report_is_documented():
-    report = json.loads(block("json", text=(DOCS / "json.md").read_text()))
+    report = json.loads(block("json", '{\n  "runs"', text=(DOCS / "json.md").read_text()))
     assert set(report) == {"runs", "network", "device", "host", "notes", "background_load"}
     assert set(report["runs"][0]) == RUN_KEYS

@@ -79,7 +79,8 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
     The first device of this machine, or with ``remote`` a board's. An offline board can only be
     compiled for, and is known by ``board`` or by its key. ``mtriple``, ``mcpu`` and ``threads``
     (of the host's CPU) and the device's limits override that. Raises :class:`UsageError` for
-    unknown names, :class:`TvmtuneError` if there is no device.
+    unknown names, :class:`TvmtuneError` if a board has no device. If this machine has none, the
+    result is an ``assumed`` one.
     """
     target_attrs.check(attrs, ATTRIBUTES)
     key = protocol.split_remote(remote)[0] if remote else None
@@ -94,10 +95,14 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
         name_of = None
     board = BOARDS[name_of] if name_of else UNNAMED
     found: OpenClDevice | None = None
+    assumed = ""
     if remote is not None:
         found = _of_the_board(remote, needed=name_of is None and "mtriple" not in attrs)
     elif not attrs.get("board") and not attrs.get("mtriple"):
-        found = _of_this_machine()
+        try:
+            found = _of_this_machine()
+        except TvmtuneError as error:
+            assumed = str(error)
     if found is not None and not found.is_of(board):
         name_of, board = None, UNNAMED
     mtriple = _triple(attrs.get("mtriple"), board, found, remote)
@@ -121,6 +126,8 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
         runtime="opencl",
         # The same whether the board was reachable or not, so that logs match.
         model=f"{board.gpu} ({board.model})" if name_of else model,
+        absent=bool(assumed),
+        assumed=assumed,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvmtune.command_help import Group, section
 from tvmtune.errors import TvmtuneError, UsageError
 
 if TYPE_CHECKING:
@@ -20,29 +21,57 @@ _DESCRIBE_TIMEOUT, _LOAD_TIMEOUT = 60.0, 300.0
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
-@click.group("vta", short_help="Inspect layers and programs; program FPGAs.")
+_DOCS = "docs/vta.md"
+
+
+@click.group("vta", cls=Group, short_help="Inspect layers and programs; program FPGAs.", docs=_DOCS)
 def group() -> None:
-    """Inspect a network's layers on VTA, and programs of libraries or stream files
-    (docs/vta.md)."""
+    """Inspect a network's layers on VTA, and the programs of libraries and stream files; program
+    FPGAs."""
 
 
-@group.command(short_help="List the operators that run on VTA.")
+@group.command(
+    short_help="List the operators that run on VTA.",
+    docs=_DOCS,
+    examples=[
+        ("List the layers of a network", "tvmtune vta layers resnet-18"),
+        (
+            "Show their scales and noise",
+            "tvmtune vta layers resnet-18 --scales --calibration x.npz",
+        ),
+    ],
+)
 @click.argument("network", metavar="NAME|FILE")
-@click.option("--batch", default=1, metavar="N", show_default=True, help="Batch size.")
-@click.option(
-    "--target-attr", multiple=True, metavar="K=V", help="Attribute of the target, as of tune."
+@section(
+    "Network and target",
+    click.option("--batch", default=1, metavar="N", show_default=True, help="Batch size."),
+    click.option(
+        "--target-attr",
+        multiple=True,
+        metavar="K=V",
+        help="Attribute of the target, as for tvmtune tune. Repeatable.",
+    ),
+    click.option("--config", metavar="NAME|FILE", help="Same as --target-attr config=NAME|FILE."),
+    click.option("--start-op", metavar="NAME", help="Same as --target-attr start-op=NAME."),
+    click.option("--stop-op", metavar="NAME", help="Same as --target-attr stop-op=NAME."),
 )
-@click.option("--config", metavar="NAME|FILE", help="Same as --target-attr config=.")
-@click.option("--start-op", metavar="NAME", help="Same as --target-attr start-op=.")
-@click.option("--stop-op", metavar="NAME", help="Same as --target-attr stop-op=.")
-@click.option("--scales", is_flag=True, help="Calibrate, and show exponents and noise.")
-@click.option(
-    "--calibration",
-    metavar="FILE.npz",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Sample inputs, for --scales.",
+@section(
+    "Quantization",
+    click.option("--scales", is_flag=True, help="Calibrate, and print exponents and noise."),
+    click.option(
+        "--calibration",
+        metavar="FILE.npz",
+        type=click.Path(dir_okay=False, path_type=Path),
+        show_default="random inputs",
+        help="Sample inputs for --scales.",
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@section(
+    "General",
+    click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document instead of the table."
+    ),
+)
 def layers(
     network: str,
     batch: int,
@@ -109,9 +138,12 @@ def _table(rows: list[dict[str, Any]], scales: bool) -> None:
     console.print(table)
 
 
-@group.command()
+@group.command(
+    docs=_DOCS,
+    examples=[("Print all programs of a library", "tvmtune vta disasm resnet-18.so --uops")],
+)
 @_FILE
-@click.option("--uops", is_flag=True, help="Print the uops as well.")
+@click.option("--uops", is_flag=True, help="Print the uops, too.")
 def disasm(file: Path, uops: bool) -> None:
     """Disassemble a program, or all programs of a library."""
     from tvmtune_vta.hardware import isa
@@ -123,7 +155,11 @@ def disasm(file: Path, uops: bool) -> None:
             click.echo("\n".join(isa.disassemble_uops(program.uops, program.config)))
 
 
-@group.command(short_help="Check a program, run it, compare its outputs.")
+@group.command(
+    short_help="Check a program, run it, compare its outputs.",
+    docs=_DOCS,
+    examples=[("Check a stream file", "tvmtune vta check stream.npz")],
+)
 @_FILE
 def check(file: Path) -> None:
     """Check a program against the hardware's rules, run it, and compare its outputs."""
@@ -156,15 +192,21 @@ def _compare(file: Path, program: Program) -> str:
     return ", and its outputs are right in all orders"
 
 
-@group.command()
+@group.command(
+    docs=_DOCS,
+    examples=[("Draw where the time goes", "tvmtune vta profile stream.npz -o timeline.svg")],
+)
 @_FILE
 @click.option(
     "-o",
     "--output",
+    metavar="FILE.svg",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the timeline as SVG; several programs go to FILE.svg, FILE-2.svg, ...",
+    help="Write the timeline as SVG. Further programs go to FILE-2.svg, ...",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per program.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON instead of text: a line for each program."
+)
 def profile(file: Path, output: Path | None, as_json: bool) -> None:
     """Model a program's time: cycles, stalls, bytes and steps."""
     from tvmtune import atomic_write
@@ -181,14 +223,24 @@ def profile(file: Path, output: Path | None, as_json: bool) -> None:
             atomic_write.write_text(_numbered(output, number), timeline_svg(program, timeline))
 
 
-@group.command(short_help="Write a library's programs as stream files.")
-@click.argument("library", type=click.Path(dir_okay=False, path_type=Path))
+@group.command(
+    short_help="Write a library's programs as stream files.",
+    docs=_DOCS,
+    examples=[
+        (
+            "Write them to stream.npz, stream-2.npz, ...",
+            "tvmtune vta dump resnet-18.so -o stream.npz",
+        )
+    ],
+)
+@click.argument("library", metavar="LIB", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "-o",
     "--output",
     required=True,
+    metavar="FILE.npz",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The stream file; several programs go to FILE.npz, FILE-2.npz, ...",
+    help="Stream file to write. Further programs go to FILE-2.npz, ...",
 )
 def dump(library: Path, output: Path) -> None:
     """Write a library's programs as stream files, with the inputs and outputs of a run."""
@@ -232,18 +284,28 @@ def _is_library(file: Path) -> bool:
 _REMOTE = click.option(
     "--remote",
     required=True,
-    metavar="KEY",
-    help="The board, KEY[@HOST:PORT] or ssh://[USER@]HOST.",
+    metavar="BOARD",
+    help="The board: KEY[@HOST:PORT] with a tracker, or ssh://[USER@]HOST.",
 )
 _CONFIG = click.option(
     "--config",
     metavar="NAME|FILE",
     required=True,
-    help="A published configuration's name, or a file.",
+    help="Name of a published configuration, or a file.",
 )
 
 
-@group.command("reconfig-runtime", short_help="Check a board's configuration.")
+@group.command(
+    "reconfig-runtime",
+    short_help="Check a board's configuration.",
+    docs=_DOCS,
+    examples=[
+        (
+            "Does the board run programs for this configuration?",
+            "tvmtune vta reconfig-runtime --remote pynq --config pynq",
+        )
+    ],
+)
 @_REMOTE
 @_CONFIG
 def reconfig_runtime(remote: str, config: str) -> None:
@@ -276,7 +338,16 @@ def reconfig_runtime(remote: str, config: str) -> None:
     click.echo(f"the board '{board.key}' {what} {wanted.bitstream}")
 
 
-@group.command("program-fpga")
+@group.command(
+    "program-fpga",
+    docs=_DOCS,
+    examples=[
+        (
+            "Load a bitstream that was downloaded",
+            "tvmtune vta program-fpga 1x16_i8w8a32_15_15_18_17.bit --remote pynq --config pynq",
+        )
+    ],
+)
 @_FILE
 @_REMOTE
 @_CONFIG

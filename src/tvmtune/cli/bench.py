@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from tvmtune.cli.options import json_option, library_options, vs_option
+from tvmtune.cli import messages
+from tvmtune.cli.json_output import STDOUT, emit, json_file_option, positional_and_json, text
+from tvmtune.cli.options import library_options, vs_option
 from tvmtune.cli.paths import check_writable
 from tvmtune.cli.resolve import lease_board, library_inputs
+from tvmtune.command_help import Command, section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,40 +28,54 @@ if TYPE_CHECKING:
     from tvmtune.runtime.session import KernelTime
 
 
-@click.command("bench")
-@library_options("Measure on a board registered under KEY.")
-@vs_option
-@click.option(
-    "--repeat",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=30,
-    show_default="30, or fewer on slow devices",
-    help="Number of measurements.",
+@click.command(
+    "bench",
+    cls=Command,
+    examples=[
+        (
+            "Compare with two other runtimes, and check the outputs",
+            "tvmtune bench mobilenet.so --vs onnxruntime,openvino --check",
+        ),
+        ("Show where the time goes", "tvmtune bench mobilenet.so --profile"),
+    ],
+    docs="docs/deploy.md, docs/json.md",
 )
-@click.option(
-    "--number",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="Calls per measurement.",
+@section(
+    "What to measure",
+    vs_option,
+    click.option(
+        "--check", is_flag=True, help="Compare the outputs with the reference; exit 1 if wrong."
+    ),
+    click.option("--profile", is_flag=True, help="Print the time of each kernel, too."),
+    click.option(
+        "--repeat",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=30,
+        show_default="30, or fewer on slow devices",
+        help="Number of measurements.",
+    ),
+    click.option(
+        "--number",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="Calls per measurement.",
+    ),
+    click.option(
+        "--min-repeat-ms",
+        type=click.FloatRange(min=0),
+        metavar="MS",
+        default=0,
+        show_default=True,
+        help="Minimum duration of one measurement, in milliseconds.",
+    ),
 )
-@click.option(
-    "--min-repeat-ms",
-    type=click.FloatRange(min=0),
-    metavar="MS",
-    default=0,
-    show_default=True,
-    help="Minimum duration of one measurement, in milliseconds.",
-)
-@click.option(
-    "--check", is_flag=True, help="Check the outputs against the reference; exit 1 if wrong."
-)
-@click.option("--profile", is_flag=True, help="Show the time of each kernel.")
-@json_option("table")
+@library_options("Measure on a board:", required=False)
+@section("General", json_file_option("table"))
 def command(
-    library: Path,
+    library: Path | None,
     vs: str | None,
     repeat: int,
     number: int,
@@ -76,12 +92,17 @@ def command(
 ) -> None:
     """Time a library, alone or beside other runtimes.
 
-    Prints median, mean, standard deviation, 95th percentile and throughput of LIB. On a board, --vs
-    compares with runtimes installed there.
+    Prints the median, mean, standard deviation, 95th percentile and throughput of LIB. On a board,
+    --vs compares with runtimes installed there.
     """
     from tvmtune.errors import TvmtuneError, UsageError
 
-    if json_file is not None and str(json_file) != "-":
+    library, json_file = positional_and_json("library", library, json_file)
+    if profile and remote is not None:
+        raise UsageError(
+            "--profile: kernels are timed one by one on this machine only, not on boards"
+        )
+    if json_file is not None and json_file != STDOUT:
         check_writable("--json", json_file, library, input_file)
     from tvmtune import atomic_write
     from tvmtune.bench import peers
@@ -95,10 +116,6 @@ def command(
     stored = metadata.read(library)
     if check and not stored.get("check"):
         raise UsageError(f"{library} has no reference outputs to check against: compile it again")
-    if profile and remote is not None:
-        raise UsageError(
-            "--profile: kernels are timed one by one on this machine only, not on boards"
-        )
     with lease_board(remote, tracker, wait) as board:
         loaded = _open(library, stored, threads, board)
         if vs and board is not None:
@@ -124,18 +141,21 @@ def command(
     if profile:
         report["runs"][0]["kernels"] = [row.to_json() for row in rows]
 
-    if json_file is not None and str(json_file) == "-":
-        click.echo(json.dumps(report, indent=2))
+    if json_file == STDOUT:
+        emit(report)
     else:
         if json_file is not None:
-            atomic_write.write_text(json_file, json.dumps(report, indent=2) + "\n")
+            atomic_write.write_text(json_file, text(report) + "\n")
         show(result, rows)
     for note in result.notes:
-        click.echo(f"note: {note}", err=True)
+        messages.info(f"note: {note}")
     if verdict is not None:
         if not verdict.passed:
             raise TvmtuneError(f"the output of {library} is {verdict}")
-        click.echo(f"the output is {verdict}", err=json_file is not None)
+        if json_file is not None:
+            messages.info(f"the output is {verdict}")
+        else:
+            click.echo(f"the output is {verdict}")
 
 
 def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
@@ -218,9 +238,7 @@ def _open(
         cpu_count.set_threads(threads)
     library = Library.open(path, threads, board=board)
     if library.threads != stored["threads"]:
-        click.echo(
-            f"note: tuned for {stored['threads']} threads, run with {library.threads}", err=True
-        )
+        messages.info(f"note: tuned for {stored['threads']} threads, run with {library.threads}")
     return library
 
 
@@ -238,7 +256,7 @@ def _progress(repeat: int, peers: Sequence[Peer]) -> Iterator[Callable[[int], No
     from tvmtune.cli.output import console
 
     screen = console(stderr=True)
-    if not peers or not screen.is_terminal:
+    if not peers or not screen.is_terminal or not messages.shown(messages.INFO):
         yield None
         return
     # It is drawn only between rounds: a redrawing thread would disturb the timing.

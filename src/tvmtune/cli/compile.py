@@ -7,58 +7,90 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli import phases
-from tvmtune.cli.options import PATH, network_options, shipped_records_option
+from tvmtune.cli import messages, phases
+from tvmtune.cli.json_output import emit, json_flag
+from tvmtune.cli.options import PATH, network_options, output_option, shipped_records_option
 from tvmtune.cli.paths import check_library, check_writable
 from tvmtune.cli.resolve import make_plan, network_name
+from tvmtune.command_help import Command, section
+from tvmtune.library import SHARED, STATIC
 
 if TYPE_CHECKING:
     from tvmtune.compiling.compile import Compiled
+    from tvmtune.types import JSON
 
 
-@click.command("compile")
-@network_options("Compile for the boards registered under KEY.")
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    type=PATH,
-    metavar="LOG",
-    help="Log with records to use, or directory of a MetaSchedule database; may be repeated.",
+@click.command(
+    "compile",
+    cls=Command,
+    examples=[
+        (
+            "Compile with the records of a log",
+            "tvmtune compile mobilenet --log mobilenet.json -o mobilenet.so",
+        ),
+        (
+            "Compile a model file, without any measurement",
+            "tvmtune compile model.onnx --shape data:1x3x224x224",
+        ),
+        (
+            "Compile for a board that is not at hand",
+            "tvmtune compile mobilenet --target arm --target-attr board=rk3588",
+        ),
+        (
+            "Compile an archive to link into a C++ program",
+            "tvmtune compile mobilenet -o mobilenet.a",
+        ),
+    ],
+    docs="docs/deploy.md, docs/shipped-records.md",
 )
-@shipped_records_option
-@click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Output library. Default: NETWORK.so."
+@network_options("Compile for boards:")
+@section(
+    "Records",
+    click.option(
+        "--log",
+        "logs",
+        multiple=True,
+        type=PATH,
+        metavar="LOG",
+        help="Log with records to use, or directory of a MetaSchedule database. Repeatable.",
+    ),
+    shipped_records_option,
 )
-@click.option(
-    "--seed",
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="Seed of the stored reference outputs.",
+@section(
+    "Library",
+    output_option("Library to write: .so, or .o, .a or .tar to link into a program."),
+    click.option(
+        "--seed",
+        default=0,
+        metavar="N",
+        show_default=True,
+        help="Seed of the inputs whose reference outputs the library keeps for bench --check.",
+    ),
+    click.option(
+        "--emit-module",
+        type=PATH,
+        metavar="FILE",
+        help="Write the prepared Relax module to FILE, as TVMScript.",
+    ),
 )
-@click.option(
-    "--emit-module", type=PATH, metavar="FILE", help="Write the prepared Relax module as TVMScript."
-)
-@click.pass_context
+@section("General", json_flag("summary"))
 def command(
-    ctx: click.Context,
     logs: tuple[Path, ...],
     no_shipped_records: bool,
     output: Path | None,
     seed: int,
     emit_module: Path | None,
+    as_json: bool,
     **network: Any,
 ) -> None:
-    """Compile a network into a library, using the best records of the given logs.
+    """Compile a network into a library.
 
-    Tasks without a record in the logs take one that comes with tvmtune for CPUs like this one, if
-    there is one for as many threads, else a default schedule of the algorithm that should be the
-    fastest.
+    Each task uses its best record in the given logs. Without one it uses a record that comes with
+    tvmtune for CPUs like the target, or a default schedule.
 
-    Where this machine can run the library, its output is compared with the network's reference. If it
-    is off by more than the tolerance, kernels fall back to more accurate ones; if it is still wrong,
-    nothing is written and the exit code is 1.
+    The library's output is compared with the network's reference if this machine can run it. If the
+    error exceeds the tolerance, kernels fall back to more accurate ones; if the output is still
+    wrong, nothing is written and the exit code is 1.
     """
     from tvmtune.records.database import check_kind
     from tvmtune.records.log import read_log
@@ -69,13 +101,17 @@ def command(
         if not path.is_dir():
             read_log(path)
     if output is not None:
-        check_library("-o", output, *logs, given)
+        check_library("-o", output, *logs, given, suffixes=SHARED + STATIC)
     if emit_module is not None:
         check_writable("--emit-module", emit_module, output, *logs, given)
-    with phases.shown(verbose=bool((ctx.obj or {}).get("verbose"))):
+    with phases.shown(verbose=messages.shown(messages.DEBUG)):
         plan = make_plan(**network)
+        from tvmtune.library import static_library
+
         target = output or Path(f"{plan.network.name}.so")
-        check_library("-o", target, *logs, given)
+        check_library("-o", target, *logs, given, suffixes=SHARED + STATIC)
+        if static_library.is_static(target):
+            static_library.check_device(target, plan.device)
 
         from tvmtune import api
         from tvmtune.atomic_write import write_text
@@ -86,8 +122,28 @@ def command(
             plan, target, logs, check_seed=seed, shipped_records=not no_shipped_records
         )
     if compiled.warning:
-        click.echo(f"warning: {compiled.warning}", err=True)
-    click.echo(describe(compiled))
+        messages.warning(f"warning: {compiled.warning}")
+    if as_json:
+        emit(describe_json(compiled))
+    else:
+        click.echo(describe(compiled))
+
+
+def describe_json(compiled: Compiled) -> JSON:
+    """What was compiled; the whole metadata is what ``tvmtune inspect --json`` prints."""
+    stored = compiled.metadata
+    return {
+        "path": str(compiled.path),
+        "bytes": compiled.path.stat().st_size,
+        "network": stored["network"]["name"],
+        "device": stored["device"],
+        "threads": stored["threads"],
+        "tasks": {"total": stored["tasks"]["total"], **compiled.counts},
+        "estimate_ms": stored["estimate_ms"],
+        "fallbacks": compiled.fallbacks,
+        "unverified": list(compiled.unverified),
+        "warning": compiled.warning or None,
+    }
 
 
 def describe(compiled: Compiled) -> str:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from tvmtune.cli.options import TRACKER_DEFAULT, tracker_option, wait_option
+from tvmtune.cli.json_output import emit, json_flag
+from tvmtune.cli.options import tracker_option, wait_option
+from tvmtune.command_help import Command
 
 if TYPE_CHECKING:
     from tvmtune.remote.client.boards import KeySummary, Probe
 
 
-@click.command("devices")
-@tracker_option(f"Tracker to query. {TRACKER_DEFAULT}")
+@click.command(
+    "devices",
+    cls=Command,
+    examples=[
+        ("List the boards", "tvmtune devices --tracker 192.168.1.2:9190"),
+        ("Check each free board", "tvmtune devices --probe --wait 30s"),
+    ],
+    docs="docs/farm.md",
+)
+@tracker_option("Tracker to query.")
 @click.option(
     "--probe",
     is_flag=True,
-    help="Lease each board briefly to check that it responds, that its TVM version matches, and what "
-    "hardware it has.",
+    help="Lease each board briefly: does it respond, is its TVM the same, what hardware has it?",
 )
-@wait_option("10s", "Give up probing a board that is in use after TIME.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@wait_option("10s", "Skip a board that is still in use after TIME.")
+@json_flag("tables")
 def command(tracker: str | None, probe: bool, wait: float, as_json: bool) -> None:
     """List the boards registered with a tracker.
 
-    For each key: how many boards there are, how many are free, and how many clients wait. Exits
-    with 1 if a probed board cannot be used.
+    For each key: how many boards there are, how many are free, and how many clients wait. Exits with
+    1 if a probed board cannot be used.
     """
     from tvmtune.remote.client import boards
     from tvmtune.remote.protocol import Tracker, tracker_address
@@ -42,7 +50,7 @@ def command(tracker: str | None, probe: bool, wait: float, as_json: bool) -> Non
             "boards": [row.to_json() for row in rows],
             "probes": [each.to_json() for each in probes],
         }
-        click.echo(json.dumps(document, indent=2))
+        emit(document)
     else:
         _show(rows, probes)
     if any(not each.usable for each in probes):

@@ -7,22 +7,36 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tvmtune.cli.choices import OneOf
+from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import PATH, positive
 from tvmtune.cli.paths import check_writable
+from tvmtune.command_help import Command
 
 if TYPE_CHECKING:
     from tvmtune.records.log import Log
 
 
-@click.command("distill")
-@click.argument("logs", nargs=-1, required=True, type=PATH)
+@click.command(
+    "distill",
+    cls=Command,
+    examples=[
+        ("Keep the best record of each task", "tvmtune distill mobilenet.json -o best.json"),
+        (
+            "Make a database for TVM's MetaSchedule from two logs",
+            "tvmtune distill a.json b.json --format metaschedule -o database",
+        ),
+    ],
+    docs="docs/log-format.md",
+)
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=PATH)
 @click.option(
     "-o",
     "--output",
     type=PATH,
     metavar="FILE",
-    help="Default: LOG with the suffix .best.json or .t4.json; for metaschedule a directory, "
-    "LOG.metaschedule.",
+    show_default="LOG with the suffix .best.json, .metaschedule or .t4.json",
+    help="File to write; for metaschedule, a directory.",
 )
 @click.option(
     "--top",
@@ -35,22 +49,23 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["tvmtune", "metaschedule", "kernel-tuner"]),
+    type=OneOf(["tvmtune", "metaschedule", "kernel-tuner"]),
+    metavar="NAME",
     default="tvmtune",
     show_default=True,
-    help="metaschedule: a JSONDatabase for tvm.s_tir.meta_schedule; kernel-tuner: results in the T4 "
-    "format of Kernel Tuner.",
+    help="Format: tvmtune, a log; metaschedule, a database for TVM's MetaSchedule; or kernel-tuner, "
+    "Kernel Tuner's T4 results.",
 )
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Replace FILE even if it is something other than a distilled log or T4 results.",
-)
-def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str, force: bool) -> None:
-    """Extract the best records of one or more logs.
+@click.option("--force", is_flag=True, help="Replace FILE even if it is not what distill writes.")
+@json_flag("summary")
+def command(
+    logs: tuple[Path, ...], output: Path | None, top: int, form: str, force: bool, as_json: bool
+) -> None:
+    """Extract the best records of logs.
 
-    Writes the best per task and device to a new log. A LOG may also be the directory of a MetaSchedule
-    database; its records are taken to be of this machine if its target fits.
+    Writes those of each task and device to a small log, which compile and tune read like any other. A
+    LOG may also be the directory of a MetaSchedule database; its records are taken to be of this
+    machine if its target fits.
     """
     from tvmtune.records.best import counts, distill, select
 
@@ -74,6 +89,9 @@ def command(logs: tuple[Path, ...], output: Path | None, top: int, form: str, fo
         selections = select(read, top)
         export(selections, target)
         kept = counts(read, selections)
+    if as_json:
+        emit({"path": str(target), "format": form, **kept})
+        return
     click.echo(
         f"{target}: {kept['kept']} records of {kept['tasks']} tasks on "
         f"{kept['devices']} device(s), out of {kept['trials']} trials"

@@ -22,6 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from tvmtune.cli import project_file
+from tvmtune.cli.json_output import emit, json_flag
+from tvmtune.command_help import PROJECT_FILE, Command
+from tvmtune.errors import TvmtuneError
+
 if TYPE_CHECKING:
     from importlib import metadata
 
@@ -45,20 +50,29 @@ class CheckRow:
     remedy: str = ""
 
 
-@click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-@click.option(
-    "--build", is_flag=True, help="Compile what backends need, such as the OpenCL runtime."
+@click.command(
+    "doctor",
+    cls=Command,
+    examples=[
+        ("Check this machine", "tvmtune doctor"),
+        ("Compile the OpenCL runtime first", "tvmtune doctor --build"),
+    ],
+    docs="docs/opencl.md, docs/gpu.md",
 )
+@click.option(
+    "--build", is_flag=True, help="First compile what backends need, such as the OpenCL runtime."
+)
+@json_flag("lines")
 def command(as_json: bool, build: bool) -> None:
     """Check whether this machine can tune.
 
-    Suggests remedies for what is missing.
+    Builds and runs one kernel, lists what is installed, and suggests a remedy for what is missing.
+    Exits with 1 if this machine cannot tune.
     """
     rows = examine(build=build)
     ok = all(row.status != "fail" for row in rows)
     if as_json:
-        click.echo(json.dumps({"ok": ok, "rows": [asdict(row) for row in rows]}, indent=2))
+        emit({"ok": ok, "rows": [asdict(row) for row in rows]})
     else:
         _show(rows, ok)
     if not ok:
@@ -72,7 +86,30 @@ def examine(*, build: bool = False) -> list[CheckRow]:
     if pins.status == "pass":
         child = _run_child(_linker_command())
     rows = [_python(), pins, linker, _threads(child), _kernel(pins, linker, child)]
-    return [*rows, *_places(), *_addons(build), *_optional()]
+    return [*rows, *_places(), *_settings(), *_addons(build), *_optional()]
+
+
+def _settings() -> list[CheckRow]:
+    """The project file and the environment variables that set options."""
+    rows = []
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and (path := ctx.meta.get(PROJECT_FILE)):
+        try:
+            found = project_file.read(Path(path))
+            found.check(ctx.find_root())
+            rows.append(CheckRow("project file", "pass", f"{path}: {found.summary()}"))
+        except TvmtuneError as exc:
+            rows.append(
+                CheckRow("project file", "fail", str(exc), f"mend {path}, or use --no-config")
+            )
+    set_here = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith("TVMTUNE_") and "SECRET" not in name
+    )
+    if set_here:
+        rows.append(CheckRow("environment", "pass", " ".join(set_here)))
+    return rows
 
 
 def _addons(build: bool) -> list[CheckRow]:

@@ -10,22 +10,33 @@ from typing import Any
 
 import click
 
+from tvmtune.cli.json_output import emit, json_flag
+from tvmtune.command_help import Command
 
-@click.command("inspect")
+
+@click.command(
+    "inspect",
+    cls=Command,
+    examples=[
+        ("Show what a library was compiled from, and for", "tvmtune inspect mobilenet.so"),
+        ("Print one field", "tvmtune inspect mobilenet.so --json | jq .threads"),
+    ],
+    docs="docs/deploy.md",
+)
 @click.argument("library", metavar="LIB", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print all metadata as JSON.")
+@json_flag("summary and table")
 def command(library: Path, as_json: bool) -> None:
     """Print the metadata of a library without loading it.
 
-    LIB may be for any device.
+    LIB may be for any device. --json prints all metadata.
     """
     from tvmtune.library import metadata
 
-    stored = metadata.read(library)
+    stored, machine = metadata.read_any(library)
     if as_json:
-        click.echo(json.dumps(stored, indent=2))
+        emit(stored)
         return
-    lines = list(_lines(stored, metadata.elf_machine(library)))
+    lines = list(_lines(stored, machine))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         click.echo(f"{name:<{width}}  {value}")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
+from tvmtune.cli.json_output import emit, json_flag
+from tvmtune.command_help import Command
 
-@click.command("networks")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+@click.command(
+    "networks",
+    cls=Command,
+    examples=[("List the networks", "tvmtune networks"), ("Tune one", "tvmtune tune resnet-18")],
+    docs="docs/networks.md",
+)
+@json_flag("table")
 def command(as_json: bool) -> None:
     """List the networks of the zoo.
 
-    For each: name, inputs as --shape takes them, other names. Their weights are random but fixed,
-    scaled to keep activations near unit variance.
+    Prints each one's name, inputs as --shape takes them, and other names. The weights are random but
+    fixed, scaled to keep activations near unit variance.
     """
     from tvmtune.networks.zoo import ZOO
 
@@ -28,7 +35,7 @@ def command(as_json: bool) -> None:
         for name, entry in sorted(ZOO.items())
     ]
     if as_json:
-        click.echo(json.dumps({"networks": rows}, indent=2))
+        emit({"networks": rows})
         return
     from rich.table import Table
 

@@ -10,15 +10,13 @@ from typing import Any
 import click
 
 from tvmtune import checks
-from tvmtune.cli import completion
+from tvmtune.cli import completion, messages
 from tvmtune.cli.parsing import seconds_of
-from tvmtune.errors import UsageError
+from tvmtune.command_help import Decorator, section
 from tvmtune.networks.registry import FORMATS
 from tvmtune.remote import access, protocol
 
 PATH = click.Path(path_type=Path)
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def positive(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
@@ -33,23 +31,41 @@ def not_negative(ctx: click.Context, param: click.Parameter, value: int) -> int:
     return value
 
 
-def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A click callback: seconds from ``90``, ``90s``, ``30m`` or ``2h``."""
-    if value is None:
-        return None
-    try:
-        return seconds_of(value)
-    except ValueError:
-        raise UsageError(
-            f"{param.opts[0]} takes seconds, or a time such as 90s, 30m or 2h, not '{value}'."
-        ) from None
+class Duration(click.ParamType):
+    """A time such as ``30``, ``90s``, ``4m`` or ``1h30m``, in seconds."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        return seconds_of(_name(param), value)
 
 
-def positive_duration(ctx: click.Context, param: click.Parameter, value: str) -> float | None:
-    """A click callback: like :func:`duration`, but above 0."""
-    seconds = duration(ctx, param, value)
-    checks.above_zero(param.opts[0], seconds)
+DURATION = Duration()
+
+
+def positive_duration(ctx: click.Context, param: click.Parameter, value: Any) -> float | None:
+    """A click callback: a duration above 0."""
+    seconds = None if value is None else seconds_of(_name(param), value)
+    checks.above_zero(_name(param), seconds)
     return seconds
+
+
+def duration_option(name: str, help_text: str, **attrs: Any) -> Decorator:
+    """An option that takes a time above 0, in seconds or with units."""
+    return click.option(
+        name,
+        type=DURATION,
+        metavar="TIME",
+        callback=positive_duration,
+        help=help_text,
+        **{"show_default": attrs.get("default") is not None, **attrs},
+    )
+
+
+def _name(param: click.Parameter | None) -> str:
+    return param.opts[0] if param is not None else "this option"
 
 
 def port(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
@@ -61,21 +77,19 @@ def port(ctx: click.Context, param: click.Parameter, value: int | None) -> int |
 
 def wait_option(default: str, help_text: str) -> Decorator:
     """``--wait TIME``, with its purpose."""
-    return click.option(
-        "--wait",
-        default=default,
-        show_default=True,
-        callback=positive_duration,
-        metavar="TIME",
-        help=help_text,
-    )
+    return duration_option("--wait", help_text, default=default)
 
 
-def tracker_option(help_text: str) -> Decorator:
+def tracker_option(help_text: str, default: str | None = None) -> Decorator:
     """``--tracker``, with its purpose, and the secret that it may ask for."""
     return _all_of(
-        click.option("--tracker", metavar="HOST:PORT", help=help_text),
-        secret_option("Secret of a farm that asks for one."),
+        click.option(
+            "--tracker",
+            metavar="HOST:PORT",
+            show_default=default or TRACKER_DEFAULT,
+            help=help_text,
+        ),
+        secret_option("File with the farm's secret, if it has one."),
     )
 
 
@@ -94,14 +108,15 @@ def secret_option(help_text: str) -> Decorator:
         type=PATH,
         expose_value=False,
         callback=use,
-        help=f"{help_text} [default: ${access.SECRET_FILE}, or the text of ${access.SECRET}]",
+        show_default=f"${access.SECRET_FILE}, else the text in ${access.SECRET}",
+        help=help_text,
     )
 
 
 TRACKER_DEFAULT = (
-    f"[default: $TVM_TRACKER_HOST:$TVM_TRACKER_PORT or {protocol.LOCAL}:{protocol.TRACKER_PORT}]"
+    f"$TVM_TRACKER_HOST:$TVM_TRACKER_PORT, else {protocol.LOCAL}:{protocol.TRACKER_PORT}"
 )
-_TRACKER = f"Tracker to find the boards of --remote with. {TRACKER_DEFAULT}"
+_BOARD = "KEY[@HOST:PORT] of boards that a tracker knows, or ssh://[USER@]HOST of one board."
 
 
 host_option = click.option(
@@ -109,50 +124,53 @@ host_option = click.option(
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; 0.0.0.0 for all. Other machines are served with --secret-file only.",
+    help="Address to listen on. Use 0.0.0.0 to serve other machines; this requires --secret-file.",
 )
 
 insecure_option = click.option(
     "--insecure",
     is_flag=True,
-    help="Serve other machines without a secret: everyone who can connect can run any code as you.",
+    help="Serve other machines without a secret. Anyone who can connect can run any code as you.",
 )
 
 tasks_option = click.option(
     "--tasks",
     "only",
-    metavar="3,5-8,*conv2d*,top5",
-    help="Only these tasks: indices, name globs, or topK by FLOP share.",
+    metavar="LIST",
+    help="Only these tasks: indices, name patterns or the K largest by FLOP, e.g. 3,5-8,*conv2d*,top5.",
 )
 
 shipped_records_option = click.option(
     "--no-shipped-records",
     is_flag=True,
-    help="Ignore the records that come with tvmtune for common CPUs.",
+    help="Ignore the records for common CPUs that come with tvmtune.",
 )
 
 vs_option = click.option(
     "--vs",
-    metavar="A,B",
-    help="Other runtimes to compare with, interleaved, e.g. onnxruntime,openvino; or all, for those "
-    "installed.",
+    metavar="NAMES",
+    help="Runtimes to compare with, e.g. onnxruntime,openvino; all: every one installed.",
     shell_complete=completion.after_commas(completion.peers),
 )
 
 
-def json_option(shown: str) -> Decorator:
-    """``--json FILE``, for a command that otherwise prints ``shown``."""
+def output_option(help_text: str) -> Decorator:
+    """``-o FILE`` for a library."""
     return click.option(
-        "--json",
-        "json_file",
+        "-o",
+        "--output",
+        type=PATH,
         metavar="FILE",
-        type=click.Path(path_type=Path, allow_dash=True),
-        help=f"Write the results as JSON; - prints them instead of the {shown}.",
+        show_default="NETWORK.so",
+        help=help_text,
     )
 
 
-def network_options(remote_help: str) -> Decorator:
-    """``--network``, ``--target`` and what shapes them, for :func:`tvmtune.cli.resolve.make_plan`."""
+def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
+    """``--network``, ``--target`` and what shapes them, for :func:`tvmtune.cli.resolve.make_plan`.
+
+    ``more_of_boards``: options of the command to list beside ``--remote``.
+    """
     return _all_of(
         click.argument(
             "positional",
@@ -160,107 +178,126 @@ def network_options(remote_help: str) -> Decorator:
             required=False,
             shell_complete=completion.completer(completion.networks, files=True),
         ),
-        click.option(
-            "--network",
-            metavar="NAME|FILE",
-            shell_complete=completion.completer(completion.networks, files=True),
-            help=f"Network of the zoo (see tvmtune networks) or model file ({', '.join(FORMATS)}); "
-            "same as the argument NETWORK.",
+        section(
+            "Network",
+            click.option(
+                "--network",
+                metavar="NAME|FILE",
+                shell_complete=completion.completer(completion.networks, files=True),
+                help=f"Network of the zoo (tvmtune networks lists them) or a file "
+                f"({', '.join(FORMATS)}). Same as the argument NETWORK.",
+            ),
+            click.option("--batch", default=1, metavar="N", show_default=True, help="Batch size."),
+            click.option(
+                "--shape",
+                multiple=True,
+                metavar="NAME:SHAPE",
+                help="Shape of an input with open dimensions, e.g. data:1x3x224x224. Repeatable.",
+            ),
+            click.option(
+                "--dtype",
+                default="float32",
+                show_default=True,
+                metavar="DTYPE",
+                help="Compute in float32, float16, bfloat16 (inputs and outputs stay float32) or int8 "
+                "(cpu and arm; vta always does). Takes float32 networks of the zoo or ONNX files.",
+            ),
+            click.option(
+                "--calibration",
+                metavar="FILE.npz",
+                type=PATH,
+                help="Sample inputs that set the int8 scales (--dtype int8, --target vta).",
+            ),
+            click.option(
+                "--layout",
+                metavar="NHWC|NCHW",
+                show_default="the backend's choice",
+                help="Data layout inside the network.",
+            ),
+            click.option(
+                "--arg",
+                multiple=True,
+                metavar="K=V",
+                help="Argument for the operator of a kernel file, e.g. w=1920. Repeatable.",
+            ),
         ),
-        click.option(
-            "--arg",
-            multiple=True,
-            metavar="K=V",
-            help="Argument of a kernel file's operator, e.g. w=1920.",
+        section(
+            "Target",
+            click.option(
+                "--target",
+                metavar="NAME",
+                default="cpu",
+                show_default=True,
+                help="Backend (tvmtune plugins lists them).",
+                shell_complete=completion.completer(completion.targets),
+            ),
+            click.option(
+                "--target-attr",
+                multiple=True,
+                metavar="K=V",
+                help="Attribute of the target, e.g. mcpu=znver4 or threads=1. Repeatable.",
+            ),
+            click.option(
+                "--hardware-param",
+                multiple=True,
+                metavar="K=V",
+                help="Override a hardware parameter, e.g. l2_bytes=512K. Repeatable.",
+            ),
+            click.option(
+                "--tensor-cores",
+                is_flag=True,
+                help="Use the GPU's tensor cores (cuda, with --dtype float16).",
+            ),
         ),
-        click.option(
-            "--target",
-            metavar="NAME",
-            default="cpu",
-            show_default=True,
-            help="Name of the backend (see tvmtune plugins).",
-            shell_complete=completion.completer(completion.targets),
-        ),
-        click.option(
-            "--target-attr",
-            multiple=True,
-            metavar="K=V",
-            help="Attribute of the target, e.g. mcpu=znver4 or threads=1.",
-        ),
-        click.option(
-            "--remote",
-            metavar="KEY[@HOST:PORT]|ssh://[USER@]HOST",
-            help=remote_help,
-        ),
-        tracker_option(_TRACKER),
-        click.option(
-            "--hardware-param",
-            multiple=True,
-            metavar="K=V",
-            help="Override a hardware parameter, e.g. l2_bytes=524288.",
-        ),
-        click.option("--batch", default=1, metavar="N", show_default=True, help="Batch size."),
-        click.option(
-            "--dtype",
-            default="float32",
-            show_default=True,
-            metavar="float32|float16|bfloat16|int8",
-            help="Data type to compute in: float16; bfloat16 (inputs and outputs stay float32); int8 "
-            "(quantized convolutions; cpu and arm; vta always). For float32 networks of the zoo or "
-            "ONNX files.",
-        ),
-        click.option(
-            "--tensor-cores",
-            is_flag=True,
-            help="Let kernels use the GPU's tensor cores, with --dtype float16 (cuda).",
-        ),
-        click.option(
-            "--layout",
-            metavar="NHWC|NCHW",
-            help="Data layout inside the network; by default, the backend's choice.",
-        ),
-        click.option(
-            "--shape",
-            multiple=True,
-            metavar="NAME:1x3x224x224",
-            help="Static shape for an input with open dimensions.",
-        ),
-        click.option(
-            "--calibration",
-            metavar="FILE.npz",
-            type=PATH,
-            help="Sample inputs that calibrate the int8 scales, for --dtype int8 and --target vta.",
+        section(
+            "Boards",
+            _remote_option(remote_help),
+            tracker_option("Tracker that knows the boards of --remote."),
+            *more_of_boards,
         ),
     )
 
 
-def library_options(remote_help: str) -> Decorator:
+def _remote_option(help_text: str) -> Decorator:
+    return click.option("--remote", metavar="BOARD", help=f"{help_text} {_BOARD}")
+
+
+def library_options(remote_help: str, *, required: bool = True) -> Decorator:
     """The library, its inputs and its threads, for ``bench`` and ``run``."""
     return _all_of(
-        click.argument("library", metavar="LIB", type=PATH),
-        click.option(
-            "--input",
-            "input_file",
-            metavar="FILE.npz",
-            type=PATH,
-            help="Inputs for the library, one array each; random by default.",
+        click.argument("library", metavar="LIB", type=PATH, required=required),
+        section(
+            "Inputs and threads",
+            click.option(
+                "--input",
+                "input_file",
+                metavar="FILE.npz",
+                type=PATH,
+                show_default="random inputs",
+                help="Inputs for the library, one array each.",
+            ),
+            click.option(
+                "--seed",
+                type=int,
+                metavar="N",
+                default=0,
+                show_default=True,
+                help="Seed of random inputs.",
+            ),
+            click.option(
+                "--threads",
+                type=int,
+                metavar="N",
+                show_default="as tuned",
+                help="CPU threads to use.",
+            ),
         ),
-        click.option("--threads", type=int, metavar="N", help="CPU threads. Default: as tuned."),
-        click.option(
-            "--seed",
-            type=int,
-            metavar="N",
-            default=0,
-            show_default=True,
-            help="Seed of random inputs.",
+        section(
+            "Boards",
+            _remote_option(remote_help),
+            tracker_option("Tracker that knows the boards of --remote."),
+            wait_option("1m", "Give up when no board is free for this long."),
         ),
-        click.option(
-            "--remote",
-            metavar="KEY[@HOST:PORT]|ssh://[USER@]HOST",
-            help=remote_help,
-        ),
-        tracker_option(_TRACKER),
-        wait_option("1m", "Give up after TIME without a free board."),
     )
 
 
@@ -286,10 +323,9 @@ def check_if_open(host: str, what: str, insecure: bool) -> None:
         if secret is None
         else "everyone who knows the secret and can reach"
     )
-    click.echo(
+    messages.warning(
         f"warning: at {host}, {who} this {what} can run any code and read and write any file that "
         "you can, and traffic is not encrypted: who can read it can read the data, and who can change "
         "it can take over a connection. Let only machines that you trust reach it, or use an SSH "
-        "tunnel (docs/farm.md).",
-        err=True,
+        "tunnel (docs/farm.md)."
     )

@@ -1,7 +1,9 @@
-"""Parse what users write in options: ``K=V`` pairs, shapes, durations, choices of tasks."""
+"""Parse what users write in options: ``K=V`` pairs, shapes, durations, sizes, choices of tasks."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +72,48 @@ def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def seconds_of(text: str) -> float:
-    """The seconds of a duration such as ``90``, ``90s``, ``30m`` or ``2h``; raises ValueError for
-    anything else."""
-    text = text.strip().lower()
-    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
-    return float(text[:-1]) * factor if factor else float(text)
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", re.ASCII)
+_SIZE = re.compile(r"([\d.]+)\s*([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+
+
+def seconds_of(option: str, value: object) -> float:
+    """The seconds of a duration such as ``90``, ``90s``, ``4m`` or ``1h30m``; raises
+    :class:`UsageError` for anything else."""
+    text = str(value).strip().lower()
+    sign = -1.0 if text.startswith("-") else 1.0  # for a better message than this one
+    parts = _DURATION.fullmatch(text.removeprefix("-"))
+    try:
+        if parts and any(parts.groups()):
+            given = zip(parts.groups(), _UNITS.values(), strict=True)
+            return sign * sum(float(number) * unit for number, unit in given if number)
+        if math.isfinite(seconds := float(text)):
+            return seconds
+    except ValueError:
+        pass
+    raise UsageError(
+        f"{option} takes seconds, or a time such as 90s, 30m or 1h30m, not '{value}'."
+    ) from None
+
+
+def bytes_of(option: str, value: object) -> int:
+    """The bytes of a size such as ``65536``, ``512K``, ``1.5M`` or ``2G``, by powers of 1024; raises
+    :class:`UsageError` for anything else."""
+    parts = _SIZE.fullmatch(str(value).strip())
+    try:
+        if parts:
+            size = float(parts[1]) * 1024 ** " KMGT".index(parts[2].upper() or " ")
+            if size == int(size):
+                return int(size)
+    except ValueError:
+        pass
+    raise UsageError(f"{option} takes bytes, or a size such as 512K, 64M or 2G, not '{value}'.")
+
+
+def parse_params(values: Sequence[str]) -> dict[str, Any]:
+    """``--hardware-param``: as :func:`parse_pairs`; names that end in ``bytes`` take sizes."""
+    pairs = parse_pairs("--hardware-param", values)
+    return {
+        name: bytes_of(f"--hardware-param {name}", value) if name.endswith("bytes") else value
+        for name, value in pairs.items()
+    }

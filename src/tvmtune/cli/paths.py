@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import tempfile
 from pathlib import Path
 
 from tvmtune.errors import UsageError
+from tvmtune.library import SHARED
+
+_STARTS = {".so": b"\x7fELF", ".o": b"\x7fELF", ".a": b"!<arch>\n"}
 
 
-def check_library(option: str, path: Path, *others: Path | str | None) -> None:
+def check_library(
+    option: str, path: Path, *others: Path | str | None, suffixes: tuple[str, ...] = SHARED
+) -> None:
     """Like :func:`check_writable`; also refuse to overwrite anything but a library."""
     check_writable(option, path, *others)
-    if path.suffix != ".so":
-        raise UsageError(f"{option} {path}: libraries end in .so; choose another name.")
+    if path.suffix not in suffixes:
+        raise UsageError(
+            f"{option} {path}: libraries end in {' or '.join(suffixes)}; choose another name."
+        )
     if path.exists() and path.stat().st_size:
         with path.open("rb") as file:
-            if file.read(4) != b"\x7fELF":
+            start = _STARTS.get(path.suffix)
+            is_library = file.read(8).startswith(start) if start else tarfile.is_tarfile(path)
+            if not is_library:
                 raise UsageError(
                     f"{option} {path} exists and is not a library: choose another name."
                 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import click
-
 from tvmtune import phases
+from tvmtune.cli import messages
 from tvmtune.cli.output import bar, console
 
 
@@ -15,6 +14,9 @@ from tvmtune.cli.output import bar, console
 def shown(*, verbose: bool = False, lines: bool = True) -> Iterator[None]:
     """Show what happens inside. Without a terminal, and with ``verbose``, print a line for each phase,
     or nothing if ``lines`` is false."""
+    if not messages.shown(messages.INFO):
+        yield
+        return
     out = console(stderr=True)
     if not out.is_terminal or verbose:
         with phases.listening(_Lines()) if lines else contextlib.nullcontext():
@@ -44,4 +46,4 @@ class _Lines:
     def __call__(self, phase: str, done: int, total: int) -> None:
         if phase != self._phase:
             self._phase = phase
-            click.echo(f"{phase} ({total})" if total else phase, err=True)
+            messages.info(f"{phase} ({total})" if total else phase)

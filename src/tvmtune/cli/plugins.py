@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from tvmtune.cli.json_output import emit, json_flag
+from tvmtune.command_help import Command
 
-@click.command("plugins")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+@click.command(
+    "plugins",
+    cls=Command,
+    examples=[("List the values of --target", "tvmtune plugins")],
+    docs="docs/plugins.md",
+)
+@json_flag("table")
 def command(as_json: bool) -> None:
     """List the installed backends and their hooks.
 
-    For a broken one, the error.
+    Prints the error of one that cannot be loaded.
     """
     from tvmtune import host
 
     infos = host.installed()
     if as_json:
-        click.echo(json.dumps({"plugins": [info.to_json() for info in infos]}, indent=2))
+        emit({"plugins": [info.to_json() for info in infos]})
         return
     if not infos:
         click.echo(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from tvmtune.cli import messages
 from tvmtune.cli.output import bar, clock, console, milliseconds
 from tvmtune.tuning.failures import by_stage
 from tvmtune.tuning.observer import Observer, SessionView
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 def observer(verbose: bool) -> ProgressObserver:
     """The observer for this stderr."""
+    if not messages.shown(messages.INFO):
+        return Silent()
     terminal = console(stderr=True).is_terminal
     return LiveTable() if terminal and not verbose else PlainLines(verbose)
 
@@ -46,6 +47,14 @@ class ProgressObserver(Observer):
 
     def noted(self, message: str) -> None:
         self.print(f"note: {message}")
+
+
+class Silent(ProgressObserver):
+    """Warnings only."""
+
+    def print(self, text: str) -> None:
+        if text.startswith("warning"):
+            messages.warning(text)
 
 
 class PlainLines(ProgressObserver):
@@ -294,4 +303,4 @@ def _transferred(session: SessionView) -> str:
 
 
 def _line(text: str) -> None:
-    click.echo(text, err=True)
+    messages.info(text)

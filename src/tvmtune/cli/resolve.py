@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
+from click.core import ParameterSource
 
 from tvmtune import phases
-from tvmtune.cli.parsing import parse_pairs, parse_shapes
+from tvmtune.cli import messages
+from tvmtune.cli.parsing import parse_pairs, parse_params, parse_shapes
 from tvmtune.errors import ArgumentError, TvmtuneError, UsageError
 
 if TYPE_CHECKING:
@@ -33,11 +35,28 @@ def prefix_errors(option: str) -> Iterator[None]:
 def network_name(network: str | None, positional: str | None) -> str:
     """The network, given as ``--network`` or as the argument, but not both."""
     if network and positional:
+        source = click.get_current_context().get_parameter_source("network")
+        if source in (ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT):
+            return positional  # the command line wins
         raise UsageError(f"two networks are given: '{positional}' and --network {network}.")
     name = network or positional
     if not name:
         raise UsageError("no network given: pass NAME|FILE or --network.")
     return name
+
+
+def refuse_with(ctx: click.Context, name: str, *others: str) -> None:
+    """Raise :class:`UsageError` if an option excludes another that the user gave on the command line.
+
+    The names are those of parameters. Values of the environment or of a project file are defaults for
+    many calls, so they are no contradiction.
+    """
+    params = {param.name: param for param in ctx.command.params}
+    for other in others:
+        if ctx.get_parameter_source(other) is ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{params[other].opts[-1]} has no effect with {params[name].opts[-1]}: omit one."
+            )
 
 
 def make_plan(
@@ -56,10 +75,10 @@ def make_plan(
     calibration: Path | None = None,
     tensor_cores: bool = False,
     *,
-    measured: bool = False,
+    purpose: Literal["describe", "compile", "measure"] = "compile",
 ) -> Plan:
     """Load and plan the network that :func:`tvmtune.cli.options.network_options` describe;
-    ``measured``: its kernels will be run."""
+    ``purpose``: what is done with the plan; the less, the less must be known of the device."""
     from tvmtune import host
     from tvmtune.machine import package_versions
 
@@ -85,11 +104,12 @@ def make_plan(
         loaded,
         target,
         attrs=attrs | {"tensor-cores": 1} if tensor_cores else attrs,
-        params=parse_pairs("--hardware-param", hardware_param),
+        params=parse_params(hardware_param),
         layout=layout,
         remote=boards,
         calibration=None if calibration is None else read_arrays(calibration, loaded.inputs),
-        measured=measured,
+        measured=purpose == "measure",
+        described_only=purpose == "describe",
     )
 
 
@@ -129,9 +149,7 @@ def lease_board(
         return
     from tvmtune.remote.client.lease import BoardLease
 
-    with BoardLease(
-        boards, wait=wait, report=lambda message: click.echo(message, err=True)
-    ) as board:
+    with BoardLease(boards, wait=wait, report=messages.info) as board:
         yield board
 
 

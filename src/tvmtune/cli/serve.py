@@ -18,39 +18,71 @@ from tvmtune.cli.options import (
 )
 from tvmtune.cli.parsing import parse_pairs
 from tvmtune.cli.tracker import report
+from tvmtune.command_help import Command, section
 from tvmtune.remote.protocol import SERVER_PORTS
 
 
-@click.command("serve")
-@click.option(
-    "--key", metavar="KEY", required=True, help="Name of this kind of board, e.g. rk3399."
+@click.command(
+    "serve",
+    cls=Command,
+    examples=[
+        (
+            "Register this board with a tracker",
+            "tvmtune serve --key rk3588 --tracker 192.168.1.2:9190 --host 0.0.0.0 "
+            "--secret-file ~/.tvmtune-secret",
+        ),
+        ("Serve one client through SSH (--remote ssh://USER@HOST)", "tvmtune serve --key rk3588"),
+    ],
+    docs="docs/farm.md, docs/arm.md, docs/mali.md",
 )
-@tracker_option("Tracker to register with; without one, clients must know this address.")
-@host_option
-@insecure_option
-@click.option(
-    "--port",
-    type=int,
-    metavar="PORT",
-    callback=port,
-    help=f"Port to listen on; by default the first free one from {SERVER_PORTS[0]} on.",
+@section(
+    "Board",
+    click.option(
+        "--key",
+        metavar="KEY",
+        required=True,
+        help="Name that boards of this kind share, e.g. rk3399.",
+    ),
+    tracker_option("Tracker to register with.", default="none: clients must know this address"),
 )
-@click.option(
-    "--address",
-    metavar="HOST",
-    help="Host that clients connect to, if not the one the tracker sees (a tunnel, two networks).",
+@section(
+    "Address",
+    host_option,
+    click.option(
+        "--port",
+        type=int,
+        metavar="PORT",
+        callback=port,
+        show_default=f"the first free one from {SERVER_PORTS[0]} on",
+        help="Port to listen on.",
+    ),
+    click.option(
+        "--address",
+        metavar="HOST",
+        show_default="the address that the tracker sees",
+        help="Host that clients connect to, e.g. the entry of a tunnel.",
+    ),
+    insecure_option,
 )
-@click.option(
-    "--target", metavar="NAME", help="Backend to initialize in every session, e.g. mali or vta."
-)
-@click.option("--target-attr", multiple=True, metavar="K=V", help="An option of that backend.")
-@click.option(
-    "--load-library",
-    "libraries",
-    multiple=True,
-    type=PATH,
-    metavar="FILE",
-    help="Load a library into every session; may be repeated.",
+@section(
+    "Sessions",
+    click.option(
+        "--target", metavar="NAME", help="Backend to initialize in each session, e.g. mali or vta."
+    ),
+    click.option(
+        "--target-attr",
+        multiple=True,
+        metavar="K=V",
+        help="Attribute for that backend. Repeatable.",
+    ),
+    click.option(
+        "--load-library",
+        "libraries",
+        multiple=True,
+        type=PATH,
+        metavar="FILE",
+        help="Load a library into each session. Repeatable.",
+    ),
 )
 def command(
     key: str,
@@ -65,8 +97,8 @@ def command(
 ) -> None:
     """Offer this machine as a board for tuning and benchmarking.
 
-    Serves until interrupted. Each client's code runs in a process of its own: it may crash, hang or
-    leak without affecting the next client. TVM's own clients and trackers work as well.
+    Serves until interrupted. Each client's code runs in a process of its own, so a crash, a hang or a
+    leak does not affect the next client. TVM's own clients and trackers work, too.
     """
     from tvmtune.errors import TvmtuneError, UsageError
     from tvmtune.remote import access

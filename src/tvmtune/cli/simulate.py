@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tvmtune.cli import completion
-from tvmtune.cli.options import PATH, json_option, not_negative, positive, tasks_option
+from tvmtune.cli import completion, messages
+from tvmtune.cli.json_output import STDOUT, emit, json_file_option, positional_and_json, text
+from tvmtune.cli.options import PATH, not_negative, positive, tasks_option
 from tvmtune.cli.parsing import parse_pairs, select_tasks
 from tvmtune.cli.paths import check_writable
+from tvmtune.command_help import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,19 @@ if TYPE_CHECKING:
     from tvmtune.tuning.simulation.simulate import SimulatedRun, Simulation
 
 
-@click.command("simulate")
-@click.argument("log", type=PATH)
+@click.command(
+    "simulate",
+    cls=Command,
+    examples=[
+        ("Measure a whole space first", "tvmtune tune conv.py --tuner grid --log conv.json"),
+        (
+            "Compare two tuners on it, ten runs each",
+            "tvmtune simulate conv.json --tuner xgb --tuner random --seeds 10",
+        ),
+    ],
+    docs="docs/simulate.md, docs/tuners.md, docs/json.md",
+)
+@click.argument("log", type=PATH, metavar="LOG", required=False)
 @click.option(
     "--tuner",
     "wanted",
@@ -30,21 +42,22 @@ if TYPE_CHECKING:
     default=["xgb"],
     show_default=True,
     metavar="NAME",
-    help="Tuner, as in tvmtune tune, or metaschedule for MetaSchedule's own search; repeatable.",
+    help="Tuner, as in tvmtune tune, or metaschedule for MetaSchedule's own search. Repeatable.",
     shell_complete=completion.completer(completion.simulated),
 )
 @click.option(
     "--tuner-option",
     multiple=True,
     metavar="K=V",
-    help="Option for the tuners that have it, e.g. population=256 (xgb).",
+    help="Option of the tuners that have it, e.g. population=256 for xgb. Repeatable.",
 )
 @click.option(
     "--trials",
     type=int,
     metavar="N",
     callback=positive,
-    help="Trials per run; default: the whole space.",
+    show_default="the whole space",
+    help="Trials per run.",
 )
 @click.option(
     "--seeds",
@@ -63,9 +76,9 @@ if TYPE_CHECKING:
     help="Seed of the first run.",
 )
 @tasks_option
-@json_option("tables")
+@json_file_option("tables")
 def command(
-    log: Path,
+    log: Path | None,
     wanted: Sequence[str],
     tuner_option: tuple[str, ...],
     trials: int | None,
@@ -76,16 +89,17 @@ def command(
 ) -> None:
     """Compare tuners on a fully measured space, without a device.
 
-    The measure is the number of trials until a tuner comes near the best candidate. Latencies come
-    from LOG, which must contain the complete space, as tvmtune tune FILE.py --tuner grid writes it.
-    Nothing is built or run, and the same seeds give the same result.
+    Counts the trials until each tuner comes near the best candidate. LOG must contain the whole
+    space, as tvmtune tune FILE.py --tuner grid writes it. Nothing is built or run; the same seeds give
+    the same result.
     """
     from tvmtune.machine import package_versions
     from tvmtune.tuning.simulation import simulate
 
+    log, json_file = positional_and_json("log", log, json_file)
     options = parse_pairs("--tuner-option", tuner_option)
     chosen = simulate.check(wanted, options)
-    if json_file is not None and str(json_file) != "-":
+    if json_file is not None and json_file != STDOUT:
         check_writable("--json", json_file, log)
     package_versions.check_pins()
     from tvmtune import atomic_write
@@ -98,7 +112,7 @@ def command(
     keys = {task.key for task in select_tasks(tasks, only)}
     spaces, refused = simulate.full_spaces(read, [m for m in logged if m.task.key in keys])
     for reason in refused:
-        click.echo(f"skipped, not completely measured: {reason}", err=True)
+        messages.warning(f"skipped, not completely measured: {reason}")
     with _progress(len(spaces) * len(chosen) * seeds) as on_run:
         result = simulate.simulate(
             read,
@@ -108,11 +122,11 @@ def command(
             trials=trials,
             on_run=on_run,
         )
-    if json_file is not None and str(json_file) == "-":
-        click.echo(json.dumps(result.to_json(), indent=2))
+    if json_file == STDOUT:
+        emit(result.to_json())
         return
     if json_file is not None:
-        atomic_write.write_text(json_file, json.dumps(result.to_json(), indent=2) + "\n")
+        atomic_write.write_text(json_file, text(result.to_json()) + "\n")
     _show(result)
 
 
@@ -161,7 +175,9 @@ def _progress(total: int) -> Iterator[Callable[[MeasuredSpace, SimulatedRun], No
     from tvmtune.cli.output import console
 
     screen = console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    quiet = not messages.shown(messages.INFO)
+    screen.quiet = quiet
+    with Progress(console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
         task = bar.add_task("simulating", total=total)
 
         def on_run(space: MeasuredSpace, run: SimulatedRun) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import network_options, tasks_option
 from tvmtune.cli.parsing import select_tasks
 from tvmtune.cli.resolve import make_plan
+from tvmtune.command_help import Command, section
 
 if TYPE_CHECKING:
     from tvmtune.spaces.knobs import Knob
@@ -20,18 +21,29 @@ if TYPE_CHECKING:
     """The knobs of each design, by implementation."""
 
 
-@click.command("tasks")
-@network_options("List the tasks for the boards registered under KEY.")
-@tasks_option
-@click.option("--dag", is_flag=True, help="Also print the computation of each task.")
-@click.option("--space", is_flag=True, help="Also print the size and the knobs of each space.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.command(
+    "tasks",
+    cls=Command,
+    examples=[
+        ("List the tasks of a network of the zoo", "tvmtune tasks resnet-18"),
+        ("Show the knobs of the three largest", "tvmtune tasks resnet-18 --tasks top3 --space"),
+    ],
+    docs="docs/networks.md, docs/json.md",
+)
+@network_options("List the tasks for boards:")
+@section(
+    "What to print",
+    tasks_option,
+    click.option("--dag", is_flag=True, help="Print the computation of each task, too."),
+    click.option("--space", is_flag=True, help="Print the size and knobs of each space, too."),
+)
+@section("General", json_flag("table"))
 def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: Any) -> None:
     """List the tasks of a network.
 
-    For each task: index, name, output shape, weight, GFLOP, key and implementations.
+    Prints index, name, output shape, weight, GFLOP, key and implementations of each.
     """
-    plan = make_plan(**network)
+    plan = make_plan(**network, purpose="describe")
     tasks = select_tasks(plan.tasks, only)
     spaces = {task.index: _spaces(plan, task) for task in tasks} if space else {}
     if as_json:
@@ -41,7 +53,7 @@ def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: 
             "device": plan.device.to_json(),
             "tasks": [_row(task, dag, spaces.get(task.index)) for task in tasks],
         }
-        click.echo(json.dumps(described, indent=2))
+        emit(described)
         return
     _table(plan, tasks)
     for task in tasks:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmtune.cli import completion, phases
+from tvmtune.cli import completion, messages, phases
+from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import (
+    DURATION,
     PATH,
-    duration,
+    duration_option,
     network_options,
+    output_option,
     shipped_records_option,
     tasks_option,
     vs_option,
@@ -20,7 +23,8 @@ from tvmtune.cli.options import (
 )
 from tvmtune.cli.parsing import parse_pairs, select_tasks
 from tvmtune.cli.paths import check_library, check_writable
-from tvmtune.cli.resolve import make_plan, network_name, prefix_errors
+from tvmtune.cli.resolve import make_plan, network_name, prefix_errors, refuse_with
+from tvmtune.command_help import Command, section
 from tvmtune.errors import TvmtuneError
 from tvmtune.tuning.budget import FAILURE_RATE, PATIENCE, SECONDS, Budget, space_size
 from tvmtune.tuning.tuners import TUNERS
@@ -28,132 +32,162 @@ from tvmtune.tuning.tuners import TUNERS
 if TYPE_CHECKING:
     from tvmtune.compiling.ship import Shipped
     from tvmtune.tasks.plan import Plan
-    from tvmtune.types import Task
+    from tvmtune.tuning.observer import SessionView
+    from tvmtune.types import JSON, Task
 
 
-@click.command("tune")
-@network_options("Tune for, and measure on, boards registered under KEY.")
-@click.option(
-    "--trials",
-    type=int,
-    metavar="N",
-    help="Total number of trials in the log after which to stop. Tuning also stops when the space is "
-    "exhausted.",
+@click.command(
+    "tune",
+    cls=Command,
+    examples=[
+        (
+            "Tune a network of the zoo for half an hour, and compare with ONNX Runtime",
+            "tvmtune tune mobilenet --time-budget 30m --vs onnxruntime",
+        ),
+        (
+            "Tune a model file with 500 trials; the same command resumes the log",
+            "tvmtune tune model.onnx --shape data:1x3x224x224 --trials 500 -o model.so",
+        ),
+        (
+            "Tune for the GPU of a board",
+            "tvmtune tune mobilenet --target mali --remote rk3588@tracker:9190",
+        ),
+    ],
+    docs="docs/networks.md, docs/tuners.md, docs/log-format.md, docs/farm.md",
 )
-@click.option("--trials-per-task", type=int, metavar="N", help="At most N trials for each task.")
-@click.option(
-    "--time-budget",
-    callback=duration,
-    metavar="TIME",
-    help="Stop tuning after this time, e.g. 90s, 30m, 2h. "
-    f"Default without --trials and --trials-per-task: {SECONDS / 60:.0f}m.",
+@network_options(
+    "Tune on boards:",
+    wait_option("10m", "Give up when no board or builder is there for this long."),
 )
-@click.option(
-    "--patience",
-    type=int,
-    metavar="N",
-    help="Stop after N trials with under 1% improvement of the estimated latency. "
-    f"Default without any limit of trials or time: {PATIENCE}.",
+@section(
+    "When to stop",
+    click.option(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="Stop when the log holds N trials, or when no candidate is left.",
+    ),
+    click.option(
+        "--trials-per-task", type=int, metavar="N", help="Measure at most N trials of each task."
+    ),
+    click.option(
+        "--time-budget",
+        type=DURATION,
+        metavar="TIME",
+        show_default=f"{SECONDS / 60:.0f}m without --trials or --trials-per-task",
+        help="Stop after TIME, e.g. 90s, 30m or 1h30m.",
+    ),
+    click.option(
+        "--patience",
+        type=int,
+        metavar="N",
+        show_default=f"{PATIENCE} without any other limit",
+        help="Stop when N trials lower the estimated latency by less than 1%.",
+    ),
+    click.option(
+        "--task-patience",
+        type=int,
+        metavar="N",
+        help="Stop tuning a task when N of its trials improve it by less than 1%.",
+    ),
+    click.option(
+        "--max-failure-rate",
+        default=FAILURE_RATE,
+        show_default=True,
+        metavar="FRACTION",
+        help="Abort when more than this fraction of recent trials fails.",
+    ),
 )
-@click.option(
-    "--task-patience",
-    type=int,
-    metavar="N",
-    help="Stop tuning a task after N of its trials with under 1% improvement.",
+@section(
+    "Search",
+    click.option(
+        "--tuner",
+        default="xgb",
+        metavar="NAME",
+        show_default=True,
+        help=f"Tuner: {', '.join(TUNERS)}.",
+        shell_complete=completion.completer(completion.tuners),
+    ),
+    click.option(
+        "--tuner-option",
+        multiple=True,
+        metavar="K=V",
+        help="Option of the tuner, e.g. population=256 for xgb. Repeatable.",
+    ),
+    click.option(
+        "--scheduler",
+        default="gradient",
+        metavar="NAME",
+        show_default=True,
+        help="Task scheduler: gradient, round-robin or sequential.",
+        shell_complete=completion.completer(completion.schedulers),
+    ),
+    tasks_option,
+    click.option(
+        "--transfer-from",
+        multiple=True,
+        type=PATH,
+        metavar="LOG",
+        help="Learn from the log of another network or device. Repeatable.",
+    ),
+    shipped_records_option,
+    click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the search."),
 )
-@click.option(
-    "--max-failure-rate",
-    default=FAILURE_RATE,
-    show_default=True,
-    metavar="FRACTION",
-    help="Abort when more than this fraction of recent trials fails.",
+@section(
+    "Measurement",
+    click.option(
+        "--number",
+        default=1,
+        metavar="N",
+        show_default=True,
+        help="Calls per repeat. With 1, caches are flushed before each repeat.",
+    ),
+    click.option("--repeat", default=10, metavar="N", show_default=True, help="Repeats per trial."),
+    click.option(
+        "--min-repeat-ms",
+        default=0,
+        metavar="MS",
+        show_default=True,
+        help="Minimum duration of one repeat, in milliseconds.",
+    ),
+    duration_option("--build-timeout", "Time limit for building one candidate.", default="20s"),
+    duration_option("--run-timeout", "Time limit for running one candidate.", default="10s"),
+    click.option(
+        "--build-cluster",
+        metavar="ADDRESS",
+        help="Build candidates on a Dask cluster, e.g. tcp://HOST:8786.",
+    ),
 )
-@click.option(
-    "--tuner",
-    default="xgb",
-    metavar="NAME",
-    show_default=True,
-    help=f"Tuner: {', '.join(TUNERS)}.",
-    shell_complete=completion.completer(completion.tuners),
+@section(
+    "Log and library",
+    click.option(
+        "--log",
+        type=PATH,
+        metavar="FILE",
+        show_default="NETWORK-LAYOUT-Bbatch-KIND.json",
+        help="Log of the trials. An existing one is resumed.",
+    ),
+    click.option("--fresh", is_flag=True, help="Start a new log; rename an existing one."),
+    output_option("Library to write."),
+    click.option("--no-compile", is_flag=True, help="Stop after tuning; write no library."),
+    click.option(
+        "--input",
+        "input_file",
+        type=PATH,
+        metavar="FILE.npz",
+        show_default="random inputs",
+        help="Inputs with which to check and time the library.",
+    ),
+    vs_option,
 )
-@click.option(
-    "--tuner-option",
-    multiple=True,
-    metavar="K=V",
-    help="Option of the tuner, e.g. population=256 (xgb).",
-)
-@click.option(
-    "--transfer-from",
-    multiple=True,
-    type=PATH,
-    metavar="LOG",
-    help="Log of another network or device to learn from; may be repeated.",
-)
-@shipped_records_option
-@click.option(
-    "--scheduler",
-    default="gradient",
-    metavar="NAME",
-    show_default=True,
-    help="Task scheduler: gradient, round-robin or sequential.",
-    shell_complete=completion.completer(completion.schedulers),
-)
-@tasks_option
-@click.option(
-    "--number",
-    default=1,
-    metavar="N",
-    show_default=True,
-    help="Calls per repeat; with 1, caches are flushed before each repeat.",
-)
-@click.option("--repeat", default=10, metavar="N", show_default=True, help="Repeats per trial.")
-@click.option(
-    "--min-repeat-ms",
-    default=0,
-    metavar="MS",
-    show_default=True,
-    help="Minimum duration of one repeat, in milliseconds.",
-)
-@click.option(
-    "--build-timeout",
-    default=20.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Timeout for building one candidate, in seconds.",
-)
-@click.option(
-    "--run-timeout",
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Timeout for running one candidate, in seconds.",
-)
-@wait_option("10m", "Give up after TIME without any board (--remote) or builder (--build-cluster).")
-@click.option(
-    "--build-cluster",
-    metavar="ADDRESS",
-    help="Build candidates on a Dask cluster, e.g. tcp://HOST:8786.",
-)
-@click.option(
-    "--log",
-    type=PATH,
-    metavar="FILE",
-    help="Log of the trials, resumed if it exists. Default: NETWORK-LAYOUT-Bbatch-KIND.json.",
-)
-@click.option("--fresh", is_flag=True, help="Rename an existing log and start a new one.")
-@click.option("--seed", default=0, metavar="N", show_default=True, help="Seed of the search.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--no-compile", is_flag=True, help="Stop after tuning.")
-@vs_option
-@click.option(
-    "--input",
-    "input_file",
-    type=PATH,
-    metavar="FILE.npz",
-    help="Inputs for checking and timing the library; random by default.",
-)
-@click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Output library. Default: NETWORK.so."
+@section(
+    "General",
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Print what would be tuned, and stop; build and run nothing.",
+    ),
+    json_flag("table"),
 )
 @click.pass_context
 def command(
@@ -185,6 +219,7 @@ def command(
     vs: str | None,
     input_file: Path | None,
     output: Path | None,
+    as_json: bool,
     **network: Any,
 ) -> None:
     """Tune a network, then compile, verify and time it.
@@ -199,6 +234,10 @@ def command(
     from tvmtune.types import Timing
 
     given = network_name(network["network"], network["positional"])
+    if no_compile:
+        refuse_with(ctx, "no_compile", "vs", "output", "input_file")
+    if dry_run:
+        refuse_with(ctx, "dry_run", "fresh")
     options = TuneOptions(
         budget=Budget(
             trials=trials,
@@ -218,7 +257,7 @@ def command(
         shipped_records=not no_shipped_records,
     )
     peers = parse(vs) if vs else []
-    plan = make_plan(**network, measured=True)
+    plan = make_plan(**network, purpose="describe" if dry_run else "measure")
     inputs = read_inputs(input_file, plan.network.inputs) if input_file else None
     path = log or plan.default_log()
     library = output or Path(f"{plan.network.name}.so")
@@ -236,12 +275,19 @@ def command(
         others = transfer.read(transfer_from, path)
     tasks = select_tasks(plan.tasks, only)
     run = TuningRun(plan, path, options, tasks=tasks, transfer=others)
-    _print_plan(plan, tasks, options.budget, path, library if not no_compile else None)
+    described = _describe_plan(
+        plan, tasks, options.budget, path, library if not no_compile else None
+    )
     if dry_run:
+        if as_json:
+            emit(described)
+        else:
+            click.echo(_plan_text(described))
         return
+    messages.info(_plan_text(described))
     if fresh:
         _rename_log(path)
-    verbose = bool((ctx.obj or {}).get("verbose"))
+    verbose = messages.shown(messages.DEBUG)
     with scratch.folder(scratch.WORK) as folder:
         untuned = None
         with run:
@@ -262,12 +308,17 @@ def command(
                 session = run.tune(observer)
             except (KeyboardInterrupt, TvmtuneError) as error:
                 if observer.session is not None:
-                    progress.summary(observer.session)
+                    if messages.shown(messages.INFO):
+                        progress.summary(observer.session)
                     if not isinstance(error, LogLost):  # which says where the trials are
                         _say_what_is_kept(path)
                 raise
-        progress.summary(session)
+        if messages.shown(messages.INFO):
+            progress.summary(session)
+        tuned = described | {"tuning": _describe_session(session)} if as_json else {}
         if no_compile:
+            if as_json:
+                emit(tuned | {"library": None, "bench": None})
             return
         _say("compiling the tuned library")
         try:
@@ -286,11 +337,14 @@ def command(
         except (KeyboardInterrupt, TvmtuneError):
             _say_what_is_kept(path)
             raise
-    _show(shipped)
+    if as_json:
+        emit(tuned | _describe_shipped(shipped))
+    else:
+        _show(shipped)
 
 
 def _say(message: str) -> None:
-    click.echo(message, err=True)
+    messages.info(message)
 
 
 def _say_what_is_kept(log: Path) -> None:
@@ -322,32 +376,98 @@ def _show(shipped: Shipped) -> None:
     click.echo(describe(shipped.compiled))
 
 
-def _print_plan(
+def _describe_plan(
     plan: Plan, tasks: Sequence[Task], budget: Budget, log: Path, library: Path | None
-) -> None:
+) -> JSON:
+    """What will be tuned, where and until when."""
+    budget = budget.with_defaults()
+    return {
+        "network": plan.network.name,
+        "layout": plan.prepared.layout,
+        "device": plan.device.to_json(),
+        "tasks": {
+            "chosen": len(tasks),
+            "total": len(plan.tasks),
+            "gflop": sum(t.weight * t.flop for t in tasks) / 1e9,
+            "points": space_size(tasks),
+        },
+        "budget": {
+            "trials": budget.trials,
+            "trials_per_task": budget.per_task,
+            "seconds": budget.seconds,
+            "patience": budget.patience,
+            "task_patience": budget.task_patience,
+        },
+        "log": str(log),
+        "output": None if library is None else str(library),
+    }
+
+
+def _plan_text(described: JSON) -> str:
     from tvmtune.cli.output import clock
 
-    budget = budget.with_defaults()
-    points = space_size(tasks)
-    whole = points is not None and (budget.trials is None or budget.trials >= points)
+    tasks, budget, device = described["tasks"], described["budget"], described["device"]
+    points, trials = tasks["points"], budget["trials"]
+    whole = points is not None and (trials is None or trials >= points)
     limits = [
         f"all {points} points of the space" if whole else "",
-        f"{budget.trials} trials" if budget.trials and not whole else "",
-        clock(budget.seconds) if budget.seconds else "",
-        f"{budget.per_task} trials a task" if budget.per_task else "",
-        f"{budget.patience} trials without 1% gain" if budget.patience else "",
-        f"{budget.task_patience} trials of each task without 1% gain"
-        if budget.task_patience
+        f"{trials} trials" if trials and not whole else "",
+        clock(budget["seconds"]) if budget["seconds"] else "",
+        f"{budget['trials_per_task']} trials a task" if budget["trials_per_task"] else "",
+        f"{budget['patience']} trials without 1% gain" if budget["patience"] else "",
+        f"{budget['task_patience']} trials of each task without 1% gain"
+        if budget["task_patience"]
         else "",
     ]
-    gflop = sum(t.weight * t.flop for t in tasks) / 1e9
-    _say(
-        f"{plan.network.name} ({plan.prepared.layout}) on {plan.device.model}, "
-        f"{plan.device.threads} threads, target {plan.device.target}\n"
-        f"{len(tasks)} of {len(plan.tasks)} tasks, {gflop:.2f} GFLOP; until "
+    return (
+        f"{described['network']} ({described['layout']}) on {device['model']}, "
+        f"{device['threads']} threads, target {device['target']}\n"
+        f"{tasks['chosen']} of {tasks['total']} tasks, {tasks['gflop']:.2f} GFLOP; until "
         f"{' or '.join(x for x in limits if x)}\n"
-        f"log: {log}" + (f"; library: {library}" if library else "")
+        f"log: {described['log']}"
+        + (f"; library: {described['output']}" if described["output"] else "")
     )
+
+
+def _describe_session(session: SessionView) -> JSON:
+    """What tuning found; times in milliseconds, None if unknown."""
+    return {
+        "trials": session.total,
+        "new_trials": session.new,
+        "seconds": session.elapsed,
+        "stopped_because": session.stopped_because,
+        "estimate_ms": 1e3 * session.estimate(),
+        "peak_gflops": session.peak,
+        "tasks": [
+            {
+                "index": state.task.index,
+                "name": state.task.name,
+                "weight": state.task.weight,
+                "trials": state.count,
+                "failed": sum(not trial.ok for trial in state.trials),
+                "best_ms": 1e3 * state.best,
+                "gflops": state.gflops,
+                "implementation": state.incumbent.implementation if state.incumbent else None,
+                "verified": state.incumbent.verified if state.incumbent else None,
+            }
+            for state in session.states
+        ],
+    }
+
+
+def _describe_shipped(shipped: Shipped) -> JSON:
+    from tvmtune.cli.compile import describe_json
+
+    return {
+        "library": describe_json(shipped.compiled)
+        | {
+            "kind": shipped.kind,
+            "remark": shipped.remark,
+            "verdict": str(shipped.verdict),
+            "given_error": shipped.given_error,
+        },
+        "bench": shipped.bench.to_json(),
+    }
 
 
 def _rename_log(path: Path) -> None:

@@ -13,7 +13,7 @@ from tvmtune.arrays import numpy_dtype
 from tvmtune.atomic_write import replacing
 from tvmtune.bench import verify
 from tvmtune.errors import TvmtuneError
-from tvmtune.library import embedded_weights, metadata
+from tvmtune.library import embedded_weights, metadata, static_library
 from tvmtune.machine import cpu_features
 from tvmtune.records.best import best_of, comparable
 from tvmtune.records.database import METASCHEDULE
@@ -139,11 +139,15 @@ def compile_library(
 ) -> Compiled:
     """Lower with these records, by task key; export to ``path`` and append the metadata.
 
-    An existing file is replaced atomically. With ``verify_output`` the library is first run and
-    compared with ``check``, if :func:`can_check`; raises :class:`WrongOutput` if it is wrong. With
-    ``exact_defaults``, tasks without a record get only exact implementations.
+    If ``path`` ends in .o, .a or .tar, the library is a static one
+    (:mod:`tvmtune.library.static_library`). An existing file is replaced atomically. With
+    ``verify_output`` the library is first run and compared with ``check``, if :func:`can_check`; raises
+    :class:`WrongOutput` if it is wrong. With ``exact_defaults``, tasks without a record get only exact
+    implementations.
     """
     network, device = plan.network, plan.device
+    if static_library.is_static(path):
+        static_library.check_device(path, device)
     phases.report("lowering the network")
     lowered = plan.backend.lower(
         plan.prepared, dict(records), device, exact_defaults=exact_defaults
@@ -164,11 +168,19 @@ def compile_library(
     warning = ""
     with replacing(path) as fresh:
         try:
-            plan.backend.export_lib(lowered, device, fresh)
-            metadata.append(fresh, described)
+            if static_library.is_static(path):
+                objects, library = fresh.with_name("objects.tar"), fresh.with_name("library.so")
+                plan.backend.export_lib(lowered, device, objects)
+                static_library.link_shared(objects, library, device)
+            else:
+                library = fresh
+                plan.backend.export_lib(lowered, device, library)
+            metadata.append(library, described)
             if verify_output and check is not None and can_check(device):
                 phases.report("checking the outputs")
-                warning = _verify_output(fresh, described, network)
+                warning = _verify_output(library, described, network)
+            if library != fresh:  # checked as a shared library of the same objects
+                static_library.write(objects, described, fresh, device)
         except TvmtuneError as error:
             # The user knows the file by its final name.
             error.args = (str(error).replace(str(fresh), str(path)),)

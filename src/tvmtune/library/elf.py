@@ -8,6 +8,7 @@ written by hand, because pyelftools only reads. Layouts are those of the System 
 
 from __future__ import annotations
 
+import io
 import platform
 import struct
 from dataclasses import dataclass
@@ -102,6 +103,43 @@ def find_symbol(path: Path, name: str) -> tuple[int, int] | None:
             return _find_symbol(ELFFile(file), name)
         except Exception:  # a damaged file makes pyelftools raise errors of many kinds
             return None
+
+
+def defined_symbols(path: Path) -> list[str]:
+    """The global and weak symbols that an object file defines."""
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("rb") as file:
+        table: Any = ELFFile(file).get_section_by_name(".symtab")
+        return [
+            symbol.name
+            for symbol in (table.iter_symbols() if table else ())
+            if symbol["st_info"]["bind"] != "STB_LOCAL" and isinstance(symbol["st_shndx"], int)
+        ]
+
+
+def symbol_content(content: bytes, name: str) -> tuple[bytes, str] | None:
+    """The bytes of a symbol's data in an object file, and the machine that this is for; None if it does
+    not define the symbol.
+
+    Raises ValueError if the file is damaged.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        parsed = ELFFile(io.BytesIO(content))
+        if parsed["e_type"] != "ET_REL":
+            return None
+        table: Any = parsed.get_section_by_name(".symtab")
+        for symbol in (table and table.get_symbol_by_name(name)) or ():
+            if isinstance(symbol["st_shndx"], int):
+                start = parsed.get_section(symbol["st_shndx"])["sh_offset"] + symbol["st_value"]
+                machine = _name(_HEADER.unpack(content[: _HEADER.size])[2])
+                return content[start : start + symbol["st_size"]], machine
+    except (ELFError, struct.error, KeyError, AttributeError) as exc:
+        raise ValueError(str(exc)) from None
+    return None
 
 
 def write_object(

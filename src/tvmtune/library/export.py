@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
-from tvmtune.library import embedded_weights
+from tvmtune.library import embedded_weights, static_library
 from tvmtune.machine import parallel, scratch
 from tvmtune.operators import cpu_pipeline
 from tvmtune.passes.call_sites import without_kernel
@@ -40,8 +40,10 @@ def export_lib(
 
     ``lowered`` holds scheduled PrimFuncs and the Relax function ``main`` that calls them; if its
     weights exceed 256 MB, it loses them. An existing library is replaced when the new one is
-    complete. ``change`` is for :func:`tvmtune.library.embedded_weights.write_object`. Raises
-    TvmtuneError if there is no linker, the module cannot be compiled, or the file cannot be written.
+    complete. If ``path`` ends in ``.tar``, the object files are written there instead, to be linked by
+    :mod:`tvmtune.library.static_library`. ``change`` is for
+    :func:`tvmtune.library.embedded_weights.write_object`. Raises TvmtuneError if there is no linker,
+    the module cannot be compiled, or the file cannot be written.
     """
     from tvmtune.machine import linkers
 
@@ -66,6 +68,9 @@ def export_lib(
             executable, parts = _build_parts(module, device, folder)
 
             def link(output: str, objects: Sequence[str], **_: Any) -> None:
+                if path.suffix == ".tar":
+                    static_library.pack(Path(output), [*map(Path, objects), *map(Path, parts)])
+                    return
                 _link([*linker, "-shared", "-o", output, *objects, *parts], inherited, path)
 
             try:
@@ -75,7 +80,8 @@ def export_lib(
                     fpack_imports=pack if splits else None,
                     workspace_dir=str(folder),
                 )
-                if written and embedded_weights.read_crc(temporary) != written[0]:
+                is_linked = path.suffix != ".tar"
+                if is_linked and written and embedded_weights.read_crc(temporary) != written[0]:
                     raise TvmtuneError(f"cannot write {path}: the linker changed the weights")
             except (NotImplementedError, RecursionError):
                 raise  # these RuntimeErrors are bugs

@@ -38,11 +38,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmtune import fields
-from tvmtune.errors import TvmtuneError
-from tvmtune.library import elf, trailer
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.library import STATIC, elf, trailer
 from tvmtune.machine import cpu_features
 from tvmtune.types import TensorSpec
 
@@ -120,15 +121,38 @@ def read(path: str | os.PathLike[str]) -> JSON:
     return read_trailer(path).data
 
 
+def read_any(path: str | os.PathLike[str]) -> tuple[JSON, str]:
+    """As :func:`read`, of static libraries as well; and the machine that the code is for."""
+    if Path(path).suffix not in STATIC or not Path(path).is_file():
+        return read(path), elf_machine(path)
+    from tvmtune.library import static_library
+
+    found = static_library.read_metadata(Path(path))
+    if found is None:
+        raise TvmtuneError(f"{path} is not a library of tvmtune")
+    _checked(path, found[0])
+    return found
+
+
 def read_trailer(path: str | os.PathLike[str]) -> trailer.Trailer:
     """As :func:`read`, with what is known of the code."""
+    if Path(path).suffix in STATIC and Path(path).is_file():
+        raise UsageError(
+            f"{path} is a static library: link it into a program (docs/deploy.md). Only tvmtune "
+            "inspect reads it."
+        )
     found = trailer.read(path)
+    _checked(path, found.data)
+    return found
+
+
+def _checked(path: str | os.PathLike[str], data: JSON) -> None:
+    """Raise :class:`TvmtuneError` if a field is missing or of another type."""
     try:
-        _check(found.data)
+        _check(data)
     except (KeyError, ValueError) as exc:
         what = f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)
         raise TvmtuneError(f"the metadata of {path} is damaged: {what}. Compile it again") from None
-    return found
 
 
 def _check(data: JSON) -> None:
