@@ -158,6 +158,8 @@ def test_a_network_is_tuned_and_its_log_distilled(folder):
     done = tvmtune("distill", "log.json", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     check_fields(json.loads(done.stdout), documented("distill"), "distill")
+    done = tvmtune("report", "log.json", "--no-code", "--csv", "log.csv", "--json", cwd=folder)
+    check_fields(json.loads(done.stdout), documented("report"), "report")
 
 
 def test_doctor(document, monkeypatch):

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from tvmtune.cli import messages
+from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import PATH
 from tvmtune.cli.paths import check_writable
+from tvmtune.command_help import Command
 from tvmtune.errors import UsageError
 
 
-@click.command("report")
+@click.command(
+    "report",
+    cls=Command,
+    examples=[
+        ("Show a log as a page", "tvmtune report mobilenet.json -o mobilenet.html"),
+        ("Compare two logs", "tvmtune report before.json after.json -o compared.html"),
+        ("Compare runtimes and devices", "tvmtune report --matrix cpu.json board.json"),
+    ],
+    docs="docs/report.md",
+)
 @click.argument("files", metavar="LOG...", nargs=-1, required=True, type=PATH)
 @click.option(
     "-o",
     "--output",
     type=PATH,
     metavar="FILE",
-    help="Page to write. Default: LOG with the suffix .html; with --matrix, matrix.html. With --matrix "
-    "a name that ends in .md gets Markdown.",
+    show_default="LOG with the suffix .html; with --matrix, matrix.html",
+    help="Page to write. With --matrix, a name that ends in .md gets Markdown.",
 )
 @click.option(
     "--watch", is_flag=True, help="Make the page again whenever a log grows, until Ctrl-C."
@@ -40,6 +53,7 @@ from tvmtune.errors import UsageError
     is_flag=True,
     help="The files are from tvmtune bench --json: compare networks, devices and runtimes.",
 )
+@json_flag("summary")
 def command(
     files: tuple[Path, ...],
     output: Path | None,
@@ -48,6 +62,7 @@ def command(
     csv_path: Path | None,
     png: Path | None,
     matrix: bool,
+    as_json: bool,
 ) -> None:
     """Show logs, or benchmarks, as a page.
 
@@ -57,7 +72,9 @@ def command(
     if matrix:
         if watch or no_code or csv_path:
             raise UsageError("--watch, --no-code and --csv are for logs, not for --matrix.")
-        _matrix(files, output or Path("matrix.html"), png)
+        summary = _matrix(files, output or Path("matrix.html"), png)
+        if as_json:
+            emit(summary)
         return
     target = output or files[0].with_name(_stem(files[0]) + ".html")
     if target.suffix not in (".html", ".htm"):
@@ -69,7 +86,9 @@ def command(
         for path in csv_paths(csv_path):
             if path.parent.is_dir():
                 check_writable("--csv", path, *files, target)
-    _logs(files, target, watch=watch, with_code=not no_code, csv_path=csv_path, png=png)
+    summary = _logs(files, target, watch=watch, with_code=not no_code, csv_path=csv_path, png=png)
+    if as_json:
+        emit(summary)
 
 
 def _logs(
@@ -80,7 +99,7 @@ def _logs(
     with_code: bool,
     csv_path: Path | None,
     png: Path | None,
-) -> None:
+) -> dict[str, Any]:
     from tvmtune import atomic_write
     from tvmtune.cli import phases
     from tvmtune.records.log import read_log
@@ -104,33 +123,37 @@ def _logs(
         write(growing=True)
 
     if watch:
-        click.echo(f"{target}: open it in a browser; Ctrl-C ends", err=True)
+        messages.info(f"{target}: open it in a browser; Ctrl-C ends")
         try:
             follow(
                 files,
                 write_growing,
-                failed=lambda error: click.echo(f"the page stays as it is: {error}", err=True),
+                failed=lambda error: messages.warning(f"the page stays as it is: {error}"),
             )
         except KeyboardInterrupt:
             from tvmtune.machine import interrupts
 
             interrupts.install()  # it was meant for the loop only
-            click.echo("making the final page", err=True)
+            messages.info("making the final page")
     with phases.shown(verbose=False):
         report = write()
     size = target.stat().st_size / 1e6
     trials = sum(len(log.trials) for log in report.logs)
     click.echo(f"{target}: {size:.1f} MB, {trials:,} trials")
-    if csv_path is not None:
-        click.echo(", ".join(str(path) for path in export.write_csv(report.logs, csv_path)))
-    if png is not None:
-        written = export.write_png(report.charts(), png)
-        click.echo(f"{png}: {len(written)} pictures")
+    tables = [] if csv_path is None else export.write_csv(report.logs, csv_path)
+    if tables:
+        click.echo(", ".join(str(path) for path in tables))
+    return {
+        "path": str(target),
+        "trials": trials,
+        "tables": [str(path) for path in tables],
+        "pictures": _pictures(report.charts(), png),
+    }
 
 
-def _matrix(files: Sequence[Path], target: Path, png: Path | None) -> None:
+def _matrix(files: Sequence[Path], target: Path, png: Path | None) -> dict[str, Any]:
     from tvmtune import atomic_write
-    from tvmtune.report import export, matrix
+    from tvmtune.report import matrix
 
     if target.suffix not in (".html", ".htm", ".md"):
         raise UsageError(f"-o {target}: choose a name that ends in .html or .md.")
@@ -139,9 +162,23 @@ def _matrix(files: Sequence[Path], target: Path, png: Path | None) -> None:
     page = made.markdown() if target.suffix == ".md" else made.html()
     atomic_write.write_text(target, page)
     click.echo(f"{target}: {len(made.rows)} results of {len(made.networks)} networks")
-    if png is not None:
-        written = export.write_png(made.charts(), png)
-        click.echo(f"{png}: {len(written)} pictures")
+    return {
+        "path": str(target),
+        "results": len(made.rows),
+        "networks": len(made.networks),
+        "pictures": _pictures(made.charts(), png),
+    }
+
+
+def _pictures(charts: Any, folder: Path | None) -> list[str]:
+    """Write the charts as pictures, if there is a folder for them, and return their paths."""
+    from tvmtune.report import export
+
+    if folder is None:
+        return []
+    written = export.write_png(charts, folder)
+    click.echo(f"{folder}: {len(written)} pictures")
+    return [str(path) for path in written]
 
 
 def _stem(log: Path) -> str:
