@@ -23,7 +23,8 @@ NAMES = [name for name in tvmtune.__all__ if not name.startswith("__")]
 
 
 def blocks(language: str, text: str = PAGE) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    """The code of fences in a language, whatever marks (tests/docs/pages.py) follow it."""
+    return re.findall(rf"```{language}\b.*?\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", NAMES)
