@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from tvm import te, topi
 
 from measure import mutants
 from tvmtune.accuracy import tolerance
@@ -74,3 +76,47 @@ def test_every_wrong_kernel_is_caught(family: Any, dtype: str, tmp_path: Path, m
     for which in check_data.SETS:
         _, expected = local._expected(reference, args, which)
         assert check_data.shows_errors(expected[-1:]) >= check_data.TELLING
+
+
+def error_of(right: Any, wrong: Callable[[list[np.ndarray]], None], folder: Path) -> float:
+    """The error of a kernel that computes what ``wrong`` makes of the right one's arguments."""
+    mod = tvm.IRModule({"main": right.with_attr("global_symbol", "main")})
+    library = str(folder / "reference.so")
+    tvm.compile(mod, target="llvm").export_library(library)
+
+    def run(values: list[np.ndarray]) -> list[np.ndarray]:
+        after = [array.copy() for array in local._after(library, values, {})]
+        wrong(after)
+        return after
+
+    return local.compare(run, library, kernel_arguments(mod))
+
+
+def one_off(after: list[np.ndarray]) -> None:
+    """The largest value is off by one."""
+    flat = after[-1].reshape(-1)
+    flat[np.abs(flat).argmax()] -= 1
+
+
+def argmax(rows: int) -> Any:
+    x = te.placeholder((rows, 4), "float32", name="x")
+    return te.create_prim_func([x, topi.argmax(x, axis=0)])
+
+
+def scaled(size: int) -> Any:
+    x = te.placeholder((size,), "int32", name="x")
+    return te.create_prim_func([x, te.compute((size,), lambda i: x[i] * 3, name="y")])
+
+
+@pytest.mark.parametrize("kernel", [argmax(30000), scaled(500)], ids=["argmax", "int32"])
+def test_integers_are_compared_exactly(kernel, tmp_path):
+    """One off in 30,000 is within the tolerance of floats."""
+    assert error_of(kernel, lambda after: None, tmp_path) == 0.0
+    assert error_of(kernel, one_off, tmp_path) >= 1.0
+
+
+def test_integers_that_are_rounded_from_floats_are_compared_within_the_tolerance(tmp_path):
+    x = te.placeholder((500,), "float32", name="x")
+    y = te.compute((500,), lambda i: (x[i] * 1e6).astype("int32"), name="y")
+    error = error_of(te.create_prim_func([x, y]), one_off, tmp_path)
+    assert 0.0 < error < tolerance("int32")

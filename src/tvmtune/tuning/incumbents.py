@@ -214,7 +214,10 @@ class Incumbents:
             return
         self.unverified.pop(trial.candidate, None)
         if not error <= allowed:
-            message = message or f"max|y - ref| / max|ref| is {error:.2e}, more than {allowed:g}"
+            what = (
+                "max|y - ref| / max|ref|" if "float" in state.task.args[-1].dtype else "the error"
+            )
+            message = message or f"{what} is {error:.2e}, more than {allowed:g}"
             yield self._demote(state, trial, message, error)
             return
         right = trial.with_verdict(True)
