@@ -103,16 +103,16 @@ def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     from numpy.lib import format as npy
 
     with archive.open(member) as file:
-        if npy.read_magic(file) == (1, 0):  # type: ignore[no-untyped-call]
-            shape, _, dtype = npy.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+        if npy.read_magic(file) == (1, 0):
+            shape, _, dtype = npy.read_array_header_1_0(file)
         else:
-            shape, _, dtype = npy.read_array_header_2_0(file)  # type: ignore[no-untyped-call]
+            shape, _, dtype = npy.read_array_header_2_0(file)
         # NumPy allocates what the header says.
         left = member.file_size - file.tell()
         if min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) != left:
             raise ValueError(f"'{member.filename}' is not as long as its header says")
     with archive.open(member) as file:
-        return npy.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call, no-any-return]
+        return npy.read_array(file, allow_pickle=False)
 
 
 def parse_json(data: str | bytes) -> Any:

@@ -66,8 +66,8 @@ def resolve(
     if batch != 1 and static and not any(dims[:1] == (batch,) for dims in static.values()):
         fixed = ", ".join(f"{name} {_text(dims)}" for name, dims in static.items())
         raise UsageError(
-            f"{label} has a fixed batch size ({fixed}), so it cannot run with batch {batch}; leave "
-            "--batch out, or export the network with an open first dimension"
+            f"{label} has a fixed batch size ({fixed}), so it cannot run with batch {batch}; omit "
+            "--batch, or export the network with an open first dimension"
         )
     return static, symbols
 

@@ -307,7 +307,7 @@ def _parse(
         raise TvmtuneError(f"{path} is not a VTA program: it has no header.")
     header = bounded.parse_json(members["header"].tobytes())
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not an object")
     if header.get("format") != FORMAT:
         raise TvmtuneError(f"{path} is not a VTA program: its format is {header.get('format')!r}.")
     if header.get("version") != VERSION:
