@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from tvmtune.machine import threads as tvm_threads
 from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure.comparison import Run, Values, stored_reference, worst_error
+from tvmtune.measure.guarded import GuardedArguments, OutOfBounds
 from tvmtune.operators import cpu_pipeline
 from tvmtune.test_data import fill
 from tvmtune.types import TensorSpec, Timing, product
@@ -223,16 +225,21 @@ def check(
     artifact: str, reference: str, args: Sequence[TensorSpec], options: dict[str, Any]
 ) -> float:
     """The largest error of all arguments after both have run; see
-    :func:`tvmtune.measure.comparison.worst_error`.
+    :func:`tvmtune.measure.comparison.worst_error`. Infinite if the candidate writes beyond its
+    arguments.
 
-    The reference's results are stored beside its library.
+    The candidate is called twice on the same values: it may leave something behind, or its threads may
+    race. The reference's results are stored beside its library.
     """
-    return compare(lambda values: _after(artifact, values, options), reference, args)
+    try:
+        return compare(lambda values: _after(artifact, values, options), reference, args, calls=2)
+    except OutOfBounds:
+        return math.inf
 
 
-def compare(run: Run, reference: str, args: Sequence[TensorSpec]) -> float:
+def compare(run: Run, reference: str, args: Sequence[TensorSpec], *, calls: int = 1) -> float:
     """:func:`check` for a candidate that ``run`` runs. The reference is a library for this machine."""
-    return worst_error(args, run, lambda which: _expected(reference, args, which))
+    return worst_error(args, run, lambda which: _expected(reference, args, which), calls)
 
 
 def _expected(reference: str, args: Sequence[TensorSpec], which: int) -> tuple[Values, Values]:
@@ -242,12 +249,14 @@ def _expected(reference: str, args: Sequence[TensorSpec], which: int) -> tuple[V
     )
 
 
-def _after(
-    artifact: str, values: Sequence[np.ndarray], options: dict[str, Any]
-) -> list[np.ndarray]:
+def _after(artifact: str, values: Values, options: dict[str, Any]) -> Values:
     import tvm
 
     device, module = load(artifact, options)
+    if _on_cpu(options):
+        arguments = GuardedArguments(values)
+        module["main"](*arguments.tensors())
+        return arguments.arrays()
     arrays = [tvm.runtime.tensor(each, device) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]
