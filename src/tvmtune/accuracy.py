@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 TOLERANCE = 1e-4
-"""The largest :func:`relative_error` of float32 and integer outputs."""
+"""The largest :func:`relative_error` of float32 outputs, and of integers that were rounded from floats.
+Integers that both sides compute exactly must be equal."""
 
 HALF_KERNEL = 2e-3
 """The same for one float16 kernel, which computes in float32 and rounds once: two units in the last
@@ -62,3 +63,12 @@ def relative_error(got: np.ndarray, want: np.ndarray, scale: float | None = None
     if scale is None:
         scale = float(np.abs(right[finite]).max())
     return float(np.abs(left[finite] - right[finite]).max()) / (scale or 1.0)
+
+
+def integer_error(got: np.ndarray, want: np.ndarray) -> float:
+    """max|got - want| of integers or booleans of one shape: 0 if all are equal, else at least 1."""
+    different = got != want
+    if not different.any():
+        return 0.0
+    left, right = got[different].astype(np.float64), want[different].astype(np.float64)
+    return max(1.0, float(np.abs(left - right).max()))  # floats may round neighbors to one value

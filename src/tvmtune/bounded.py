@@ -8,9 +8,19 @@ its readers name the file.
 from __future__ import annotations
 
 import json
+import zipfile
 import zlib
 from itertools import chain
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+
+    import numpy as np
+
+ARCHIVE_FLOOR, ARCHIVE_RATIO = 1 << 28, 20
+"""The members of an archive may unpack to this many bytes, plus these times its size. Weights and
+images compress to a tenth at best; what is made to do harm, to a thousandth."""
 
 MAX_DEPTH = 100
 """Lists and objects inside of one another; what tvmtune writes has fewer than 20."""
@@ -52,6 +62,57 @@ def inflate(data: bytes, limit: int, dictionary: bytes = b"") -> bytes:
     if not decompressor.eof:
         raise ValueError("truncated")
     return result
+
+
+def archive_limit(size: int, floor: int = 0) -> int:
+    """How many bytes the members of an archive of ``size`` bytes may unpack to; ``floor`` if that is
+    more than :data:`ARCHIVE_FLOOR`."""
+    return max(ARCHIVE_FLOOR, floor) + ARCHIVE_RATIO * size
+
+
+def check_archive(archive: zipfile.ZipFile, limit: int) -> None:
+    """Raise ValueError if the members of an archive unpack to more than ``limit`` bytes. Readers unpack
+    no more than the index says."""
+    unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > limit:
+        raise ValueError(f"it unpacks to {unpacked / 1e6:.0f} MB, more than {limit / 1e6:.0f}")
+
+
+def read_npz(file: str | os.PathLike[str] | IO[bytes], limit: int) -> dict[str, np.ndarray]:
+    """The arrays of a file of ``numpy.savez``, by name.
+
+    Raises OSError if it cannot be read, and ValueError if it is damaged, has other members, or unpacks
+    to more than ``limit`` bytes.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            check_archive(archive, limit)
+            return {
+                member.filename.removesuffix(".npy"): _read_npy(archive, member)
+                for member in archive.infolist()
+            }
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # zipfile, its decompressors and Python's parser raise many kinds
+        raise ValueError(f"damaged: {error}") from error
+
+
+def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    import math
+
+    from numpy.lib import format as npy
+
+    with archive.open(member) as file:
+        if npy.read_magic(file) == (1, 0):
+            shape, _, dtype = npy.read_array_header_1_0(file)
+        else:
+            shape, _, dtype = npy.read_array_header_2_0(file)
+        # NumPy allocates what the header says.
+        left = member.file_size - file.tell()
+        if min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) != left:
+            raise ValueError(f"'{member.filename}' is not as long as its header says")
+    with archive.open(member) as file:
+        return npy.read_array(file, allow_pickle=False)
 
 
 def parse_json(data: str | bytes) -> Any:

@@ -136,7 +136,7 @@ def test_attributes_override_those_of_the_board():
 def test_errors_are_one_line():
     for attrs, words in [
         ({}, "which board? Give --target-attr board=NAME (android, hikey960"),
-        ({"board": "rk3398"}, "no board 'rk3398' is known. Did you mean rk3399"),
+        ({"board": "rk3398"}, "board 'rk3398' is not known. Did you mean rk3399"),
         ({"bord": "rk3399"}, "'bord' is not known. Did you mean board"),
         ({"mcpu": "cortex-a720x"}, "no processor 'cortex-a720x' for aarch64-linux-gnu. Did you"),
         ({"mcpu": "cortex-a72", "mtriple": "x86_64-linux-gnu"}, "not an ARM system"),

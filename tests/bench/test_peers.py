@@ -67,7 +67,7 @@ def test_lists_of_names_are_parsed():
         "openvino",
         "torch",
     ]
-    with pytest.raises(UsageError, match="is named"):
+    with pytest.raises(UsageError, match="name a runtime"):
         peers.parse(" , ")
 
 

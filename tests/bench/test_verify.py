@@ -7,6 +7,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from tvm import relax
 
 from tvmtune.accuracy import relative_error
 from tvmtune.bench.verify import SAMPLES, compare, make_check, run_check, sample_places
@@ -18,13 +19,28 @@ from tvmtune.types import TensorSpec
 class Fake:
     """A network that computes ``function(x)``, and its library at the same time."""
 
-    def __init__(self, function, shape=(8, 3), dtype="float32"):
-        self.function = function
+    def __init__(self, function, shape=(8, 3), dtype="float32", rounded=False):
+        self.function, self.rounded = function, rounded
         self.inputs = (TensorSpec("x", shape, dtype),)
         outputs = function(np.zeros(shape, dtype))
         self.outputs = tuple(
             TensorSpec(f"y{i}", y.shape, y.dtype.name) for i, y in enumerate(outputs)
         )
+
+    def to_relax(self):
+        """With outputs of the same types; integers are rounded from floats if :attr:`rounded`."""
+        builder = relax.BlockBuilder()
+        kinds = [relax.TensorType(spec.shape, spec.dtype) for spec in self.outputs]
+        floats = [relax.TensorType(spec.shape, "float32") for spec in self.outputs]
+        given = floats if self.rounded else kinds
+        params = [relax.Var(f"p{n}", kind) for n, kind in enumerate(given)]
+        with builder.function("main", params):
+            with builder.dataflow():
+                pairs = zip(params, self.outputs, strict=True)
+                cast = [relax.op.astype(p, s.dtype) if self.rounded else p for p, s in pairs]
+                output = builder.emit_output(relax.Tuple([builder.emit(each) for each in cast]))
+            builder.emit_func_output(output)
+        return builder.finalize()
 
     def reference(self, inputs):
         return self.function(inputs["x"])
@@ -149,6 +165,36 @@ def test_integers_and_booleans():
     assert verdict(classes, classes).passed
     assert not verdict(classes, lambda x: [x.argmax(1) + 1, x > 0]).passed
     assert not verdict(classes, lambda x: [x.argmax(1), x <= 0]).passed
+
+
+def test_indices_are_compared_exactly():
+    """The neighbor of one of 50,000 tokens is another token."""
+
+    def token(x):
+        return [x.argmax(0) + 49_000]
+
+    assert verdict(token, token).passed
+    wrong = verdict(token, lambda x: [token(x)[0] + (np.arange(3) == 1)])
+    assert not wrong.passed
+    assert wrong.error == 1.0
+    assert wrong.reasons == ("output 'y0' is off by 1.0e+00",)
+
+
+def test_large_integers_are_compared_exactly():
+    def large(x):
+        return [(x > 0) + np.int64(2) ** 60]
+
+    assert verdict(large, large).passed
+    assert not verdict(large, lambda x: [large(x)[0] + 1]).passed
+
+
+def test_integers_that_are_rounded_from_floats_have_a_tolerance():
+    def rounded(x):
+        return [(x * 1e6).astype(np.int32)]
+
+    result = verdict(rounded, lambda x: [rounded(x)[0] + 1], rounded=True)
+    assert result.passed
+    assert 0 < result.error < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -103,7 +103,7 @@ def test_an_invalid_request_lists_the_alternatives(invoke, name, args, message):
         (["--patience", "0"], "--patience must be at least 1"),
         (["--task-patience", "0"], "--task-patience must be at least 1"),
         (["--max-failure-rate", "1.5"], "--max-failure-rate must be from 0 to 1, not 1.5"),
-        (["--tuner", "grid"], "tuner 'grid' goes through a whole space"),
+        (["--tuner", "grid"], "tuner 'grid' enumerates the whole space"),
         (["--repeat", "0"], "--repeat must be at least 1"),
         (["--number", "-1"], "--number must be at least 1"),
         (["--min-repeat-ms", "-1"], "--min-repeat-ms must be"),

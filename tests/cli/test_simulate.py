@@ -154,7 +154,7 @@ def test_a_log_without_its_whole_space_is_rejected_with_the_remedy(invoke, tmp_p
     assert code == 1
     message = complaint(err)
     assert re.search(r"no space that was measured in full .*\(template\): its 90 trials", message)
-    assert message.endswith("Let tvmtune tune --tuner grid continue it to the end.")
+    assert message.endswith("Complete it with tvmtune tune --tuner grid.")
     assert out == ""
 
 

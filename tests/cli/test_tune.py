@@ -299,7 +299,7 @@ def test_a_transfer_log_is_checked_before_anything_is_built(invoke, folder):
     assert complaint(text).startswith("--transfer-from: log.json was written by a newer tvmtune")
     code, text = invoke("--transfer-from", "log.json", "--log", "log.json")
     assert code == 2
-    assert complaint(text).startswith("--transfer-from: log.json is the log of this very run")
+    assert complaint(text).startswith("--transfer-from: log.json is the log of this run")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import json
 import lzma
 import socket
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -494,6 +495,129 @@ def read_vta(data: bytes, folder: Path) -> str:
     return run("vta", "check", str(path))
 
 
+# Inputs and networks in archives of other packages
+
+
+def make_inputs(seed: int, changes: Sequence[Mutation]) -> bytes:
+    what, where, amount = changes[0]
+    arrays = {"data": np.zeros((2, 3), np.float32), "ids": np.zeros(4, np.int64)}
+    file = io.BytesIO()
+    (np.savez_compressed if seed % 2 else np.savez)(file, **arrays)
+    if seed // 2 % 2:
+        return mutated(file.getvalue(), changes)
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = sorted(members)[where % 2]
+    if what % 3:
+        members[name] = mutated(members[name], changes)
+    else:
+        extent = [b"-1", b"9" * 9, b"9" * 30, b"()", b"None", b"2.0", b"'x'", b"0"][amount % 8]
+        members[name] = members[name].replace(b"4" if name == "ids.npy" else b"3", extent)
+    return _archive(members)
+
+
+def read_inputs(data: bytes, folder: Path) -> str:
+    from tvmtune.networks.inputs import read_inputs as read
+    from tvmtune.types import TensorSpec
+
+    path = folder / "in.npz"
+    path.write_bytes(data)
+    try:
+        read(path, (TensorSpec("data", (2, 3), "float32"), TensorSpec("ids", (4,), "int64")))
+    except _error() as error:
+        assert getattr(error, "exit_code", 0) == 2
+        return _one_line(error)
+    return ""
+
+
+def _program() -> dict[str, bytes]:
+    import torch
+
+    from networks.torch_models import TinyCnn
+
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(TinyCnn().eval(), (torch.zeros(1, 3, 8, 8),)), file)
+    with zipfile.ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def make_program(seed: int, changes: Sequence[Mutation]) -> bytes:
+    """Other than pickles, which may run code."""
+    members = dict(_cached("program", _program))
+    if seed % 3 == 0:
+        return mutated(_archive(members), changes)
+    names = [name for name in sorted(members) if not name.endswith(".pt")]
+    name = names[changes[0][1] % len(names)]
+    if name.endswith(".json") and seed % 3 == 1:
+        members[name] = dumped(changed(json.loads(members[name]), changes))
+    else:
+        members[name] = mutated(members[name], changes)
+    return _archive(members)
+
+
+def read_program(data: bytes, folder: Path) -> str:
+    return _read_network(data, folder / "net.pt2")
+
+
+def make_tflite(seed: int, changes: Sequence[Mutation]) -> bytes:
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    from networks.tflite_models import tiny_cnn
+
+    content = _cached("tflite", tiny_cnn)
+    if seed % 3 == 0:
+        return mutated(content, changes)
+    model = schema.ModelT.InitFromPackedBuf(content)
+    graph = model.subgraphs[0]
+    for what, where, how in changes:  # the verifier accepts what these become
+        value = [0, -1, 1, 2, 7, 2**16, 2**24, 2**31 - 1, -(2**31)][how % 9]
+        if what % 2:
+            tensor = graph.tensors[where % len(graph.tensors)]
+            shape = [*tensor.shape]
+            if shape:
+                shape[how % len(shape)] = value
+            tensor.shape = np.array(shape if what % 3 else [*shape, value], np.int32)
+        else:
+            node = graph.operators[where % len(graph.operators)]
+            chosen = vars(node.builtinOptions) if node.builtinOptions else {}
+            names = [n for n in sorted(chosen) if type(chosen[n]) is int]
+            if names and what % 4:
+                setattr(node.builtinOptions, names[how % len(names)], value % 2**31)
+            elif len(node.inputs):
+                node.inputs = np.array(node.inputs)
+                node.inputs[how % len(node.inputs)] = value % (1 + len(graph.tensors))
+    builder = flatbuffers.Builder(1024)
+    try:
+        builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    except (TypeError, struct.error, ValueError):  # more than a field can hold
+        return content
+    return bytes(builder.Output())
+
+
+def read_tflite(data: bytes, folder: Path) -> str:
+    return _read_network(data, folder / "net.tflite")
+
+
+def _read_network(data: bytes, path: Path) -> str:
+    from tvmtune import networks
+
+    path.write_bytes(data)
+    try:
+        networks.load(str(path))
+    except _error() as error:
+        return _one_line(error)
+    return ""
+
+
+def _archive(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
 KINDS = {
     "logs": Kind(make_log, read_log),
     "reports": Kind(make_report, read_report),
@@ -502,6 +626,9 @@ KINDS = {
     "onnx": Kind(make_onnx, read_onnx),
     "greetings": Kind(make_greeting, read_greeting),
     "vta": Kind(make_vta, read_vta),
+    "inputs": Kind(make_inputs, read_inputs),
+    "programs": Kind(make_program, read_program),
+    "tflite": Kind(make_tflite, read_tflite),
 }
 
 _made: dict[str, Any] = {}

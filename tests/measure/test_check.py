@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from tvm import te, topi
 
 from measure import mutants
 from tvmtune.accuracy import tolerance
@@ -74,3 +76,114 @@ def test_every_wrong_kernel_is_caught(family: Any, dtype: str, tmp_path: Path, m
     for which in check_data.SETS:
         _, expected = local._expected(reference, args, which)
         assert check_data.shows_errors(expected[-1:]) >= check_data.TELLING
+
+
+def error_of(right: Any, wrong: Callable[[list[np.ndarray]], None], folder: Path) -> float:
+    """The error of a kernel that computes what ``wrong`` makes of the right one's arguments."""
+    mod = tvm.IRModule({"main": right.with_attr("global_symbol", "main")})
+    library = str(folder / "reference.so")
+    tvm.compile(mod, target="llvm").export_library(library)
+
+    def run(values: list[np.ndarray]) -> list[np.ndarray]:
+        after = [array.copy() for array in local._after(library, values, {})]
+        wrong(after)
+        return after
+
+    return local.compare(run, library, kernel_arguments(mod))
+
+
+def one_off(after: list[np.ndarray]) -> None:
+    """The largest value is off by one."""
+    flat = after[-1].reshape(-1)
+    flat[np.abs(flat).argmax()] -= 1
+
+
+def argmax(rows: int) -> Any:
+    x = te.placeholder((rows, 4), "float32", name="x")
+    return te.create_prim_func([x, topi.argmax(x, axis=0)])
+
+
+def scaled(size: int) -> Any:
+    x = te.placeholder((size,), "int32", name="x")
+    return te.create_prim_func([x, te.compute((size,), lambda i: x[i] * 3, name="y")])
+
+
+@pytest.mark.parametrize("kernel", [argmax(30000), scaled(500)], ids=["argmax", "int32"])
+def test_integers_are_compared_exactly(kernel, tmp_path):
+    """One off in 30,000 is within the tolerance of floats."""
+    assert error_of(kernel, lambda after: None, tmp_path) == 0.0
+    assert error_of(kernel, one_off, tmp_path) >= 1.0
+
+
+def test_integers_that_are_rounded_from_floats_are_compared_within_the_tolerance(tmp_path):
+    x = te.placeholder((500,), "float32", name="x")
+    y = te.compute((500,), lambda i: (x[i] * 1e6).astype("int32"), name="y")
+    error = error_of(te.create_prim_func([x, y]), one_off, tmp_path)
+    assert 0.0 < error < tolerance("int32")
+
+
+def scheme(body: str) -> Any:
+    """A kernel of ``x`` and ``y``, 100 floats each, whose loop over ``i`` has this body."""
+    text = f"""
+# from tvm.script import tirx as T
+@T.prim_func(s_tir=True)
+def main(x: T.Buffer((100,), "float32"), y: T.Buffer((100,), "float32")):
+    for i in range(100):
+        {body}
+"""
+    return tvm.script.from_source(text)
+
+
+def checked(body: str, folder: Path) -> float:
+    """The error of a kernel that should double ``x``."""
+    paths = []
+    for name, kernel in (
+        ("reference", scheme("y[i] = x[i] * T.float32(2)")),
+        ("main", scheme(body)),
+    ):
+        mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+        paths.append(str(folder / f"{name}.so"))
+        tvm.compile(mod, target="llvm").export_library(paths[-1])
+    return local.check(paths[1], paths[0], kernel_arguments(mod), {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y[i] = x[i] + x[i] + x[i + 1] * T.float32(1e-30)",
+        "y[i] = x[i] + x[i] + x[i - 1] * T.float32(1e-30)",
+        "y[i] = x[i] * T.float32(2); y[i + 1] = T.float32(0)",
+        "y[99 - i] = x[99 - i] * T.float32(2); y[98 - i] = T.float32(0)",
+        "y[i] = x[i] * T.float32(2); x[i + 1] = x[i + 1]; x[100] = T.float32(0)",
+    ],
+    ids=["reads behind", "reads before", "writes behind", "writes before", "writes behind inputs"],
+)
+def test_a_kernel_that_leaves_its_arguments_is_caught(body, tmp_path):
+    assert not checked(body, tmp_path) <= tolerance("float32")
+
+
+def test_a_kernel_that_stays_within_its_arguments_passes(tmp_path):
+    assert checked("y[i] = x[i] + x[i]", tmp_path) == 0.0
+
+
+def test_a_kernel_that_is_wrong_at_its_second_call_is_caught(tmp_path, monkeypatch):
+    """As one that leaves something behind, or whose threads race."""
+    calls = []
+
+    def load(artifact: str, options: Any) -> Any:
+        device, module = right(artifact, options)
+        if "main" not in Path(artifact).name:
+            return device, module
+
+        def main(*arrays: Any) -> None:
+            module["main"](*arrays)
+            calls.append(arrays)
+            if len(calls) % 2 == 0:
+                arrays[1].copyfrom(arrays[1].numpy() + np.float32(1))
+
+        return device, {"main": main}
+
+    right = local.load
+    monkeypatch.setattr(local, "load", load)
+    assert checked("y[i] = x[i] + x[i]", tmp_path) > 0.0
+    assert len(calls) == 3

@@ -11,7 +11,7 @@ import pytest
 import tvm
 import tvm_ffi
 
-from tvmtune.measure import check_data, local
+from tvmtune.measure import check_data, comparison, local
 from tvmtune.types import TensorSpec, Timing
 
 TIMING = Timing(repeat=10)
@@ -118,7 +118,7 @@ def test_a_truncated_reference_file_is_never_used(tmp_path, monkeypatch):
     assert local.check("right.so", str(reference), args, {}) == 0.0
     for which in check_data.SETS:
         with np.load(tmp_path / f"reference-{which}.npz") as stored:
-            kept = set(stored) - {local.LEVEL}
+            kept = set(stored) - {comparison.LEVEL}
             assert kept == {"1"}, "inputs are not kept: they may be half a gigabyte"
     assert local.check("wrong.so", str(reference), args, {}) == pytest.approx(1.0)
 

@@ -160,9 +160,9 @@ def test_errors_name_the_cause_and_the_line(write, text, cause):
     ("given", "cause"),
     [
         ({"m": 3}, "no such argument. Known: by, n, name, twice"),
-        ({"n": "many"}, "^n=many: a value of the type int is wanted"),
+        ({"n": "many"}, "^n=many: must be of type int"),
         ({"n": 1.5}, "^n=1.5"),
-        ({"twice": "perhaps"}, "^twice=perhaps: a value of the type bool"),
+        ({"twice": "perhaps"}, "^twice=perhaps: must be of type bool"),
     ],
 )
 def test_a_wrong_argument_is_refused(write, given, cause):

@@ -65,7 +65,7 @@ def test_an_input_without_rank_needs_a_shape():
 def test_a_fixed_batch_cannot_be_changed():
     text = refusal({"x": (1, 3)}, batch=4)
     assert "fixed batch size (x [1, 3])" in text
-    assert "leave --batch out" in text
+    assert "omit --batch" in text
 
 
 def test_the_batch_of_the_file_may_be_repeated():

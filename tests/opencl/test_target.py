@@ -98,7 +98,7 @@ def test_opencl_targets_lack_only_the_mali_key():
     ("attrs", "named"),
     [
         ({"boardd": "rk3399"}, "'boardd' is not known. Did you mean board"),
-        ({"board": "rk3398"}, "no board 'rk3398' is known. Did you mean rk3399"),
+        ({"board": "rk3398"}, "board 'rk3398' is not known. Did you mean rk3399"),
         ({"board": "pynq-z1"}, "'pynq-z1' has no GPU that runs OpenCL"),
         ({"board": "rk3399", "threads": "two"}, "threads=two is not a number"),
         (

@@ -85,3 +85,55 @@ def test_several_outputs():
     x = te.placeholder((4,), name="x")
     both = te.compute((4,), lambda i: (x[i] + 1.0, x[i] * 2.0), name="both")
     assert [a.written for a in arguments(x, *both)] == [False, True, True]
+
+
+INTEGERS = te.placeholder((6, 4), "int32", name="integers")
+FLOATS = te.placeholder((6, 4), "float32", name="floats")
+
+
+def elements(value: Any) -> Any:
+    return te.compute((6, 4), value, name="out")
+
+
+@pytest.mark.parametrize(
+    ("out", "exact"),
+    [
+        (elements(lambda i, j: INTEGERS[i, j] * 3 - 1), True),
+        (elements(lambda i, j: te.floordiv(INTEGERS[i, j], 3)), True),
+        (elements(lambda i, j: (FLOATS[i, j] > 0.5).astype("int32")), True),
+        (elements(lambda i, j: te.max(FLOATS[i, j], 0.0).astype("int32")), True),
+        (topi.argmax(FLOATS, axis=1), True),
+        (elements(lambda i, j: (FLOATS[i, j] * 0.5).astype("int8")), False),
+        (elements(lambda i, j: (FLOATS[i, j] / 3.0).astype("int8")), False),
+        (elements(lambda i, j: te.exp(FLOATS[i, j]).astype("int32")), False),
+        (topi.argmax(topi.nn.softmax(FLOATS), axis=1), False),
+    ],
+)
+def test_integers_are_exact_unless_floats_are_computed(out, exact):
+    inputs = [t for t in (INTEGERS, FLOATS) if t in _inputs(out)]
+    *given, found = arguments(*inputs, out)
+    assert found.exact == exact
+    assert [a.exact for a in given] == [exact and "int" in a.dtype for a in given]
+
+
+def test_floats_are_never_exact():
+    *_, found = arguments(INTEGERS, elements(lambda i, j: INTEGERS[i, j].astype("float32")))
+    assert not found.exact
+
+
+def test_a_constant_shift_of_sums_is_known():
+    k = te.reduce_axis((0, 4), "k")
+    sums = te.compute((6,), lambda i: te.sum(INTEGERS[i, k], axis=k), name="sums")
+    out = te.compute((6,), lambda i: (sums[i] >> 9).astype("int8"), name="out")
+    assert {a.shifted for a in arguments(INTEGERS, out)} == {9}
+    assert {a.shifted for a in arguments(INTEGERS, sums)} == {0}
+
+
+def _inputs(tensor: Any) -> set[Any]:
+    found: set[Any] = set()
+    waiting = [tensor]
+    while waiting:
+        tensor = waiting.pop()
+        waiting += list(tensor.op.input_tensors)
+        found |= {tensor} if isinstance(tensor.op, te.PlaceholderOp) else set()
+    return found

@@ -185,7 +185,7 @@ def test_records_of_several_devices_are_rejected(log, tmp_path):
             writer.append("header", header(of))
             writer.append("task", task("a"))
             writer.trial(trial("a", "0x1", 1e-3, device=of.identity()))
-    with pytest.raises(UsageError, match="does not tell devices apart"):
+    with pytest.raises(UsageError, match="does not distinguish devices"):
         export(select([read_log(path)]), tmp_path / "db")
     assert not (tmp_path / "db").exists()
 
@@ -196,7 +196,7 @@ def test_a_directory_with_other_files_is_left_alone(log, tmp_path):
     with pytest.raises(UsageError, match="holds other files"):
         export(select([log]), tmp_path / "mine")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         export(select([log]), tmp_path / "file")
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 

@@ -169,7 +169,7 @@ def test_only_a_distilled_log_is_replaced(tmp_path, kind):
             distill([log], output)
         write(output, *(trial("a", str(n), 1.0) for n in range(50)))
     before = output.read_bytes()
-    with pytest.raises(UsageError, match="exists and is no distilled log: choose another -o"):
+    with pytest.raises(UsageError, match="exists and is not a distilled log: choose another -o"):
         distill([log], output)
     assert output.read_bytes() == before
     distill([log], output, force=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ import pytest
 from tuning import small
 from tvmtune.cli import progress
 from tvmtune.measure.measurer import Measurement
+from tvmtune.passes.workload_keys import structure
 from tvmtune.records.best import best_of
 from tvmtune.records.log import read_log
 from tvmtune.tuning import drift as drifts
 from tvmtune.tuning import incumbents
+from tvmtune.tuning import session as sessions
+from tvmtune.tuning.clock import Clock
 from tvmtune.tuning.drift import READINGS_TO_RESET, Drift, Reading
 from tvmtune.tuning.session import TuningSession
 from tvmtune.types import Trial
@@ -107,7 +112,7 @@ def test_an_incumbent_that_was_fast_by_chance_is_replaced(log):
     assert state.implementations[0].best_after[-1] == state.incumbent.latency
 
 
-def test_an_incumbent_is_timed_again_before_its_output_is_checked(log):
+def test_an_incumbent_is_checked_before_it_is_timed_again(log):
     events = []
 
     class Order(Recorder):
@@ -115,18 +120,125 @@ def test_an_incumbent_is_timed_again_before_its_output_is_checked(log):
             events.append(("time", trial.candidate))
 
         def verdict(self, state, trial):
-            events.append(("answer", trial.candidate))
+            events.append(("output", trial.candidate))
 
     tasks = [small.task(0, small.matmul(8))]
     with small.session(log, tasks, trials=6, observer=Order()) as session:
-        slower(session, lambda trial: 1e6 if trial.tuner == "default" else 1.0)
+        slower(session, lambda trial: 1e6)
+        session.run()
+    timed = [candidate for what, candidate in events if what == "time"]
+    assert len(timed) >= 2
+    for candidate in timed:
+        assert events.index(("output", candidate)) < events.index(("time", candidate))
+
+
+def test_a_wrong_candidate_is_not_timed_again(log):
+    """Its times would be believed by the tuner, and those that skip work are the fastest."""
+    tasks = [small.task(0, small.matmul(8))]
+    options = {"references": [structure(small.matmul(8))]}
+    wrong = "tuning.small:build_every_other_wrong", "tuning.small:run_marked_quickly"
+    with small.session(
+        log, tasks, build=wrong[0], run=wrong[1], options=options, trials=16
+    ) as session:
         session.run()
         incumbent = session.states[0].incumbent
+    again = {r["candidate"] for r in lines(log, "remeasure")}
+    found = {t.candidate: t.verified for t in read_log(log).trials}
+    assert False in found.values()
     assert incumbent is not None
-    assert incumbent.tuner != "default", "its time was by chance"
-    assert events.index(("time", incumbent.candidate)) < events.index(
-        ("answer", incumbent.candidate)
-    )
+    assert incumbent.candidate in again
+    assert {found[candidate] for candidate in again} == {True}
+
+
+@pytest.mark.parametrize("seconds", [(float("nan"),) * 6, (-1.0,) * 6, (0.0,) * 6])
+def test_impossible_times_of_a_second_measurement_are_not_believed(log, seconds):
+    """The clock of a board may be broken, or set meanwhile."""
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, trials=6) as session:
+        session.measurer.remeasure = lambda *_: Measurement(seconds=seconds)  # type: ignore[method-assign]
+        session.run()
+        incumbent = session.states[0].incumbent
+        estimate = session.estimate()
+    assert lines(log, "remeasure") == []
+    assert incumbent is not None
+    assert "remeasured" not in incumbent.extra
+    assert 0 < estimate == incumbent.latency < float("inf")
+
+
+class Ticking(small.Recorder):
+    """Each trial takes ``step`` seconds by the session's clock, which begins at ``start``."""
+
+    def __init__(self, start: float, step: float) -> None:
+        super().__init__()
+        self.start, self.step = start, step
+        self.pause_after = 0, 0.0
+        """After so many trials the clock advances by so many seconds."""
+
+    @property
+    def elapsed(self) -> float:
+        after, seconds = self.pause_after
+        pause = seconds if len(self.trials) > after else 0.0
+        return self.start + self.step * len(self.trials) + pause
+
+
+@pytest.fixture
+def ticking(monkeypatch) -> Callable[..., Ticking]:
+    """Replaces the session's clock; incumbents are timed again only when tuning is over."""
+
+    def replace(start: float, step: float) -> Ticking:
+        recorder = Ticking(start, step)
+        stopped = SimpleNamespace(monotonic=lambda: recorder.elapsed, time=time.time)
+        monkeypatch.setattr(sessions, "time", stopped)
+        monkeypatch.setattr(incumbents, "CONFIRM_SHARE", 0.0)
+        monkeypatch.setattr(Clock, "elapsed", property(lambda _: recorder.elapsed))
+        return recorder
+
+    return replace
+
+
+def test_a_time_budget_leaves_time_to_confirm_what_is_shipped(log, ticking):
+    recorder = ticking(start=90.0, step=0.25)
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, seconds=100.0, observer=recorder) as session:
+        slower(session, lambda trial: 1.0)
+        session.run()
+        incumbent = session.states[0].incumbent
+    assert session.stopped_because == "the time budget of 100 s is spent"
+    assert recorder.elapsed <= 100.0 - incumbents.USUAL
+    assert incumbent is not None
+    assert "remeasured" in incumbent.extra
+    assert incumbent.verified
+    assert session.unconfirmed == []
+    assert recorder.notes == []
+
+
+def test_what_a_spent_time_budget_left_unconfirmed_is_named(log, ticking):
+    recorder = ticking(start=0.0, step=1.0)
+    recorder.pause_after = 10, 100.0
+    tasks = [small.task(n, small.matmul(8 << n)) for n in range(2)]
+    with small.session(log, tasks, seconds=100.0, observer=recorder) as session:
+        session.run()
+    assert recorder.elapsed > 100.0
+    assert lines(log, "remeasure") == []
+    assert all(s.incumbent is not None and s.incumbent.verified for s in session.states)
+    assert session.unconfirmed
+    assert recorder.notes == [
+        f"not timed again, because the time budget is spent: {', '.join(session.unconfirmed)}. "
+        "Their best times may be too low by chance"
+    ]
+
+
+def test_a_time_budget_leaves_time_to_repeat_checks_without_a_verdict(log, ticking, monkeypatch):
+    monkeypatch.setattr(incumbents, "RECHECK_SHARE", 0.0)
+    recorder = ticking(start=90.0, step=0.25)
+    tasks = [small.task(0, small.matmul(8))]
+    with small.session(log, tasks, seconds=100.0, observer=recorder) as session:
+        Checks(session, incumbents.PATIENCE)
+        session.run()
+        incumbent = session.states[0].incumbent
+    assert recorder.elapsed < 100.0
+    assert incumbent is not None
+    assert incumbent.verified
 
 
 def test_timing_again_takes_a_small_part_of_the_session(log, monkeypatch):

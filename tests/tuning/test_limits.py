@@ -37,6 +37,18 @@ def test_trials_of_all_tasks_count_together():
     assert limits(*states, trials=9).batch() == 2
 
 
+def test_time_that_is_reserved_is_not_for_rounds():
+    found = limits(state(0, [1.0]), spent=94.0, seconds=100.0)
+    found._times.rounds.add({KEY}, 1, 1.0)
+    assert (found.batch(KEY), found.reached()) == (6, False)
+    found.reserved = 4.0
+    assert (found.batch(KEY), found.reached()) == (2, False)
+    assert found.seconds_left == 6.0
+    found.reserved = 6.0
+    assert (found.batch(KEY), found.reached()) == (0, True)
+    assert found.reason == "the time budget of 100 s is spent"
+
+
 def test_patience_ends_when_its_trials_gained_less_than_1_percent():
     history = [1.0] * BATCH
     assert reason(state(0, [*history, 0.98, *[0.979] * 4]), patience=5) == ""

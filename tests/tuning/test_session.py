@@ -157,7 +157,7 @@ def test_an_implementation_that_cannot_be_searched_is_reported(tmp_path):
     with small.session(tmp_path / "log.json", [task], observer=recorder, trials=40) as session:
         session.run()
     assert session.new == 40
-    assert recorder.notes == [
+    assert [n for n in recorder.notes if not n.startswith("not timed again")] == [
         "product (template) has no default schedule: this space has no default",
         "product (template) is left out: its space cannot be searched: this space has no rules",
     ]

@@ -108,7 +108,7 @@ def test_a_log_of_another_tvm_is_rejected(donor, tmp_path):
 
 def test_the_sessions_own_log_is_rejected(donor):
     before = donor.read_bytes()
-    with pytest.raises(UsageError, match="is the log of this very run"):
+    with pytest.raises(UsageError, match="is the log of this run"):
         api.tune(plan(), donor, transfer=[donor])
     assert donor.read_bytes() == before
 
@@ -125,7 +125,7 @@ def test_a_log_that_is_read_already_is_not_read_again(donor, tmp_path):
     logs = transfer.read([donor], tmp_path / "log.json")
     (again,) = transfer.read(logs, tmp_path / "log.json")
     assert again is logs[0]
-    with pytest.raises(UsageError, match="is the log of this very run"):
+    with pytest.raises(UsageError, match="is the log of this run"):
         transfer.read(logs, donor)
 
 

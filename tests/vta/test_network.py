@@ -206,7 +206,7 @@ def test_a_factor_beyond_int8_is_rejected():
         ({"configuration": "sim"}, "'configuration' is not known. Did you mean config"),
         ({"start-op": "max_pool"}, "no operator 'max_pool' for start-op. Did you mean max_pool2d"),
         ({"threads": "two"}, "threads=two is not a number"),
-        ({"mcpu": "skylakee"}, "LLVM knows no processor 'skylakee'. Did you mean skylake"),
+        ({"mcpu": "skylakee"}, "LLVM has no processor 'skylakee'. Did you mean skylake"),
     ],
 )
 def test_invalid_attributes_are_rejected(attrs, message):

@@ -150,5 +150,5 @@ def _check_features(target: dict[str, Any], given: list[str]) -> None:
     for name in wanted:
         if name not in names:
             raise UsageError(
-                f"LLVM knows no feature '{name}' of {target['mtriple']}.{nearest(name, names)}"
+                f"LLVM has no feature '{name}' of {target['mtriple']}.{nearest(name, names)}"
             )

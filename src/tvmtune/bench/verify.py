@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from tvmtune import accuracy
-from tvmtune.accuracy import relative_error
+from tvmtune.accuracy import integer_error, relative_error
 from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import inputs_of, random_inputs, ranges_of
+from tvmtune.passes.exact_outputs import exact_outputs
 from tvmtune.types import is_operator
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class OutputCheck:
 
     name: str
     error: float
-    """max|y - ref| / max|ref|; infinite where shape, dtype or finiteness differ."""
+    """max|y - ref| / max|ref|, or max|y - ref| of integers that must be equal; infinite where shape,
+    dtype or finiteness differ."""
     reason: str = ""
     """Why it is wrong, if the error does not say."""
 
@@ -102,11 +104,13 @@ def make_check(network: Network, seed: int = 0) -> JSON:
             "shape": list(array.shape),
             "dtype": array.dtype.name,
             "varies": _differ([array], [other]),
-            "tolerance": allowed_error(network, array.dtype.name),
+            "tolerance": allowed,
             **_sampled(array, seed, SAMPLES),
             "second": _sampled(other, seed, SECOND_SAMPLES),
         }
-        for spec, array, other in zip(network.outputs, first, second, strict=True)
+        for spec, allowed, array, other in zip(
+            network.outputs, allowed_errors(network), first, second, strict=True
+        )
     ]
     check: JSON = {"seed": seed, "varies": _differ(first, second), "outputs": outputs}
     ranges = ranges_of(network)
@@ -125,8 +129,21 @@ def _sampled(array: np.ndarray, seed: int, most: int) -> JSON:
     }
 
 
+def allowed_errors(network: Network) -> list[float]:
+    """The tolerance of each output against the network's reference; 0 for integers and booleans that
+    are not rounded from floats."""
+    specs = network.outputs
+    exact = [False] * len(specs)
+    if not all("float" in spec.dtype for spec in specs):
+        exact = exact_outputs(network.to_relax())
+    return [
+        0.0 if only else allowed_error(network, spec.dtype)
+        for spec, only in zip(specs, exact, strict=True)
+    ]
+
+
 def allowed_error(network: Network, dtype: str) -> float:
-    """The tolerance for an output of this dtype against the network's reference."""
+    """The tolerance for an output of this dtype that is computed from floats."""
     computes = getattr(network, "computes", dtype) if dtype.startswith("float") else dtype
     return accuracy.tolerance(computes, network=not is_operator(network))
 
@@ -243,6 +260,8 @@ def _compare_one(array: np.ndarray, entry: JSON, seed: int, most: int) -> Output
         return OutputCheck(
             name, float("inf"), "cannot be checked: no value of the reference is finite"
         )
+    if entry.get("tolerance") == 0.0:
+        return OutputCheck(name, integer_error(values, raw.astype(dtype)))
     error = relative_error(values, raw, entry["max_abs"])
     return OutputCheck(name, error, "" if np.isfinite(error) else "holds NaN or infinity")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tvmtune.accuracy import relative_error
+from tvmtune.accuracy import integer_error, relative_error
 from tvmtune.atomic_write import replacing
 from tvmtune.bench.baselines import AsWritten, NumPy, Untuned
 from tvmtune.bench.bench import TABLE_SECONDS, bench
 from tvmtune.bench.peers.remote_peer import RemotePeer
 from tvmtune.bench.results import BenchResult
-from tvmtune.bench.verify import CheckResult, allowed_error, run_check
+from tvmtune.bench.verify import CheckResult, allowed_errors, run_check
 from tvmtune.compiling.compile import Compiled, compile_library
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import scratch
@@ -228,9 +228,10 @@ def _choose(
 def _check_given(library: Library, network: Network, inputs: Mapping[str, np.ndarray]) -> float:
     """The error for the user's own inputs; raises :class:`TvmtuneError` if it is too large."""
     worst = 0.0
-    for got, want in zip(library.run(inputs), network.reference(inputs), strict=True):
-        error = relative_error(got, want)
-        if not error <= allowed_error(network, want.dtype.name):
+    pairs = zip(library.run(inputs), network.reference(inputs), strict=True)
+    for (got, want), allowed in zip(pairs, allowed_errors(network), strict=True):
+        error = (relative_error if allowed else integer_error)(got, want)
+        if not error <= allowed:
             raise TvmtuneError(
                 "the outputs for the given inputs are wrong (max|y - ref| / max|ref| = "
                 f"{error:.1e}): nothing is written"

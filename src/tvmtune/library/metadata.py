@@ -201,7 +201,7 @@ def _check(data: JSON) -> None:
     if data.get("check"):
         fields.check(data["check"], {"seed": integer, "outputs": some})
     if not 0 <= data["created"] < _LATEST:
-        raise ValueError("'created' is no time")
+        raise ValueError("'created' is not a time")
 
 
 def elf_machine(path: str | os.PathLike[str]) -> str:

@@ -42,4 +42,4 @@ def check_processor(mcpu: str, mtriple: str = "") -> None:
     target = tvm.target.Target({"kind": "llvm", **({"mtriple": mtriple} if mtriple else {})})
     known = [str(name) for name in tvm.get_global_func("target.llvm_get_cpu_archlist")(target)]
     where = f" for {mtriple}" if mtriple else ""
-    raise UsageError(f"LLVM knows no processor '{mcpu}'{where}.{nearest(mcpu, known)}")
+    raise UsageError(f"LLVM has no processor '{mcpu}'{where}.{nearest(mcpu, known)}")

@@ -34,7 +34,8 @@ LARGE_TERMS = 16
 LONG_SUM = 64
 """Terms from which on a sum is made sparse."""
 CLIPPED = 127
-"""Where 8-bit results are clipped; sums are kept below it, after the shift if there is one."""
+"""Where 8-bit results are clipped; sums are kept below it, after the shift if there is one: by bits
+that are an argument, or a constant."""
 TELLING = 0.25
 """Share of an output's values that must be visible."""
 VISIBLE = 1e-3
@@ -91,6 +92,8 @@ class _Drawing:
         if self.which == SPARSE and self._products > LONG_SUM:
             terms = [arg for arg in inputs if self._is_narrow(arg) or _is_float(arg)]
             self._sparse = max(terms, key=lambda arg: product(arg.shape), default=None)
+        self._most = CLIPPED << max((arg.shifted for arg in self.args), default=0)
+        """Where sums are clipped."""
         self._terms = LARGE_TERMS if self._sparse is not None else self._products
         results = [arg for arg in self.args if arg.written and "int" in arg.dtype]
         self._clips = (
@@ -191,7 +194,7 @@ class _Drawing:
         if self._products > 1:
             most = min(most, 255)  # sums of products of 16-bit integers would exceed 32 bits
         if self._clips:
-            most = max(1, round(math.sqrt(CLIPPED / math.sqrt(self._terms))))
+            most = min(most, max(1, round(math.sqrt(self._most / math.sqrt(self._terms)))))
         return max(low, -most - 1 if most == high else -most), most
 
 

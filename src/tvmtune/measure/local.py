@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune.accuracy import relative_error
 from tvmtune.machine import threads as tvm_threads
 from tvmtune.machine.clock_steps import without_step
-from tvmtune.measure import check_data
+from tvmtune.measure.comparison import Run, Values, stored_reference, worst_error
+from tvmtune.measure.guarded import GuardedArguments, OutOfBounds
 from tvmtune.operators import cpu_pipeline
 from tvmtune.test_data import fill
 from tvmtune.types import TensorSpec, Timing, product
@@ -45,9 +44,6 @@ LONG_MEASUREMENT = 0.05
 """Seconds. If the remaining repeats take longer, half of the repeats suffice if their times agree."""
 MAX_RELATIVE_IQR = 0.01
 """Times agree if their interquartile range is below this share of their median."""
-
-LEVEL = "level"
-"""Name of the level in a file of a reference's results."""
 
 _arguments: Arguments | None = None
 """In a run worker: the arguments of candidates."""
@@ -228,89 +224,39 @@ class Arguments:
 def check(
     artifact: str, reference: str, args: Sequence[TensorSpec], options: dict[str, Any]
 ) -> float:
-    """The largest max|y - ref| / max|ref| over all arguments after both have run, for each of the two
-    sets of :mod:`tvmtune.measure.check_data`.
+    """The largest error of all arguments after both have run; see
+    :func:`tvmtune.measure.comparison.worst_error`. Infinite if the candidate writes beyond its
+    arguments.
 
-    The reference is slow and is needed again for the next candidate, so what it changed is cached
-    beside its library.
+    The candidate is called twice on the same values: it may leave something behind, or its threads may
+    race. The reference's results are stored beside its library.
     """
-    return compare(lambda values: _after(artifact, values, options), reference, args)
-
-
-def compare(
-    after: Callable[[list[np.ndarray]], list[np.ndarray]],
-    reference: str,
-    args: Sequence[TensorSpec],
-) -> float:
-    """:func:`check` for a candidate that ``after`` runs: given the values of all arguments, it returns
-    their values after the call. The reference is a library for this machine."""
-    worst = 0.0
-    for which in check_data.SETS:
-        before, expected = _expected(reference, args, which)
-        for got, want in zip(after(before), expected, strict=True):
-            if not _same_bits(got, want):
-                worst = max(worst, relative_error(got, want))
-        if worst == math.inf:
-            break
-    return worst
-
-
-def _expected(
-    reference: str, args: Sequence[TensorSpec], which: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Each argument's value in a set of data, before the call and after that of the reference."""
-    library = Path(reference)
-    cache = library.with_name(f"{library.stem}-{which}.npz")
-    if not cache.exists():
-        _write(cache, _run_reference(reference, args, which))
-    with np.load(cache) as stored:
-        before = check_data.draw(args, which, int(stored[LEVEL]))
-        # The file keeps the bits of bfloat16, but not the type.
-        after = [stored.get(str(n), old).view(old.dtype) for n, old in enumerate(before)]
-    return before, after
-
-
-def _run_reference(reference: str, args: Sequence[TensorSpec], which: int) -> dict[str, Any]:
-    """The level of the data that shows errors best, and the arguments that the reference changed, by
-    number."""
-    best, chosen = -1.0, {}
-    for level in check_data.LEVELS:
-        before = check_data.draw(args, which, level)
-        changed = {
-            str(n): new
-            for n, (old, new) in enumerate(zip(before, _after(reference, before, {}), strict=True))
-            if not np.array_equal(old, new)  # NaN differs from itself: an unwritten output counts
-        }
-        shown = check_data.shows_errors([*changed.values()])
-        if shown > best:
-            best, chosen = shown, {LEVEL: level, **changed}
-        if shown >= check_data.TELLING:
-            break
-    return chosen
-
-
-def _write(path: Path, arrays: dict[str, Any]) -> None:
-    """Atomically: other checks may read it now, and a full disk must not leave half of it."""
-    fresh = path.with_name(f"{path.stem}-{os.getpid()}.tmp")
     try:
-        with fresh.open("wb") as file:
-            np.savez(file, **arrays)
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+        return compare(lambda values: _after(artifact, values, options), reference, args, calls=2)
+    except OutOfBounds:
+        return math.inf
 
 
-def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
-    """Nearly all arguments are inputs, which stay as they were; their errors need not be computed."""
-    return bool(np.array_equal(left.reshape(-1).view(np.uint8), right.reshape(-1).view(np.uint8)))
+def compare(run: Run, reference: str, args: Sequence[TensorSpec], *, calls: int = 1) -> float:
+    """:func:`check` for a candidate that ``run`` runs. The reference is a library for this machine."""
+    return worst_error(args, run, lambda which: _expected(reference, args, which), calls)
 
 
-def _after(
-    artifact: str, values: Sequence[np.ndarray], options: dict[str, Any]
-) -> list[np.ndarray]:
+def _expected(reference: str, args: Sequence[TensorSpec], which: int) -> tuple[Values, Values]:
+    """Each argument's value in a set of data, before the call and after that of the reference."""
+    return stored_reference(
+        args, which, lambda values: _after(reference, values, {}), Path(reference)
+    )
+
+
+def _after(artifact: str, values: Values, options: dict[str, Any]) -> Values:
     import tvm
 
     device, module = load(artifact, options)
+    if _on_cpu(options):
+        arguments = GuardedArguments(values)
+        module["main"](*arguments.tensors())
+        return arguments.arrays()
     arrays = [tvm.runtime.tensor(each, device) for each in values]
     module["main"](*arrays)
     return [array.numpy() for array in arrays]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import checks
 from tvmtune.errors import ArgumentError, UsageError, nearest
 from tvmtune.networks.registry import DTYPES, FORMATS, convert, format_of
+from tvmtune.networks.shapes import MOST_INPUT_ELEMENTS, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,6 +67,8 @@ def load(
         )
     if name is not None:
         network = zoo.load(name, batch=batch, shapes=shapes)
+        for spec in network.inputs:
+            check_size(f"input '{spec.name}' of {name}", spec.shape, MOST_INPUT_ELEMENTS)
     else:
         network = _read(path, name_or_path, batch=batch, shapes=shapes, arguments=arguments)
     return convert(network, dtype)

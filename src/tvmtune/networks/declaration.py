@@ -145,4 +145,4 @@ def _convert(name: str, value: Any, default: Any) -> Any:
             return kind(value)
     except (ValueError, KeyError):
         pass
-    raise ArgumentError(f"{name}={value}: a value of the type {kind.__name__} is wanted")
+    raise ArgumentError(f"{name}={value}: must be of type {kind.__name__}")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune import bounded
 from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import UsageError
+from tvmtune.networks.model_file import one_line
+from tvmtune.types import product
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
     from tvmtune.types import Network, TensorSpec
+
+
+_SINGLE = b"\x93NUMPY"
+"""Begins a file of one array."""
 
 
 def random_inputs(
@@ -75,23 +81,25 @@ def read_arrays(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
 
     Raises :class:`UsageError` if the file cannot be read.
     """
+    kinds = {spec.name: numpy_dtype(spec.dtype) for spec in specs}
+    floor = 2 * sum(product(spec.shape) * kinds[spec.name].itemsize for spec in specs)
     try:
-        content = np.load(Path(path), allow_pickle=False)
-        if not isinstance(content, np.lib.npyio.NpzFile):
-            raise UsageError(
-                f"{path} holds a single array; save one per input with "
-                f"numpy.savez({str(path)!r}, {_call(specs)})"
-            )
-        kinds = {spec.name: numpy_dtype(spec.dtype) for spec in specs}
-        with content:
-            return {name: _restore_dtype(content[name], kinds.get(name)) for name in content.files}
+        with Path(path).open("rb") as file:
+            if file.read(len(_SINGLE)) == _SINGLE:
+                raise UsageError(
+                    f"{path} holds a single array; save one per input with "
+                    f"numpy.savez({str(path)!r}, {_call(specs)})"
+                )
+            limit = bounded.archive_limit(Path(path).stat().st_size, floor)
+            arrays = bounded.read_npz(file, limit)
     except FileNotFoundError as error:
         raise UsageError(f"input file {path} does not exist") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} is damaged or not an .npz file; make one with "
+            f"{path} is damaged or not an .npz file ({one_line(error)}); make one with "
             f"numpy.savez({str(path)!r}, {_call(specs)})"
         ) from error
+    return {name: _restore_dtype(array, kinds.get(name)) for name, array in arrays.items()}
 
 
 def _restore_dtype(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:

@@ -8,11 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import UsageError
+from tvmtune.types import product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Dim = int | str | None
+
+MOST_ELEMENTS = 1 << 31
+"""Of any tensor; more would be 8 GiB of float32."""
+MOST_INPUT_ELEMENTS = 1 << 28
+"""Of an input; importers and checks draw random ones."""
+
+
+def check_size(what: str, shape: Sequence[int], most: int = MOST_ELEMENTS) -> None:
+    """Raise :class:`UsageError` for a tensor of more than ``most`` elements; ``what`` names it."""
+    if product(shape) > most:
+        extents = "x".join(map(str, shape))
+        raise UsageError(f"{what} has the shape {extents}: more than {most} elements")
 
 
 def resolve(
@@ -48,11 +61,13 @@ def resolve(
                 dims[0] = batch
     _substitute(result, symbols)
     static = {name: _require_static(name, dims, batch, label) for name, dims in result.items()}
+    for name, extents in static.items():
+        check_size(f"input '{name}' of {label}", extents, MOST_INPUT_ELEMENTS)
     if batch != 1 and static and not any(dims[:1] == (batch,) for dims in static.values()):
         fixed = ", ".join(f"{name} {_text(dims)}" for name, dims in static.items())
         raise UsageError(
-            f"{label} has a fixed batch size ({fixed}), so it cannot run with batch {batch}; leave "
-            "--batch out, or export the network with an open first dimension"
+            f"{label} has a fixed batch size ({fixed}), so it cannot run with batch {batch}; omit "
+            "--batch, or export the network with an open first dimension"
         )
     return static, symbols
 

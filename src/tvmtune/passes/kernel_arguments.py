@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.arrays import numpy_dtype
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
     import tvm
 
 MOST_DIVISOR = 7
+_EXACT_CALLS = ("tirx.if_then_else", "tirx.likely")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class KernelArgument(TensorSpec):
     """Whether it says by how many bits to shift."""
     products: int = 1
     """Of the whole kernel: the number of terms of its longest sum."""
+    shifted: int = 0
+    """Of the whole kernel: by how many bits integers of 32 bits are shifted right, if that is a
+    constant."""
+    exact: bool = False
+    """Whether it is of integers, and nothing that the kernel computes is rounded: any difference is an
+    error."""
 
 
 def kernel_arguments(mod: tvm.IRModule) -> list[KernelArgument]:
@@ -56,6 +64,8 @@ def kernel_arguments(mod: tvm.IRModule) -> list[KernelArgument]:
                 high=high,
                 shifts=shifts,
                 products=program.products,
+                shifted=program.shifted,
+                exact=program.exact and "float" not in dtype,
             )
         )
     return arguments
@@ -81,6 +91,9 @@ class _Program:
     shifts: set[Any] = field(default_factory=set)
     divisors: set[Any] = field(default_factory=set)
     """Arguments that are read where an integer is shifted or divided."""
+    shifted: int = 0
+    exact: bool = True
+    """Whether no floating-point number is computed; they may be compared, selected and copied."""
     domains: list[tuple[Any, Any]] = field(default_factory=list)
     """Variables of loops and blocks with their ranges."""
     bound: dict[Any, Any] = field(default_factory=dict)
@@ -125,9 +138,23 @@ class _Program:
         def shift(node: Any) -> None:
             self.shifts |= known & self._sources(node.b)
 
+        def shift_right(node: Any) -> None:
+            shift(node)
+            if isinstance(node.b, tirx.IntImm) and numpy_dtype(str(node.a.ty.dtype)).itemsize > 2:
+                self.shifted = max(self.shifted, int(node.b))
+
+        def compute(node: Any) -> None:
+            self.exact &= "float" not in str(node.ty.dtype)
+
         def divide(node: Any) -> None:
+            compute(node)
             if "int" in str(node.b.ty.dtype):
                 self.divisors |= known & self._sources(node.b)
+
+        def call(node: Any) -> None:
+            name = str(getattr(node.op, "name", ""))
+            if name not in _EXACT_CALLS and ("float" in str(node.ty.dtype) or "call_" in name):
+                self.exact = False
 
         structural_walk(
             self.func.body,
@@ -137,8 +164,11 @@ class _Program:
                 (s_tir.SBlock, block),
                 (tirx.For, loop),
                 ((tirx.Bind, tirx.Let), bind),
-                ((tirx.LShift, tirx.RShift), shift),
+                (tirx.LShift, shift),
+                (tirx.RShift, shift_right),
                 (narrowing, divide),
+                ((tirx.Add, tirx.Sub, tirx.Mul), compute),
+                (ir.Call, call),
             ),
             order="pre",
         )

@@ -165,7 +165,7 @@ def _quantize_sum(
         finer = right if smaller == 0 else left
         warnings.warn(
             f"layer {layer.output}: what {layer.inputs[smaller]} adds (at most {reach[smaller]:.2g} to "
-            f"at most {max(reach):.2g}) is less than a step of int8, and is left out",
+            f"at most {max(reach):.2g}) is less than one int8 step, and is dropped",
             stacklevel=2,
         )
     exponent = max(exponent_for(tensors[layer.output]), finer)

@@ -100,7 +100,7 @@ def distill(
     """Write the best ``top`` records per task and device of several logs to a new log.
 
     Atomic: the file appears complete or not at all. Returns :func:`counts`. Raises UsageError if
-    ``output`` exists and is no distilled log, unless ``force`` is set.
+    ``output`` exists and is not a distilled log, unless ``force`` is set.
     """
     refuse_compressed(output)
     selections = select(logs, top)
@@ -112,8 +112,8 @@ def distill(
             held.enter_context(LogWriter(output))  # raises while a session writes to it
             if not (force or is_empty(output) or _is_distilled(output)):
                 raise UsageError(
-                    f"{output} exists and is no distilled log: choose another -o, or replace it with "
-                    "--force."
+                    f"{output} exists and is not a distilled log: choose another -o, or replace it "
+                    "with --force."
                 )
         _write(selections, output)
     return counts(logs, selections)

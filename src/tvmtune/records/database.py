@@ -44,11 +44,13 @@ def export(selections: Sequence[Selection], folder: Path) -> None:
     models = {s.header["device"]["model"] or s.header["device"]["backend"] for s in selections}
     if len(selections) > 1:
         raise UsageError(
-            "a MetaSchedule database does not tell devices apart, and the logs hold records of "
+            "a MetaSchedule database does not distinguish devices, and the logs hold records of "
             f"several ({', '.join(sorted(models))}): give logs of one device"
         )
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"-o {folder} exists and is no directory: a database has two files")
+        raise UsageError(
+            f"-o {folder} exists and is not a directory: a database consists of two files"
+        )
     if folder.exists() and any(entry.name not in FILES for entry in folder.iterdir()):
         raise UsageError(f"-o {folder} holds other files: choose a new directory")
     selection = selections[0]

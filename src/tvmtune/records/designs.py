@@ -66,7 +66,7 @@ class PackedTrace:
         try:
             postprocs = bounded.parse_json(_inflate(self.postprocs, self.design.example))
             if not isinstance(postprocs, list):
-                raise ValueError("they are no list")
+                raise ValueError("they are not a list")
         except ValueError as error:  # the reader has only compared the checksum
             raise TvmtuneError(
                 f"the post-processors of a trial in the log are damaged: {error}. Restore the log."

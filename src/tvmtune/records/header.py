@@ -77,7 +77,7 @@ def earlier(path: Path, prepared: Prepared) -> Log | None:
         raise TvmtuneError(
             f"{path} is the log of another network ({', '.join(sorted(names))} with "
             f"{'; '.join(theirs)}), not of this {network.name} with {mine}. "
-            "Choose another --log, or --fresh to put it aside."
+            "Choose another --log, or use --fresh to set it aside."
         )
     devices = log.devices()
     if device.identity() not in devices:
@@ -88,13 +88,13 @@ def earlier(path: Path, prepared: Prepared) -> Log | None:
         raise TvmtuneError(
             f"{path} was measured on another device ({described}), not on this one "
             f"({device.model or device.backend}, {device.threads} threads). Choose "
-            "another --log, or --fresh to put it aside."
+            "another --log, or use --fresh to set it aside."
         )
     logged = devices[device.identity()].get("board") or {}
     if how := board_identity.difference(logged, device.board):
         raise TvmtuneError(
             f"{path} was measured on other boards '{device.key}' than this one ({how}). Serve "
-            "them under different keys, choose another --log, or --fresh to put it aside."
+            "them under different keys, choose another --log, or use --fresh to set it aside."
         )
     return log
 

@@ -69,7 +69,7 @@ class LogWriter:
             self._file: LogFile | None = LogFile(path)
         except OSError as error:
             raise TvmtuneError(
-                f"cannot write the log {path}: {error.strerror}. Choose another place with --log."
+                f"cannot write the log {path}: {error.strerror}. Choose another location with --log."
             ) from None
         self._begun = False
         """Whether it has written anything; until then the file is unchanged."""

@@ -140,7 +140,7 @@ def _schedule(
             return sch.mod["main"], "anchor"
         except Exception as error:
             warnings.warn(
-                f"a record of {trial.implementation} does not apply any more ({error}); "
+                f"a record of {trial.implementation} no longer applies ({error}); "
                 "the default schedule takes its place",
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""Confirms incumbents: the time and the output of a task's best candidate."""
+"""Confirms incumbents: the output and the time of a task's best candidate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tvmtune import fields
 from tvmtune.accuracy import tolerance
 from tvmtune.machine import interrupts
 from tvmtune.passes.precision import rounds_to
@@ -29,6 +30,8 @@ USUAL = 0.5
 """Seconds that timing one again is assumed to take before any was."""
 WORTH = 0.01
 """Tasks with a smaller share of the estimate are not timed again."""
+RESERVED_SHARE = 0.1
+"""Largest fraction of a time budget that the search leaves for the final confirmation."""
 PATIENCE = 4.0
 """Factor on the deadline of a check that is repeated because the first reached no verdict."""
 RECHECK_SHARE = 0.04
@@ -36,7 +39,7 @@ RECHECK_SHARE = 0.04
 FINAL_RECHECK_SHARE = 0.1
 FINAL_RECHECK_SECONDS = 600.0
 """When tuning is over, checks are repeated for at most this share, or this many seconds if that is
-more."""
+more; never beyond the time budget."""
 MOST_RECHECKED = 3
 """Candidates of a task that are checked when tuning is over, if those before reach no verdict."""
 
@@ -50,7 +53,10 @@ class Revision:
 
 
 class Incumbents:
-    """Times incumbents again and checks their outputs.
+    """Checks the outputs of incumbents, and times them again.
+
+    An output is checked as soon as its candidate is an incumbent, whatever the budget, and before
+    further times of it are believed: a kernel that skips work is fast every time.
 
     The fastest of many measurements is partly fast by chance. So the incumbent of a task that matters
     is timed again, with more repeats, and the median over all of them decides whether it stays the
@@ -85,24 +91,58 @@ class Incumbents:
         """Candidates whose check was repeated."""
         self._not_timeable: set[str] = set()
         """Candidates that could not be timed again."""
+        self._end = float("inf")
+        """When timing again and repeating checks end, in seconds since the session began."""
 
-    def confirm(self, *, at_last: bool = False) -> list[Revision]:
-        """Time again what deserves it, then check every new incumbent; returns what has changed.
+    def confirm(self, *, at_last: bool = False, end: float = float("inf")) -> list[Revision]:
+        """Check every new incumbent, then time again what deserves it; returns what has changed.
 
-        ``at_last``: when tuning is over.
+        ``at_last``: when tuning is over. ``end``: when the time budget ends, in seconds since the
+        session began; what is not expected to be done by then is left out, except first checks.
         """
+        self._end = end
         for state in self._session.tasks:
             trial = state.incumbent
             if trial and trial.verified is None and trial.candidate not in self.unverified:
                 self._measurer.prepare(state.implementation_of(trial).implementation, trial.trace)
         waiting = set(self.unverified)
         revisions: list[Revision] = []
-        if self._measurer.runner.kind == "measured":
-            revisions += self._remeasure(FINAL_CONFIRM_SHARE if at_last else CONFIRM_SHARE)
         for state in self._session.tasks:
             revisions += self._verify(state)
+        if self._is_timed:
+            revisions += self._remeasure(FINAL_CONFIRM_SHARE if at_last else CONFIRM_SHARE)
         revisions += self._recheck(None if at_last else waiting)
         return revisions
+
+    def unconfirmed(self) -> list[TaskState]:
+        """Tasks that matter, whose best time may be due to chance or to the machine; heaviest first."""
+        if not self._is_timed:
+            return []
+        whole = self._session.estimate()
+        heavy = [s for s in self._session.tasks if s.task.weight * s.best >= WORTH * whole]
+        doubtful = [s for s in heavy if self._doubtful(s) is not None]
+        return sorted(doubtful, key=lambda state: -state.task.weight * state.best)
+
+    def seconds_to_confirm(self, budget: float) -> float:
+        """How many seconds of a time budget the final confirmation should have."""
+        timing = self._usual * len(self.unconfirmed())
+        checks = PATIENCE * self._last_check * len(self._unchecked())
+        return min(RESERVED_SHARE * budget, timing + checks)
+
+    @property
+    def _is_timed(self) -> bool:
+        """Whether latencies are measured; modelled ones do not vary."""
+        return self._measurer.runner.kind == "measured"
+
+    @property
+    def _usual(self) -> float:
+        """Seconds that timing one again takes."""
+        return self.spent / self._timed if self._timed else USUAL
+
+    def _unchecked(self) -> list[TaskState]:
+        """Tasks whose incumbent's check reached no verdict; heaviest first."""
+        states = [s for s in self._session.tasks if s.incumbent and not s.incumbent.verified]
+        return sorted(states, key=lambda state: -state.task.weight * state.best)
 
     def _doubtful(self, state: TaskState) -> Trial | None:
         """The incumbent, if its time may be due to chance or to the machine: the best of several that
@@ -119,14 +159,18 @@ class Incumbents:
         """The heaviest tasks first, while that takes at most ``share`` of the session's time."""
         while not self._drift.slow:
             interrupts.check()
-            whole = self._session.estimate()
-            heavy = [s for s in self._session.tasks if s.task.weight * s.best >= WORTH * whole]
-            doubtful = [(s, t) for s in heavy if (t := self._doubtful(s)) is not None]
-            usual = self.spent / self._timed if self._timed else USUAL
-            if not doubtful or self.spent + usual > share * self._clock.elapsed:
+            states = self.unconfirmed()
+            now = self._clock.elapsed
+            if (
+                not states
+                or self.spent + self._usual > share * now
+                or now + self._usual > self._end
+            ):
                 break
-            state, trial = max(doubtful, key=lambda pair: pair[0].task.weight * pair[0].best)
-            yield from self._time_again(state, trial)
+            trial = states[0].incumbent
+            assert trial is not None
+            yield from self._time_again(states[0], trial)
+            yield from self._verify(states[0])  # another may be the incumbent now
 
     def _time_again(self, state: TaskState, trial: Trial) -> Iterator[Revision]:
         impl = state.implementation_of(trial)
@@ -135,7 +179,7 @@ class Incumbents:
         result = self._measurer.remeasure(impl.implementation, trial.trace)
         self.spent += time.monotonic() - began
         self._timed += 1
-        if result.seconds:
+        if result.seconds and fields.are_times([*result.seconds]):
             self._log.write(schema.remeasurement(trial, result.seconds))
             again = trial.with_repeats(result.seconds)
             self._session.replace(state, trial, again)
@@ -170,7 +214,10 @@ class Incumbents:
             return
         self.unverified.pop(trial.candidate, None)
         if not error <= allowed:
-            message = message or f"max|y - ref| / max|ref| is {error:.2e}, more than {allowed:g}"
+            what = (
+                "max|y - ref| / max|ref|" if "float" in state.task.args[-1].dtype else "the error"
+            )
+            message = message or f"{what} is {error:.2e}, more than {allowed:g}"
             yield self._demote(state, trial, message, error)
             return
         right = trial.with_verdict(True)
@@ -187,9 +234,7 @@ class Incumbents:
         instead.
         """
         at_last = waiting is None
-        doubtful = [s for s in self._session.tasks if s.incumbent and not s.incumbent.verified]
-        doubtful.sort(key=lambda state: -state.task.weight * state.best)
-        for state in doubtful:
+        for state in self._unchecked():
             fastest = sorted((t for t in state.trials if t.ok), key=lambda t: t.latency)
             for trial in fastest[: MOST_RECHECKED if at_last else 1]:
                 if trial.verified:
@@ -210,10 +255,12 @@ class Incumbents:
             yield from self._verify(state)  # the next one, if the incumbent was demoted
 
     def _may_recheck(self, *, at_last: bool) -> bool:
+        expected = PATIENCE * self._last_check
+        if self._clock.elapsed + expected > self._end:
+            return False
         if at_last:
             share = FINAL_RECHECK_SHARE * self._clock.elapsed
             return self._rechecking < max(FINAL_RECHECK_SECONDS, share)
-        expected = PATIENCE * self._last_check
         return self._rechecking + expected <= RECHECK_SHARE * self._clock.elapsed
 
     def _demote(

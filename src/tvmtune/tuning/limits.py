@@ -28,6 +28,8 @@ class SessionLimits:
         """Points of all spaces together, if known."""
         self.reason = ""
         """Why the session must end, once it must."""
+        self.reserved = 0.0
+        """Seconds at the end of the time budget in which no round may run."""
         self._state = state
         self._times = times
         self._clock = clock
@@ -55,6 +57,7 @@ class SessionLimits:
         left = self.seconds_left
         if not count or left == float("inf"):
             return count
+        left -= self.reserved
         left -= sum(n * (self._times.rounds.of(k) or 0.0) for k, n in begun.items())
         count = self._times.candidates_within(left, key, count)
         if not count and not begun:
@@ -68,7 +71,7 @@ class SessionLimits:
             self.reason = COMPLETE
         elif budget.trials is not None and trials >= budget.trials:
             self.reason = f"the budget of {budget.trials} trials is spent"
-        elif self.seconds_left <= 0:
+        elif self.seconds_left <= self.reserved:
             self._out_of_time()
         elif budget.patience is not None and self._stalled(budget.patience):
             self.reason = f"the estimate improved by less than 1% over {budget.patience} trials"

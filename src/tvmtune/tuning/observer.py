@@ -70,6 +70,10 @@ class SessionView(Protocol):
         """Candidates whose check reached no verdict, with the reason."""
 
     @property
+    def unconfirmed(self) -> Sequence[str]:
+        """Names of the tasks that matter, whose best time may be due to chance or to the machine."""
+
+    @property
     def elapsed(self) -> float:
         """Seconds since the session began."""
 

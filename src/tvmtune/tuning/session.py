@@ -18,7 +18,7 @@ from tvmtune.records.log import Log, LogWriter
 from tvmtune.tuning import failures, scheduler, transfer
 from tvmtune.tuning.clock import Clock
 from tvmtune.tuning.drift import Drift
-from tvmtune.tuning.incumbents import Incumbents, Revision
+from tvmtune.tuning.incumbents import FINAL_CONFIRM_SHARE, Incumbents, Revision
 from tvmtune.tuning.limits import SessionLimits
 from tvmtune.tuning.observer import Observer
 from tvmtune.tuning.options import TuneOptions
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = "it was interrupted"
+MOST_NAMES = 5
+"""Tasks that a message lists by name."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,11 @@ class TuningSession:
         return self.incumbents.unverified
 
     @property
+    def unconfirmed(self) -> Sequence[str]:
+        """Names of the tasks that matter, whose best time may be due to chance or to the machine."""
+        return [state.task.name for state in self.incumbents.unconfirmed()]
+
+    @property
     def stopped_because(self) -> str:
         """Empty while it runs, and if an error ended it."""
         return self.limits.reason
@@ -183,9 +190,9 @@ class TuningSession:
                 self._check_drift()
                 current = ahead or self._proposer.ask()
                 ahead = self._measure_round(current) if current is not None else None
-            if self.limits.seconds_left > 0:
-                self._check_drift()
-                self._confirm(at_last=True)
+            self._check_drift()
+            self._confirm(at_last=True)
+            self._report_unconfirmed()
         except KeyboardInterrupt:
             self.limits.reason = INTERRUPTED
             raise
@@ -325,12 +332,31 @@ class TuningSession:
 
     def _confirm(self, *, at_last: bool = False) -> Sequence[Revision]:
         """Confirm the incumbents and tell their tuners what has changed."""
-        revisions = self.incumbents.confirm(at_last=at_last)
+        budget = float("inf") if self.budget.seconds is None else self.budget.seconds
+        revisions = self.incumbents.confirm(at_last=at_last, end=budget)
+        self.limits.reserved = self.incumbents.seconds_to_confirm(budget)
         for revision in revisions:
             if revision.implementation.tuner is not None:
                 trial = revision.trial
                 revision.implementation.tuner.revise(trial.candidate, trial.latency)
         return revisions
+
+    def _report_unconfirmed(self) -> None:
+        """Name the tasks whose best time has not been confirmed, and why."""
+        names = self.unconfirmed
+        if not names:
+            return
+        if self.drift.slow:
+            why = "the machine is slower than before"
+        elif self.limits.seconds_left <= self.limits.reserved:
+            why = "the time budget is spent"
+        else:
+            why = f"that would take more than {FINAL_CONFIRM_SHARE:.0%} of the run"
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        self.observer.noted(
+            f"not timed again, because {why}: {', '.join(names[:MOST_NAMES])}{more}. Their best "
+            "times may be too low by chance"
+        )
 
     def _check_drift(self) -> None:
         if self._kind != "measured":

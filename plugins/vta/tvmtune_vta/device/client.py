@@ -65,7 +65,7 @@ class RemoteAccelerator:
         except (ValueError, TypeError, LookupError):
             pass
         raise TvmtuneError(
-            f"what answers at {self.address} is not a VTA server, or one of another version. {_START}"
+            f"the server at {self.address} is not a VTA server, or runs another version. {_START}"
         )
 
     def program_fpga(self, path: str) -> None:

@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             while len(body) < size:
                 part = self.rfile.read1(min(CHUNK, size - len(body)))
                 if not part:
-                    raise ConnectionResetError("the client left")
+                    raise ConnectionResetError("the client disconnected")
                 self.server.memory.take(len(part), end)
                 body += part
             yield bytes(body)

@@ -287,10 +287,7 @@ class Program:
     @classmethod
     def _read(cls, file: IO[bytes], origin: str | Path, config: Config | None) -> Program:
         try:
-            with np.load(file, allow_pickle=False) as archive:
-                if sum(member.file_size for member in archive.zip.infolist()) > _LARGEST:
-                    raise ValueError("its arrays are too large")
-                members = {name: archive[name] for name in archive.files}
+            members = bounded.read_npz(file, _LARGEST)
         except OSError as error:
             if error.errno not in (None, errno.EINVAL):  # a position before the file's start
                 raise
@@ -310,7 +307,7 @@ def _parse(
         raise TvmtuneError(f"{path} is not a VTA program: it has no header.")
     header = bounded.parse_json(members["header"].tobytes())
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not an object")
     if header.get("format") != FORMAT:
         raise TvmtuneError(f"{path} is not a VTA program: its format is {header.get('format')!r}.")
     if header.get("version") != VERSION:

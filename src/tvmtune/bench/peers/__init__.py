@@ -60,7 +60,7 @@ def parse_names(names: str) -> list[str]:
     words = [word.strip() for word in names.split(",") if word.strip()]
     if not words:
         known = ", ".join([*sorted(PEERS), ALL])
-        raise UsageError(f"no runtime to compare with is named. Known: {known}.")
+        raise UsageError(f"name a runtime to compare with. Known: {known}.")
     return [ALL if word.lower() == ALL else peer(word).name for word in words]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.model_file import Format, one_line
+from tvmtune.networks.shapes import check_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,6 +126,7 @@ def parse(content: bytes, label: str) -> Any:
                 "convert the network without control flow, variables and composites"
             )
     for tensor in graph.tensors:
+        check_size(f"tensor '{text(tensor.name)}' of {label}", extents(tensor))
         scale = tensor.quantization.scale if tensor.quantization is not None else None
         if scale is not None and len(scale):
             raise TvmtuneError(

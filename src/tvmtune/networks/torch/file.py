@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import logging
 import zipfile
 from typing import TYPE_CHECKING
 
+from tvmtune.bounded import archive_limit, check_archive
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.importer_helpers import quiet
 from tvmtune.networks.model_file import Format, one_line
@@ -41,10 +41,10 @@ _OTHER_ARCHIVES = (
 def read(path: Path) -> ExportedProgram:
     """Load the program at ``path``.
 
-    Raises :class:`UsageError` if the file or PyTorch is missing, :class:`TvmtuneError` if the file was
-    not written by ``torch.export.save``.
+    Raises :class:`UsageError` if the file or PyTorch is missing or if it unpacks to too much,
+    :class:`TvmtuneError` if the file was not written by ``torch.export.save``.
     """
-    _check_archive(path, FORMAT.read(path))
+    _check_archive(path, FORMAT.start(path))
     if importlib.util.find_spec("torch") is None:
         raise UsageError(f"{path} needs PyTorch, which is not installed: pip install torch")
     import torch
@@ -60,18 +60,22 @@ def read(path: Path) -> ExportedProgram:
             ) from error
 
 
-def _check_archive(path: Path, content: bytes) -> None:
-    """Raise :class:`TvmtuneError` unless the file is an archive with a program in it."""
+def _check_archive(path: Path, start: bytes) -> None:
+    """Raise :class:`TvmtuneError` unless the file, which begins with ``start``, is an archive with a
+    program in it, UsageError if it unpacks to too much."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        with zipfile.ZipFile(path) as archive:
             if min((entry.header_offset for entry in archive.infolist()), default=0) > 0:
                 raise zipfile.BadZipFile("the index found is that of an archive inside of it")
+            check_archive(archive, archive_limit(path.stat().st_size))
             # All members are in a folder with the file's original name.
             members = {name.partition("/")[2] or name for name in archive.namelist()}
-    except zipfile.BadZipFile as error:
-        if content.startswith(b"PK\x03\x04"):  # truncated: the index is at the end
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}; export the network again") from error
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        if start.startswith(b"PK\x03\x04"):  # truncated: the index is at the end
             raise TvmtuneError(f"{path} is damaged; export or download it again") from error
-        raise FORMAT.wrong_format(path, content) from error
+        raise FORMAT.wrong_format(path, start) from error
     if any(member.startswith("data/aotinductor/") for member in members):
         raise TvmtuneError(
             f"{path} is a library that AOTInductor compiled; give the program that it was compiled "

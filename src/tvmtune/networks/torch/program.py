@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree  # there is no public name for it
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.importer_helpers import quiet
 from tvmtune.networks.model_file import one_line
-from tvmtune.networks.shapes import resolve
+from tvmtune.networks.shapes import check_size, resolve
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def bind(
     or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the program depends on more than
     its inputs or its shapes on their values.
     """
+    _check_sizes(program, label)
     _check_device(program, label)
     _check_mode(program, label)
     inputs = _tensor_inputs(program, label)
@@ -233,6 +234,14 @@ def _dtype(value: torch.Tensor, name: str, label: str) -> str:
             f"'{name}' of {label} is of the dtype {value.dtype}, which is not supported"
         )
     return _DTYPES[value.dtype]
+
+
+def _check_sizes(program: ExportedProgram, label: str) -> None:
+    """Raise :class:`UsageError` if a tensor is absurdly large."""
+    for node in program.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor) and _is_static(value):
+                check_size(f"{describe(node)} of {label}", [int(extent) for extent in value.shape])
 
 
 def _check_device(program: ExportedProgram, label: str) -> None:

@@ -66,8 +66,7 @@ class MetaScheduleTuner:
             interrupts.check()
             reason = last_line(error)
             raise TvmtuneError(
-                f"MetaSchedule's own search fails on this space: {reason}. Leave out --tuner "
-                f"{NAME}."
+                f"MetaSchedule's own search fails on this space: {reason}. Omit --tuner {NAME}."
             ) from error
         proposals = [Proposal.of(c.sch) for c in candidates or ()]
         self._candidates = dict(

@@ -206,7 +206,7 @@ def full_spaces(
         more = f"; and {len(refused) - 2} more" if len(refused) > 2 else ""
         raise TvmtuneError(
             f"{log.path} holds no space that was measured in full ({'; '.join(refused[:2])}{more}). "
-            "Let tvmtune tune --tuner grid continue it to the end."
+            "Complete it with tvmtune tune --tuner grid."
         )
     return full, refused
 
@@ -245,7 +245,7 @@ def play(
         if (done or run.trials >= MIN_PROPOSALS) and run.missed > _tolerated_misses(run.trials):
             raise TvmtuneError(
                 f"{space} was not measured in full: {run.missed} of the first {run.trials} proposals "
-                f"of {name} are not in the log. Let tvmtune tune --tuner grid continue it to the end."
+                f"of {name} are not in the log. Complete it with tvmtune tune --tuner grid."
             )
         if not done:
             tuner.tell(proposals, latencies)

@@ -79,7 +79,7 @@ def check_space(name: str, tasks: Sequence[Task], limited: bool) -> None:
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise UsageError(
-            f"tuner '{canonical(name)}' goes through a whole space, and that of "
+            f"tuner '{canonical(name)}' enumerates the whole space, and that of "
             f"{', '.join(unknown[:3])}{more} has no known size: limit the trials or the "
             "time, or choose another tuner."
         )
