@@ -15,7 +15,7 @@ from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import local
 from tvmtune.remote import board_functions
 from tvmtune.remote.client.board_client import FROM_THE_BOARD, LeasedBoard, with_board
-from tvmtune.types import TensorSpec, Timing
+from tvmtune.types import JSON, TensorSpec, Timing
 from tvmtune.workers import brief
 
 
@@ -57,6 +57,12 @@ def run(
         timing,
         options.get("best"),
     )
+
+
+@with_board
+def describe(board: LeasedBoard) -> JSON | None:
+    """The board's description of itself; None if TVM's own server serves it."""
+    return board.describe()
 
 
 @with_board
