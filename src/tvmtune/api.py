@@ -104,6 +104,8 @@ def plan(
             device = backend.make_target({**(attrs or {}), **own}, remote)
         device = Device.from_json({**device.to_json(), "params": {**known, **params}})
     device = replace(device, board=board_identity.of(described[0] if described else None))
+    if measured and device.board:
+        backend.make_runner(device)  # refuses a board that cannot run the code, before any is made
     if int8.is_wanted(network) and not backend.calibrates:
         raise UsageError(f"backend '{target}' does not support int8: omit --dtype int8.")
     phases.report("preparing the network")

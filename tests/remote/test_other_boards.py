@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import onnx
@@ -88,6 +89,18 @@ def planned(folder: Path, tracker: Address, *, measured: bool) -> api.Plan:
     network = api.load(str(folder / "tiny.onnx"))
     where = f"{KEY}@{tracker}"
     return api.plan(network, "cpu", attrs=GIVEN, remote=where, measured=measured)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="an ARM board would do")
+def test_a_board_of_another_architecture_is_refused_before_anything_is_compiled(
+    farm: served.Farm, folder: Path
+) -> None:
+    _, tracker = farm.tracker()
+    farm.board(KEY, tracker)
+    network = api.load(str(folder / "tiny.onnx"))
+    attrs = {"mcpu": "cortex-a72"}
+    with pytest.raises(TvmtuneError, match=f"the board '{KEY}' is {platform.machine()} .*choose"):
+        api.plan(network, "arm", attrs=attrs, remote=f"{KEY}@{tracker}", measured=True)
 
 
 def tune(plan: api.Plan, log: Path, trials: int) -> None:

@@ -53,6 +53,8 @@ def test_a_remote_is_a_key_and_an_optional_tracker(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name, raising=False)
     assert split_remote("pi4") == ("pi4", Address("127.0.0.1", 9190))
     assert split_remote("pi4@farm:9000") == ("pi4", Address("farm", 9000))
+    with pytest.raises(UsageError, match="'10.0.0.1:9090' cannot be the key.*: give KEY, KEY@HOST"):
+        split_remote("10.0.0.1:9090")
     assert split_remote("größe") == ("größe", Address("127.0.0.1", 9190))
     monkeypatch.setenv("TVM_TRACKER_HOST", "farm")
     monkeypatch.setenv("TVM_TRACKER_PORT", "9191")

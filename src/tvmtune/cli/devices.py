@@ -65,6 +65,7 @@ def _show(rows: list[KeySummary], probes: list[Probe]) -> None:
 
     if not rows:
         click.echo("no board is registered")
+        click.echo("On a board, run tvmtune serve --key KEY --tracker HOST:PORT.", err=True)
         return
     table = Table()
     table.add_column("key")

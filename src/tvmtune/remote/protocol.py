@@ -110,6 +110,11 @@ def tracker_address(given: str | None = None) -> Address:
 def split_remote(remote: str) -> tuple[str, Address]:
     """Key and tracker of ``KEY`` or ``KEY@HOST:PORT``; raises :class:`UsageError`."""
     key, _, address = remote.partition("@")
+    if not address and ":" in key:
+        raise UsageError(
+            f"'{key[:100]}' cannot be the key of a board: give KEY, KEY@HOST:PORT (of its tracker) or "
+            "ssh://[USER@]HOST."
+        )
     return check_key(key), tracker_address(address or None)
 
 
