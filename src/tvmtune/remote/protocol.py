@@ -192,6 +192,8 @@ class Tracker:
         self.address = address
         self.patience = patience
         self.name = name or tracker_at(address)
+        self._is_one = name is not None
+        """Whether it is known to be a tracker, or a board that answers like one."""
         self.secret = access.secret()
         end = time.monotonic() + patience
         try:
@@ -213,6 +215,7 @@ class Tracker:
             raise Unreachable(secret_needed(self.name))
         if code != TRACKER_MAGIC:
             raise self._not_a_tracker()
+        self._is_one = True
 
     def summary(self) -> dict[str, Any]:
         """``queue_info`` (free and pending by key) and ``server_info`` (key and address of each)."""
@@ -317,7 +320,9 @@ class Tracker:
             raise Unreachable(no_secret_there(self.name))
         answer += receive(self._socket, access.ANSWER_BYTES - 4, end)
         with contextlib.suppress(access.WrongSecret):
-            send(self._socket, caller.reply(answer), end)
+            reply = caller.reply(answer)
+            self._is_one = True  # it has proved it
+            send(self._socket, reply, end)
             if read_integer(receive(self._socket, 4, end)) == access.HELLO:
                 return
         self.close()
@@ -335,9 +340,14 @@ class Tracker:
 
     def _gone(self, error: Exception) -> Unreachable:
         if isinstance(error, TimeoutError):
+            waited = f"timed out after {self.patience:g} s"
+            if self._is_one:
+                return Unreachable(
+                    f"{self.name} does not answer: {waited}. If it hangs, restart it."
+                )
             return Unreachable(
-                f"{self.name} does not answer: timed out after {self.patience:g} s. If it hangs, "
-                "restart it."
+                f"what answers at {self.address} is not a tracker, or hangs: {waited}. Restart it if "
+                f"it is one. A tracker listens on port {TRACKER_PORT} by default."
             )
         return Unreachable(f"{self.name} is gone: {error}.")
 
