@@ -6,6 +6,7 @@ compile it with and without the tuned records, check both, and keep the better l
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -76,6 +77,10 @@ def plan(
     backend = host.backend(target)
     with boards.asked() as described:
         device = backend.make_target(dict(attrs or {}), remote)
+        if measured and remote is not None and not described:
+            # Nothing was to be asked, but runs of one log need equal boards. One that is busy passes.
+            with contextlib.suppress(TvmtuneError):
+                boards.ask(remote)
     if device.assumed:
         if not described_only:
             raise TvmtuneError(device.assumed)
@@ -99,6 +104,8 @@ def plan(
             device = backend.make_target({**(attrs or {}), **own}, remote)
         device = Device.from_json({**device.to_json(), "params": {**known, **params}})
     device = replace(device, board=board_identity.of(described[0] if described else None))
+    if measured and device.board:
+        backend.make_runner(device)  # refuses a board that cannot run the code, before any is made
     if int8.is_wanted(network) and not backend.calibrates:
         raise UsageError(f"backend '{target}' does not support int8: omit --dtype int8.")
     phases.report("preparing the network")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tvm
 
+import no_locks
 from tvmtune import host
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.workers import Workers
@@ -117,6 +119,13 @@ def test_a_worker_without_a_free_gpu_fails(tmp_path: Path, monkeypatch):
     worker.take(["3"], tmp_path)
     assert os.environ[VISIBLE] == "3"
     with pytest.raises(TvmtuneError, match="every GPU is in use"):
+        worker.take(["3"], tmp_path)
+
+
+def test_without_locks_no_gpu_is_said_to_be_in_use(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv(VISIBLE, "")
+    no_locks.patch(monkeypatch, errno.ENOLCK)
+    with pytest.raises(TvmtuneError, match="cannot lock files.*Set TMPDIR to a local disk"):
         worker.take(["3"], tmp_path)
 
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import no_locks
 from tvmtune.machine import scratch
 
 # A process that is killed while it exports a library.
@@ -45,3 +46,19 @@ def test_a_folder_in_use_is_kept_however_old(temporary):
         os.utime(first, (0, 0))
         with scratch.folder(scratch.WORK):
             assert first.exists()
+
+
+@pytest.mark.parametrize("number", no_locks.ERRORS)
+def test_a_folder_that_cannot_be_locked_is_left_alone(temporary, monkeypatch, number):
+    """Another machine, or another mount of the same directory, may have locks."""
+    with monkeypatch.context() as patch:
+        no_locks.patch(patch, number)
+        unlocked = scratch.folder(scratch.WORK)
+        made = unlocked.__enter__()
+    (made / "file").touch()
+    os.utime(made, (0, 0))
+    with scratch.folder(scratch.WORK) as own:
+        assert sorted(temporary.iterdir()) == sorted([own, made])
+    assert (made / "file").exists()
+    unlocked.__exit__(None, None, None)
+    assert list(temporary.iterdir()) == []

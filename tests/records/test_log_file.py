@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import no_locks
 from records.sample_log import header, trial, write
 from records.test_designs import trace
 from tvmtune.errors import TvmtuneError
@@ -129,6 +130,23 @@ def test_the_lock_covers_other_names_of_the_log(tmp_path):
         for name in (link, tmp_path / "hard-2.json"):
             with pytest.raises(TvmtuneError, match="another process is writing"):
                 LogWriter(name)
+
+
+@pytest.mark.parametrize("number", no_locks.ERRORS)
+def test_a_log_where_nothing_can_be_locked_is_refused_as_such(tmp_path, monkeypatch, number):
+    path = write(tmp_path / "log.json", trial("a", "1", 1.0))
+    before = path.read_bytes()
+    no_locks.patch(monkeypatch, number)
+    with pytest.raises(TvmtuneError) as caught:
+        LogWriter(path)
+    assert str(caught.value) == (
+        f"cannot write the log {path}: its file system cannot lock files ({os.strerror(number)}), "
+        "so two runs could write to it at once. Put it on a local disk with --log."
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["log.json"]
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    LogWriter(path).close()
 
 
 def test_the_lock_file_of_a_killed_writer_is_no_hindrance(tmp_path):

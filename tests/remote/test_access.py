@@ -181,9 +181,10 @@ def greet(board: Address, key: str) -> int:
 def test_a_tracker_without_a_secret_is_not_used_with_one(
     farm: served.Farm, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, tracker = farm.tracker()
+    plain, tracker = farm.tracker()
     monkeypatch.setenv(access.SECRET_FILE, str(file))
     with pytest.raises(Unreachable, match=f"at {tracker} knows no secret, or is none of tvmtune's"):
         Tracker(tracker)
     running = farm.start(farm.serving("b", tracker, "--secret-file", str(file)))
     running.expect("knows no secret, or is none of tvmtune's.*: trying again")
+    assert plain.lines == [f"the tracker listens at {tracker}\n"], "no exception of TVM's"

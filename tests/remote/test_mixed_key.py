@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
+import models
 from remote import served
 from remote.test_emulated import ARM, DOT
+from tvmtune import api
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import board_identity
 from tvmtune.measure.board_pool import BoardPool
@@ -34,6 +37,11 @@ def test_only_boards_like_the_first_are_used(farm: served.Farm, tmp_path: Path) 
     newer, newer_at = farm.emulated(KEY, tracker, cpu="cortex-a76")
     identity = board_identity.of(boards.ask(f"{KEY}@{tracker}", served.LIMIT))
     assert "asimddp" in identity["features"]
+    onnx.save(models.tiny_cnn(), tmp_path / "tiny.onnx")
+    network = api.load(str(tmp_path / "tiny.onnx"))
+    plan = api.plan(network, "arm", remote=f"{KEY}@{tracker}", measured=True)
+    assert plan.device.board == identity, "the key names a known board, so nobody had to ask"
+    plan.backend.make_runner(plan.device)
     _, older_at = farm.emulated(KEY, tracker, cpu="cortex-a72")
     for known in ({}, identity):
         lines: list[str] = []

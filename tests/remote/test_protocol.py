@@ -6,11 +6,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from tvmtune.errors import UsageError
-from tvmtune.remote import protocol
+from tvmtune.remote import access, protocol
 from tvmtune.remote.client.boards import servers
 from tvmtune.remote.protocol import Address, Tracker, Unreachable, check_key, is_alive, split_remote
 
@@ -52,6 +53,8 @@ def test_a_remote_is_a_key_and_an_optional_tracker(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name, raising=False)
     assert split_remote("pi4") == ("pi4", Address("127.0.0.1", 9190))
     assert split_remote("pi4@farm:9000") == ("pi4", Address("farm", 9000))
+    with pytest.raises(UsageError, match="'10.0.0.1:9090' cannot be the key.*: give KEY, KEY@HOST"):
+        split_remote("10.0.0.1:9090")
     assert split_remote("größe") == ("größe", Address("127.0.0.1", 9190))
     monkeypatch.setenv("TVM_TRACKER_HOST", "farm")
     monkeypatch.setenv("TVM_TRACKER_PORT", "9191")
@@ -125,6 +128,70 @@ def test_a_deadline_is_for_all_bytes_of_an_answer() -> None:
             connection.request("key", wait=60.0)
     with stranger(b"", slowly=protocol.integer(protocol.MISMATCH)) as server:
         assert not is_alive(server, patience=0.8)
+
+
+SECRET = "correct horse battery"
+
+
+@pytest.mark.parametrize("secret", ["", SECRET])
+def test_a_tracker_that_hangs_is_reported_as_such(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if secret:
+        monkeypatch.setenv(access.SECRET, secret)
+    with (
+        stranger(b"") as address,
+        pytest.raises(
+            Unreachable,
+            match=f"at {address} is not a tracker, or hangs: timed out after 0.5 s. Restart it",
+        ) as caught,
+    ):
+        Tracker(address, patience=0.5)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        (False, "the tracker at .* does not answer: timed out"),
+        (True, "is gone: the connection was closed"),
+    ],
+)
+def test_a_tracker_that_fails_after_its_proof_has_the_secret(
+    leaves: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(access.SECRET, SECRET)
+    gate = access.Gate(SECRET.encode())
+    held = []
+
+    def prove() -> None:
+        line, _ = listener.accept()
+        held.append(line)
+        line.sendall(gate.receive(line.recv(100)))
+        line.recv(100)
+        if leaves:
+            line.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=prove, daemon=True)
+        thread.start()
+        with pytest.raises(Unreachable, match=message) as caught:
+            Tracker(Address("127.0.0.1", listener.getsockname()[1]), patience=2.0)
+        assert "secret" not in str(caught.value)
+        thread.join(10)
+        held[0].close()
+
+
+def test_a_secret_is_read_before_connecting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(access.SECRET_FILE, str(tmp_path / "none"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(UsageError, match="none cannot be read: No such file"):
+            Tracker(Address("127.0.0.1", listener.getsockname()[1]))
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 def test_is_alive_is_true_for_servers_only() -> None:

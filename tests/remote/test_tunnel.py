@@ -17,6 +17,7 @@ import pytest
 from cli.commands import complaint, tvmtune
 from remote import served
 from tvmtune.errors import UsageError
+from tvmtune.remote import access
 from tvmtune.remote.client import tunnel
 from tvmtune.remote.client.lease import BoardLease
 from tvmtune.remote.client.tunnel import Target
@@ -47,7 +48,7 @@ def sshd(farm: served.Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     config = tmp_path / "ssh_config"
     config.write_text(
-        f"Host board\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n"
+        f"Host board Attic-1\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n"
         f"Host *\n  IdentityFile {tmp_path}/user\n  IdentitiesOnly yes\n"
         f"  UserKnownHostsFile {tmp_path}/known\n  StrictHostKeyChecking accept-new\n"
     )
@@ -82,6 +83,7 @@ def wait_until_gone(within: float = served.LIMIT) -> None:
         ("ssh://pi@board:2222", Target("board", "pi", 2222)),
         ("ssh://pi@board/9091", Target("board", "pi", None, 9091)),
         ("ssh://[::1]:22/9092", Target("::1", "", 22, 9092)),
+        ("ssh://Pi@RK3399:22/9092", Target("RK3399", "Pi", 22, 9092)),
     ],
 )
 def test_addresses(url: str, target: Target) -> None:
@@ -93,6 +95,7 @@ def test_addresses(url: str, target: Target) -> None:
     [
         *("ssh://", "ssh://board:x", "ssh://board:99999", "ssh://pi:secret@board", "ssh://board/x"),
         *("ssh://-oProxyCommand=id", "ssh://-l@board", "ssh://board/0", "ssh://a b", "ssh://b?x"),
+        *("ssh://@", "ssh://pi@", "ssh://:22", "ssh://[::1", "ssh://[::1]x"),
     ],
 )
 def test_invalid_addresses_are_rejected(url: str) -> None:
@@ -145,7 +148,15 @@ def test_a_board_behind_ssh(farm: served.Farm, sshd: int, tmp_path: Path) -> Non
     wait_until_gone()
     done = tvmtune(*words, cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 1
-    assert "serves only clients that know its secret" in complaint(done.stderr)
+    needed = complaint(done.stderr)
+    assert f"the board at {remote} serves only clients that know its secret" in needed
+    assert "no tvmtune serve" not in needed
+    other = tmp_path / "other"
+    other.write_text("incorrect horse battery")
+    other.chmod(0o600)
+    done = tvmtune(*words, "--secret-file", other, cwd=tmp_path, timeout=served.LIMIT)
+    assert done.returncode == 1
+    assert f"the board at {remote} has another secret" in complaint(done.stderr)
     done = tvmtune(*words, "--tracker", "127.0.0.1:1", cwd=tmp_path, timeout=served.LIMIT)
     assert done.returncode == 2
     assert "is a board without a tracker: omit --tracker" in complaint(done.stderr)
@@ -202,6 +213,45 @@ def test_failures_are_one_message(
         tunnel.opened("ssh://board"),
     ):
         pass
+
+
+@needs_sshd
+def test_what_the_board_answers_is_the_cause(
+    farm: served.Farm, sshd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tracker = farm.tracker()
+    _, board = farm.board("b", tracker)
+    remote = f"ssh://Attic-1/{board.port}"  # names of hosts in ssh's configuration have a case
+    with (
+        pytest.raises(
+            Unreachable, match=f"at {remote}: .*registered with the tracker at {tracker}"
+        ),
+        tunnel.opened(remote),
+    ):
+        pass
+    _, board = farm.board("c")
+    remote = f"ssh://board/{board.port}"
+    monkeypatch.setenv(access.SECRET, "correct horse battery")
+    with (
+        pytest.raises(Unreachable, match=f"the board at {remote} knows no secret"),
+        tunnel.opened(remote),
+    ):
+        pass
+
+
+@needs_sshd
+def test_who_took_the_local_port_is_not_the_board(
+    farm: served.Farm, sshd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, board = farm.board("b")
+    _, other = farm.board("other")
+    monkeypatch.setattr(tunnel, "_free_port", lambda: other.port)
+    with (
+        pytest.raises(Unreachable, match=r"no SSH connection to board: .*forward"),
+        tunnel.opened(f"ssh://board/{board.port}") as remote,
+    ):
+        pytest.fail(f"{remote} is not behind SSH")
+    wait_until_gone()
 
 
 def make_library(folder: Path) -> Path:

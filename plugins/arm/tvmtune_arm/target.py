@@ -85,7 +85,10 @@ def check_board(device: Device) -> None:
 
     An offline or busy board passes: measuring waits for it.
     """
-    if device.remote is None or (found := boards.ask_if_there(device.remote)) is None:
+    if device.remote is None:
+        return
+    found = device.board or boards.ask_if_there(device.remote)
+    if found is None:
         return
     mtriple = str(device.target["mtriple"])
     key, cpu = device.key, found.get("cpu") or "unknown"

@@ -6,9 +6,7 @@ process then exits with CUDA's message; the next candidate gets a fresh one.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import os
 import sys
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tvmtune.errors import TvmtuneError, last_line
+from tvmtune.machine import file_lock
 from tvmtune.measure import gpu_baseline, local
 from tvmtune.types import TensorSpec, Timing
 from tvmtune_cuda import build, toolkit
@@ -67,14 +66,21 @@ def take(names: Sequence[str], folder: Path) -> None:
     """Restrict this process to one GPU: one of those that CUDA calls ``names``, not taken by another
     process that shares ``folder``. It is released when the process ends, however it ends.
 
-    CUDA reads the choice when it is first used. Raises :class:`TvmtuneError` if all are taken.
+    CUDA reads the choice when it is first used. Raises :class:`TvmtuneError` if all are taken, or
+    nothing can be locked in ``folder``.
     """
     end = time.monotonic() + GPU_RELEASE_TIMEOUT
     while True:
         for number, name in enumerate(names):
             held = os.open(folder / f"gpu-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            with contextlib.suppress(OSError):
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                taken = file_lock.take(held)
+            except file_lock.CannotLock as error:
+                os.close(held)
+                raise TvmtuneError(
+                    f"no GPU can be reserved in {folder}: {error.strerror}. Set TMPDIR to a local disk."
+                ) from None
+            if taken:
                 os.environ[VISIBLE] = name
                 return
             os.close(held)

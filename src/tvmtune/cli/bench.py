@@ -116,7 +116,7 @@ def command(
     stored = metadata.read(library)
     if check and not stored.get("check"):
         raise UsageError(f"{library} has no reference outputs to check against: compile it again")
-    with lease_board(remote, tracker, wait) as board:
+    with lease_board(library, remote, tracker, wait) as board:
         loaded = _open(library, stored, threads, board)
         if vs and board is not None:
             from tvmtune.bench.peers import remote_peer

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tvmtune.cli import messages
 from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import tracker_option, wait_option
 from tvmtune.command_help import Command
@@ -65,6 +66,7 @@ def _show(rows: list[KeySummary], probes: list[Probe]) -> None:
 
     if not rows:
         click.echo("no board is registered")
+        messages.info("on a board, run tvmtune serve --key KEY --tracker HOST:PORT")
         return
     table = Table()
     table.add_column("key")

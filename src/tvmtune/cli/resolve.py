@@ -141,15 +141,33 @@ def boards_of(remote: str | None, tracker: str | None) -> str | None:
 
 @contextmanager
 def lease_board(
-    remote: str | None, tracker: str | None, wait: float
+    library: Path, remote: str | None, tracker: str | None, wait: float
 ) -> Iterator[BoardLease | None]:
-    """A board of ``--remote`` for the duration of the context; None without the option."""
+    """A board of ``--remote`` for a library, for the duration of the context; None without the option.
+
+    If the library was tuned on boards of the same key, only one that is equal to them is leased. With
+    another key, a note says how they differ.
+    """
     if (boards := boards_of(remote, tracker)) is None:
         yield None
         return
+    from tvmtune.library import metadata
+    from tvmtune.machine import board_identity
     from tvmtune.remote.client.lease import BoardLease
+    from tvmtune.types import Device
 
-    with BoardLease(boards, wait=wait, report=messages.info) as board:
+    tuned = Device.from_json(metadata.read(library)["device"])
+    same_key = tuned.key == boards.partition("@")[0]
+    with BoardLease(
+        boards,
+        wait=wait,
+        report=messages.info,
+        identity=tuned.board if same_key else None,
+        source=board_identity.TUNED,
+    ) as board:
+        how = board_identity.difference(tuned.board, board_identity.of(board.described))
+        if how:
+            messages.info(f"note: tuned on other boards than this one: {how}")
         yield board
 
 

@@ -57,7 +57,7 @@ def command(
         check_writable("--output", output_file, library, input_file)
     from tvmtune.runtime.library import Library
 
-    with lease_board(remote, tracker, wait) as board:
+    with lease_board(library, remote, tracker, wait) as board:
         loaded = Library.open(library, threads, board=board)
         inputs = library_inputs(loaded, input_file, seed)
         outputs = loaded.run(inputs)

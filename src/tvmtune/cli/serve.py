@@ -136,6 +136,9 @@ def command(
             "and name its entry with --address (docs/farm.md)."
         )
     if tracker_at is None:
-        report("not registered with any tracker: --tracker HOST:PORT lets clients find this board")
+        report("registered with no tracker (--tracker HOST:PORT)")
     server = BoardServer(config, report)
+    if tracker_at is None and Address(host, server.port).is_local:
+        own = "" if server.port == SERVER_PORTS[0] else f"/{server.port}"
+        report(f"other machines reach it as --remote ssh://[USER@]HOST{own}")
     asyncio.run(server.run())

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 from tvmtune import fields
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.library import STATIC, elf, trailer
-from tvmtune.machine import cpu_features
+from tvmtune.machine import board_identity, cpu_features
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -181,8 +181,10 @@ def _check(data: JSON) -> None:
     fields.check(
         data["device"],
         {"backend": text, "target": thing, "attrs": thing},
-        {"model": text, "runtime": text, "params": thing},
+        {"model": text, "runtime": text, "params": thing, "board": thing}
+        | {"remote": fields.TEXT_OR_NULL},
     )
+    board_identity.check(data["device"].get("board", {}))
     for entry in fields.each([*data["inputs"], *data["outputs"]], thing, "inputs"):
         fields.check(entry, {"name": text, "shape": some, "dtype": text})
         fields.each(entry["shape"], integer, "shape")

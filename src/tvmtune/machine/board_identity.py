@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvmtune import fields
 from tvmtune.types import JSON
 
 FIELDS = ("machine", "cpu", "features", "gpus")
@@ -30,6 +31,15 @@ def of(description: JSON | None) -> JSON:
     found["features"] = sorted(map(str, found["features"] or ()))
     found["gpus"] = [f"{gpu.get('device_name')} ({gpu.get('kind')})" for gpu in found["gpus"] or ()]
     return found
+
+
+def check(identity: JSON) -> None:
+    """Raise ValueError for an identity from a file with fields of other types."""
+    text = dict.fromkeys(("machine", "cpu"), fields.TEXT_OR_NULL)
+    lists = ("features", "gpus")
+    fields.check(identity, {}, text | dict.fromkeys(lists, fields.LIST))
+    for name in lists:
+        fields.each(identity.get(name, []), fields.TEXT, name)
 
 
 def difference(expected: JSON, found: JSON) -> str:
@@ -82,3 +92,4 @@ class Expected:
 
 
 PLANNED = "the one that this run was planned for"
+TUNED = "the one that the library was tuned for"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 import shutil
 import tempfile
@@ -11,8 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tvmtune.machine import file_lock
+
 WORK = "tvmtune-work-"
 """Prefix of what a command needs while it runs."""
+_UNLOCKED = "tvmtune-unlocked-"
+"""Of the names of folders that could not be locked. No prefix, so nobody removes them."""
 _YOUNG = 60.0
 """Seconds. A younger folder may not be locked yet."""
 
@@ -23,6 +27,7 @@ def folder(prefix: str) -> Iterator[Path]:
 
     Its process locks it. Those with the same prefix that nobody locks, because their process was
     killed, are removed first. A lock holds across PID namespaces: containers may share the directory.
+    Where nothing can be locked, what a killed process leaves stays.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
@@ -30,20 +35,31 @@ def folder(prefix: str) -> Iterator[Path]:
             if status.st_uid == os.getuid() and abs(time.time() - status.st_mtime) > _YOUNG:
                 with _locked(left):
                     shutil.rmtree(left, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        made = _new(prefix, stack)
+        try:
+            stack.enter_context(_locked(made))
+        except file_lock.CannotLock:
+            # Whoever shares the directory and has locks would take it for a killed process's.
+            made.rmdir()
+            made = _new(_UNLOCKED, stack)
+        yield made
+
+
+def _new(prefix: str, stack: contextlib.ExitStack) -> Path:
+    """A new folder, which ``stack`` removes."""
     made = Path(tempfile.mkdtemp(prefix=prefix))
-    try:
-        with _locked(made):
-            yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    stack.callback(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock a folder; raises OSError if another process holds the lock."""
+    """Lock a folder; raises OSError if another process holds the lock, or if it cannot be locked."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not file_lock.take(handle):
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process holds the lock", str(path))
         yield
     finally:
         os.close(handle)

@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune import atomic_write
-from tvmtune.machine import cpu_count, scratch
+from tvmtune.machine import board_identity, cpu_count, scratch
 from tvmtune.measure.board_pool import WAIT, BoardPool, NoBoard
 from tvmtune.measure.candidate import TRACE_NOT_APPLICABLE
 from tvmtune.measure.cluster import Cluster, NoBuilder
 from tvmtune.measure.recovery import Recovery
 from tvmtune.remote import protocol
-from tvmtune.types import BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
+from tvmtune.types import JSON, BuilderSpec, Device, Implementation, RunnerSpec, Stage, Timing
 from tvmtune.workers import Outcome, Workers
 
 PREFIX = "tvmtune-session-"
 """Of the names of sessions' directories."""
 BUILD = "tvmtune.measure.candidate:build"
+DESCRIBE = "tvmtune.measure.remote_runner:describe"
+DESCRIBING = 10.0
+"""Seconds for a board to describe itself."""
 CONFIRM_FACTOR = 3
 """Factor on the repeats of a candidate that is measured again before it is trusted."""
 
@@ -319,6 +322,15 @@ class Measurer:
             )
             return None
         return float(outcome.value)
+
+    def board(self) -> JSON:
+        """Identity of the boards (:mod:`tvmtune.machine.board_identity`), empty without boards or if
+        TVM's own server serves them. If it is unknown, this waits for the first board; raises
+        :class:`~tvmtune.measure.board_pool.NoBoard` if none comes."""
+        if self.device.board or not isinstance(self._runners, BoardPool):
+            return self.device.board
+        (outcome,) = self._runners.map(DESCRIBE, [()], deadline=DESCRIBING, stage="run")
+        return board_identity.of(outcome.value) if outcome.ok else {}
 
     def drift(self) -> float | None:
         """The current time of a kernel that never changes, relative to the first such reading.

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import local
 from tvmtune.remote import board_functions
 from tvmtune.remote.client.board_client import FROM_THE_BOARD, LeasedBoard, with_board
-from tvmtune.types import TensorSpec, Timing
+from tvmtune.types import JSON, TensorSpec, Timing
 from tvmtune.workers import brief
 
 
@@ -30,7 +31,8 @@ def run(
 
     ``options["device"]``: TVM's name of the device that runs the kernels; ``options["flush"]``: the
     board's function that empties caches. A board without TVM's function for CPUs keeps its caches as
-    they are.
+    they are. Boards that ``tvmtune serve`` serves notice if their time of day, which TVM's timer reads,
+    is set meanwhile.
     """
     module, device = _load(board, artifact, options)
     arrays = _arguments(board, args, device)
@@ -40,11 +42,14 @@ def run(
             raise RuntimeError(f"the board has no {flush}: run tvmtune serve there")
         flush = ""
 
+    clock = board.function(board_functions.CLOCK) or (lambda: 0.0)
+
     def measure(repeat: int, number: int, least_ms: int, before: str) -> list[float]:
         evaluator = module.time_evaluator(
             "main", device, number=number, repeat=repeat, min_repeat_ms=least_ms, f_preproc=before
         )
-        return [float(s) for s in evaluator(*arrays).results]
+        results = without_step(lambda: evaluator(*arrays), clock).results
+        return [float(s) for s in results]
 
     return local.sample(
         lambda: measure(1, 1, 0, "")[0],
@@ -52,6 +57,12 @@ def run(
         timing,
         options.get("best"),
     )
+
+
+@with_board
+def describe(board: LeasedBoard) -> JSON | None:
+    """The board's description of itself; None if TVM's own server serves it."""
+    return board.describe()
 
 
 @with_board

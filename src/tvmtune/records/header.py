@@ -90,13 +90,22 @@ def earlier(path: Path, prepared: Prepared) -> Log | None:
             f"({device.model or device.backend}, {device.threads} threads). Choose "
             "another --log, or use --fresh to set it aside."
         )
-    logged = devices[device.identity()].get("board") or {}
+    logged = boards_of(log, device)
     if how := board_identity.difference(logged, device.board):
         raise TvmtuneError(
             f"{path} was measured on other boards '{device.key}' than this one ({how}). Serve "
             "them under different keys, choose another --log, or use --fresh to set it aside."
         )
     return log
+
+
+def boards_of(log: Log | None, device: Device) -> JSON:
+    """The identity of the boards that measured for a device's trials; empty if unknown."""
+    mine = device.identity()
+    for line in reversed(log.headers if log else ()):
+        if line["device"]["identity"] == mine and line["device"].get("board"):
+            return dict(line["device"]["board"])
+    return {}
 
 
 def _difference(logged: JSON, device: Device) -> str:

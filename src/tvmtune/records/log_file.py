@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from tvmtune import atomic_write
 from tvmtune.errors import TvmtuneError
+from tvmtune.machine import file_lock
 
 _NO_LOCK_FILE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 """Where no lock file can be made; in such a folder nothing can be renamed or removed, either."""
@@ -28,10 +28,15 @@ class LogLost(TvmtuneError):
     """The log was removed, moved or replaced while it was written to."""
 
 
+class _CannotLock(TvmtuneError):
+    """Nothing tells whether another process writes to the log."""
+
+
 class LogFile:
     """A file that this process alone appends to, created if it is missing.
 
-    Raises :class:`TvmtuneError` if another process holds it, OSError if it cannot be opened.
+    Raises :class:`TvmtuneError` if another process holds it, or if its file system cannot lock files;
+    OSError if it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +95,11 @@ class LogFile:
                 if error.errno in _NO_LOCK_FILE:
                     return None
                 raise
-            self._take(fd)
+            try:
+                self._take(fd)
+            except _CannotLock:
+                path.unlink(missing_ok=True)  # there is no owner
+                raise
             # Its last owner may have removed it after it was opened here.
             if _is_at(fd, path):
                 undo.callback(os.close, fd)
@@ -110,11 +119,18 @@ class LogFile:
         raise self._busy()
 
     def _take(self, fd: int) -> None:
+        """Lock a file, or close it and raise :class:`TvmtuneError`."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            taken = file_lock.take(fd)
+        except file_lock.CannotLock as error:
             os.close(fd)
-            raise self._busy() from None
+            raise _CannotLock(
+                f"cannot write the log {self.path}: {error.strerror}, so two runs could write to it at "
+                "once. Put it on a local disk with --log."
+            ) from None
+        if not taken:
+            os.close(fd)
+            raise self._busy()
 
     def _busy(self) -> TvmtuneError:
         return TvmtuneError(

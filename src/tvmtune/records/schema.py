@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tvmtune import fields as kinds
 from tvmtune.bounded import Allowance
 from tvmtune.errors import TvmtuneError
-from tvmtune.machine import fingerprint, package_versions
+from tvmtune.machine import board_identity, fingerprint, package_versions
 from tvmtune.passes.workload_keys import SPACE_VERSION
 from tvmtune.records.designs import Design, PackedTrace
 from tvmtune.types import JSON, Implementation, Prepared, Task, TensorSpec, Trial
@@ -129,8 +129,9 @@ def check_header(record: JSON) -> None:
     kinds.check(
         device,
         described | {"target": kinds.OBJECT, "threads": _INTEGER},
-        {"attrs": kinds.OBJECT, "params": kinds.OBJECT, "runtime": _TEXT},
+        {**dict.fromkeys(("attrs", "params", "board"), kinds.OBJECT), "runtime": _TEXT},
     )
+    board_identity.check(device.get("board", {}))
     kinds.check(
         network,
         {},

@@ -1,7 +1,7 @@
 """Functions of a board's sessions for measuring, beside TVM's own.
 
-Clients look them up by name (:data:`SET_THREADS`, :data:`FILL`); boards that TVM's own server serves
-do not have them. Imports numpy, TVM and nothing of the tuning side.
+Clients look them up by name (:data:`SET_THREADS`, :data:`FILL`, :data:`CLOCK`); boards that TVM's own
+server serves do not have them. Imports numpy, TVM and nothing of the tuning side.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from typing import Any
 
 SET_THREADS = "tvmtune.board.settle"
 FILL = "tvmtune.board.fill"
+CLOCK = "tvmtune.board.clock"
 
 
 def register() -> None:
     """Make them available to the session's client."""
     import tvm_ffi
 
+    from tvmtune.machine import clock_steps
+
     tvm_ffi.register_global_func(SET_THREADS, set_threads, override=True)
     tvm_ffi.register_global_func(FILL, fill, override=True)
+    tvm_ffi.register_global_func(CLOCK, clock_steps.ahead, override=True)
 
 
 def set_threads(threads: int) -> int:

@@ -110,6 +110,11 @@ def tracker_address(given: str | None = None) -> Address:
 def split_remote(remote: str) -> tuple[str, Address]:
     """Key and tracker of ``KEY`` or ``KEY@HOST:PORT``; raises :class:`UsageError`."""
     key, _, address = remote.partition("@")
+    if not address and ":" in key:
+        raise UsageError(
+            f"'{key[:100]}' cannot be the key of a board: give KEY, KEY@HOST:PORT (of its tracker) or "
+            "ssh://[USER@]HOST."
+        )
     return check_key(key), tracker_address(address or None)
 
 
@@ -145,21 +150,26 @@ def read_integer(data: bytes) -> int:
     return int(_INT.unpack(data)[0])
 
 
-def secret_needed(address: Address) -> str:
+def tracker_at(address: Address) -> str:
+    """A tracker's name in messages."""
+    return f"the tracker at {address}"
+
+
+def secret_needed(name: str) -> str:
     return (
-        f"the tracker at {address} serves only clients that know its secret: give it with "
-        f"--secret-file FILE or {access.SECRET}."
+        f"{name} serves only clients that know its secret: give it with --secret-file FILE or "
+        f"{access.SECRET}."
     )
 
 
-def other_secret(address: Address) -> str:
-    return f"the tracker at {address} has another secret than the one given."
+def other_secret(name: str) -> str:
+    return f"{name} has another secret than the one given."
 
 
-def no_secret_there(address: Address) -> str:
+def no_secret_there(name: str) -> str:
     return (
-        f"the tracker at {address} knows no secret, or is none of tvmtune's: start it with tvmtune "
-        f"tracker --secret-file FILE, or use it without --secret-file and {access.SECRET}."
+        f"{name} knows no secret, or is none of tvmtune's: start it with --secret-file FILE, or use "
+        f"it without --secret-file and {access.SECRET}."
     )
 
 
@@ -167,13 +177,24 @@ class Unreachable(TvmtuneError):
     """A tracker or server does not answer, or what answers is something else."""
 
 
+class NotATracker(Unreachable):
+    """What answers is something else."""
+
+
 class Tracker:
     """A connection to a tracker. Connecting, and each call, raises :class:`Unreachable` if it fails or
-    takes longer than ``patience`` seconds in all."""
+    takes longer than ``patience`` seconds in all; connecting also raises :class:`UsageError` for a
+    secret that cannot be read. Messages call the tracker ``name``."""
 
-    def __init__(self, address: Address, patience: float = REPLY_TIMEOUT) -> None:
+    def __init__(
+        self, address: Address, patience: float = REPLY_TIMEOUT, name: str | None = None
+    ) -> None:
         self.address = address
         self.patience = patience
+        self.name = name or tracker_at(address)
+        self._is_one = name is not None
+        """Whether it is known to be a tracker, or a board that answers like one."""
+        self.secret = access.secret()
         end = time.monotonic() + patience
         try:
             self._socket = connect(address, end)
@@ -182,22 +203,19 @@ class Tracker:
                 f"no tracker answers at {address}: {error.strerror or error}. Start one with "
                 "tvmtune tracker, or name another with --tracker HOST:PORT."
             ) from None
-        self.secret = access.secret()
         try:
             if self.secret is not None:
                 self._prove(access.Caller(self.secret), end)
-            send(self._socket, integer(TRACKER_MAGIC), end)
-            code = read_integer(receive(self._socket, 4, end))
-        except OSError:
+            code = self._greet(end)
+        except OSError as error:
             self.close()
-            if self.secret is not None:
-                raise Unreachable(no_secret_there(address)) from None
-            raise self._not_a_tracker() from None
+            raise self._gone(error) from None
         if code == access.SECRET_NEEDED:
             self.close()
-            raise Unreachable(secret_needed(address))
+            raise Unreachable(secret_needed(self.name))
         if code != TRACKER_MAGIC:
             raise self._not_a_tracker()
+        self._is_one = True
 
     def summary(self) -> dict[str, Any]:
         """``queue_info`` (free and pending by key) and ``server_info`` (key and address of each)."""
@@ -265,7 +283,7 @@ class Tracker:
             return bounded.parse_json(receive(self._socket, size, end))
         except (OSError, ValueError) as error:
             self.close()
-            raise Unreachable(f"the tracker at {self.address} is gone: {error}.") from None
+            raise self._gone(error) from None
 
     def close(self) -> None:
         self._socket.close()
@@ -286,26 +304,56 @@ class Tracker:
         """``answer``; raises :class:`Unreachable` for one that says why not."""
         if isinstance(answer, list) and len(answer) == 2 and answer[0] == FAIL:
             self.close()
-            raise Unreachable(f"{self.address}: {str(answer[1])[:500]}")
+            raise Unreachable(f"{self.name}: {str(answer[1])[:500]}")
         return answer
 
     def _prove(self, caller: access.Caller, end: float) -> None:
-        """Exchange proofs of the secret; raises :class:`Unreachable` if the tracker has another."""
+        """Exchange proofs of the secret; raises :class:`Unreachable` if the tracker has another, or
+        none."""
         send(self._socket, caller.hello(), end)
-        answer = receive(self._socket, 4, end)
-        if read_integer(answer) != access.HELLO:
-            raise OSError("it knows no secrets")
+        try:
+            answer = receive(self._socket, 4, end)
+        except ConnectionError:  # TVM's own tracker closes: the code means nothing to it
+            answer = b""
+        if not answer or read_integer(answer) != access.HELLO:
+            self.close()
+            raise Unreachable(no_secret_there(self.name))
         answer += receive(self._socket, access.ANSWER_BYTES - 4, end)
         with contextlib.suppress(access.WrongSecret):
-            send(self._socket, caller.reply(answer), end)
+            reply = caller.reply(answer)
+            self._is_one = True  # it has proved it
+            send(self._socket, reply, end)
             if read_integer(receive(self._socket, 4, end)) == access.HELLO:
                 return
         self.close()
-        raise Unreachable(other_secret(self.address))
+        raise Unreachable(other_secret(self.name))
 
-    def _not_a_tracker(self) -> Unreachable:
+    def _greet(self, end: float) -> int:
+        """The code that the tracker answers to its protocol's."""
+        send(self._socket, integer(TRACKER_MAGIC), end)
+        try:
+            return read_integer(receive(self._socket, 4, end))
+        except ConnectionError:
+            if self.secret is not None:
+                raise  # it has proved to be a tracker
+            raise self._not_a_tracker() from None
+
+    def _gone(self, error: Exception) -> Unreachable:
+        if isinstance(error, TimeoutError):
+            waited = f"timed out after {self.patience:g} s"
+            if self._is_one:
+                return Unreachable(
+                    f"{self.name} does not answer: {waited}. If it hangs, restart it."
+                )
+            return Unreachable(
+                f"what answers at {self.address} is not a tracker, or hangs: {waited}. Restart it if "
+                f"it is one. A tracker listens on port {TRACKER_PORT} by default."
+            )
+        return Unreachable(f"{self.name} is gone: {error}.")
+
+    def _not_a_tracker(self) -> NotATracker:
         self.close()
-        return Unreachable(
+        return NotATracker(
             f"what answers at {self.address} is not a tracker. A tracker listens on port "
             f"{TRACKER_PORT} by default."
         )

@@ -144,8 +144,7 @@ def main(descriptor: int, parent: int) -> None:
     except Exception as error:
         print(f"TVM cannot be imported: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    if (secret := access.secret()) is not None:
-        tracker_gate.install(secret)
+    tracker_gate.install(access.secret())
     tracker.logger.setLevel(logging.WARNING)
     logging.getLogger("tornado").setLevel(logging.CRITICAL)  # it logs garbage from clients
     tracker._tracker_server(socket.socket(fileno=descriptor), str(os.urandom(8).hex()))

@@ -1,7 +1,8 @@
-"""TVM's tracker, for clients that know a secret.
+"""TVM's tracker, for clients that know a secret, and with strangers at its port.
 
 TVM's tracker accepts connections itself, and has no hook for that: its class for connections is
-replaced by one that lets nothing through before the client has proved that it knows the secret.
+replaced. Without a secret, by one that closes what speaks another protocol, where TVM's prints an
+exception; with one, by one that lets nothing through before the client has proved that it knows it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,45 @@ from typing import Any
 from tvm.rpc import tracker
 
 from tvmtune.remote import access
-from tvmtune.remote.protocol import REPLY_TIMEOUT
+from tvmtune.remote.protocol import REPLY_TIMEOUT, TRACKER_MAGIC, read_integer
 
 
-def install(secret: bytes) -> None:
-    """Have the tracker of this process ask every client for ``secret``."""
+def install(secret: bytes | None) -> None:
+    """Have the tracker of this process ask every client for ``secret``, if there is one."""
+    if secret is None:
+        tracker.TCPEventHandler = _Connection
+        return
+
+    known: bytes = secret
 
     class Connection(_GatedConnection):
-        key = secret
+        key = known
 
     tracker.TCPEventHandler = Connection
 
 
-class _GatedConnection(tracker.TCPEventHandler):
+class _Connection(tracker.TCPEventHandler):
+    def __init__(self, *arguments: Any) -> None:
+        self._first = b""
+        """What has come of the magic number."""
+        super().__init__(*arguments)
+
+    def on_message(self, message: bytes) -> None:
+        if self._init_req_nbytes:
+            # TVM takes the magic number by itself only, and all at once.
+            self._first += message
+            magic, message = self._first[:4], self._first[4:]
+            if len(magic) < 4:
+                return
+            if read_integer(magic) != TRACKER_MAGIC:
+                self.signal_close()
+                return
+            super().on_message(magic)
+        if message:
+            super().on_message(message)
+
+
+class _GatedConnection(_Connection):
     key: bytes
 
     def __init__(self, *arguments: Any) -> None:
@@ -34,7 +61,7 @@ class _GatedConnection(tracker.TCPEventHandler):
 
     def on_message(self, message: bytes) -> None:
         if self._gate.is_open:
-            self._pass(message)
+            super().on_message(message)
         else:
             self._prove(message)
 
@@ -47,15 +74,7 @@ class _GatedConnection(tracker.TCPEventHandler):
         if self._gate.is_open:
             self._ioloop.remove_timeout(self._deadline)
             if self._gate.rest:
-                self._pass(self._gate.rest)
-
-    def _pass(self, message: bytes) -> None:
-        """To TVM's own code, which takes the magic number by itself."""
-        first = self._init_req_nbytes
-        if first and len(message) > first:
-            super().on_message(message[:first])
-            message = message[first:]
-        super().on_message(message)
+                super().on_message(self._gate.rest)
 
     def _late(self) -> None:
         if not self._gate.is_open:

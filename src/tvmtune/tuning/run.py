@@ -6,6 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,20 +73,25 @@ class TuningRun:
         began = time.monotonic()
         writer = self._writer or self._open()
         plan, options = self.plan, self.options
+        # Boards that could not be asked while planning are those of the log.
+        known = plan.device.board or header.boards_of(self._history, plan.device)
+        device = replace(plan.device, board=known)
         with Measurer(
-            plan.device,
-            plan.backend.make_builder(plan.device),
-            plan.backend.make_runner(plan.device),
+            device,
+            plan.backend.make_builder(device),
+            plan.backend.make_runner(device),
             options.timing,
             wait=options.wait,
             build_cluster=options.build_cluster,
             report=observer.noted if observer else lambda message: None,
         ) as measurer:
             peak = measurer.peak()
-            header.begin(writer, plan.prepared, plan.tasks, self._history, peak)
+            device = replace(device, board=measurer.board())
+            prepared = replace(plan.prepared, device=device)
+            header.begin(writer, prepared, plan.tasks, self._history, peak)
             session = TuningSession(
                 self.tasks,
-                plan.device,
+                device,
                 measurer,
                 writer,
                 options,

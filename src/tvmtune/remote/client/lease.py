@@ -24,7 +24,7 @@ from tvmtune.remote.client.lease_process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from tvmtune.types import JSON
 
@@ -53,18 +53,20 @@ class BoardLease:
         report: Callable[[str], None] = lambda message: None,
         known: bool = False,
         identity: JSON | None = None,
+        source: str = board_identity.PLANNED,
     ) -> None:
         """Lease a board of ``KEY`` or ``KEY@HOST:PORT``.
 
         Waits up to ``wait`` seconds (:data:`WAIT` by default) for one that is in use, and tells
         ``report``. If such boards are ``known`` to exist, the same time is granted to boards that
         left, and to the tracker, to come back. With an ``identity``
-        (:mod:`tvmtune.machine.board_identity`), only a board that has it is leased. Raises
-        :class:`TvmtuneError` if there is none, or it cannot be reached.
+        (:mod:`tvmtune.machine.board_identity`), only a board that has it is leased; ``source`` says
+        where it is known from. Raises :class:`TvmtuneError` if there is none, or it cannot be reached.
         """
         self.key, tracker = protocol.split_remote(remote)
         self._provided: set[str] = set()
-        self._expected = board_identity.Expected(identity or {}, board_identity.PLANNED)
+        self._expected = board_identity.Expected(identity or {}, source)
+        self._known = known
         wait = WAIT if wait is None else wait
         end = time.monotonic() + (wait if known else 0.0)
         _wait_until_known(self.key, tracker, end, report)
@@ -89,7 +91,7 @@ class BoardLease:
 
         end = time.monotonic() + wait
         address: protocol.Address | None = None
-        refused = ""
+        refused: dict[protocol.Address, str] = {}
         while address is None:
             left = max(0.0, end - time.monotonic())
             try:
@@ -98,7 +100,13 @@ class BoardLease:
                 )
             except OtherBoard as error:
                 # The tracker grants the boards of a key in turns: the next may be the right one.
-                refused = error.reason
+                if error.address not in refused:
+                    report(
+                        f"the board '{self.key}' at {error.address} cannot be used: {error.reason}"
+                    )
+                refused[error.address] = error.reason
+                if not self._known and self._are_all(tracker, refused):
+                    break
                 time.sleep(OTHER_BOARD_PAUSE)
             except BoardUnusable as error:
                 raise TvmtuneError(f"the board '{self.key}': {error.reason}") from None
@@ -107,13 +115,18 @@ class BoardLease:
             if address is None and time.monotonic() > end:
                 break
         if address is None and refused:
-            raise TvmtuneError(f"the board '{self.key}': {refused}")
+            raise TvmtuneError(f"the board '{self.key}': {[*refused.values()][-1]}")
         if address is None:
             raise TvmtuneError(
                 f"no board '{self.key}' became free within {wait:.0f} s: all are in use. Wait longer "
                 "with --wait, or see tvmtune devices."
             )
         return address
+
+    def _are_all(self, tracker: protocol.Address, some: Collection[protocol.Address]) -> bool:
+        """Whether the key has no other boards than these."""
+        with protocol.Tracker(tracker) as connection:
+            return set(boards.servers(connection.summary()).get(self.key, ())) <= set(some)
 
     @property
     def model(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import shlex
 import subprocess
 import sys
@@ -25,10 +26,10 @@ from tvmtune.remote.protocol import (
     LOCAL,
     SERVER_PORTS,
     Address,
+    NotATracker,
     Tracker,
     Unreachable,
     check_key,
-    connect,
     listen,
 )
 
@@ -37,15 +38,22 @@ SSH = "TVMTUNE_SSH"
 """Environment variable: the command to use instead of ``ssh``, with its options."""
 START_TIMEOUT = 40.0
 """Seconds for ``ssh`` to connect and authenticate; it gives up a little earlier by itself."""
+OPEN = "tvmtune-tunnel-is-open"
+"""What ``ssh`` prints then."""
 OPTIONS = (
     *("-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes"),
     *("-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
     *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
+    *("-o", "PermitLocalCommand=yes", "-o", f"LocalCommand=echo {OPEN}"),
 )
-"""No terminal, no questions; and no connection that outlives this one."""
-POLL_INTERVAL = 0.1
+"""No terminal, no questions; no connection that outlives this one; and word once ``ssh`` itself
+listens: whatever else listens on the port could have taken it meanwhile."""
+POLL_INTERVAL = 0.5
+"""Seconds between two checks that ``ssh`` still runs."""
 PORTS = range(20000, 32000)
 """Of this machine, below those that the system gives to clients."""
+_REFUSED = "open failed: "
+"""In what ``ssh`` says if it cannot reach the server on the board."""
 STOP_TIMEOUT = 5.0
 """Seconds for ``ssh`` to end."""
 
@@ -71,7 +79,7 @@ class Target:
             ssh_port = parts.port
         except ValueError:
             raise wrong from None
-        host, user, port = parts.hostname or "", parts.username or "", parts.path.strip("/")
+        host, user, port = _host(parts.netloc), parts.username or "", parts.path.strip("/")
         odd = any(c.isspace() or not c.isprintable() for c in url)
         if odd or parts.password or parts.query or parts.fragment or not host:
             raise wrong
@@ -84,8 +92,13 @@ class Target:
     def command(self, local_port: int) -> list[str]:
         words = shlex.split(os.environ.get(SSH) or "ssh")
         words += [*OPTIONS, "-L", f"{LOCAL}:{local_port}:{LOCAL}:{self.port}"]
-        words += ["-p", str(self.ssh_port)] if self.ssh_port else []
-        return [*words, "--", f"{self.user}@{self.host}" if self.user else self.host]
+        return [*words, *self.login]
+
+    @property
+    def login(self) -> list[str]:
+        """The words of ``ssh`` that say where to connect."""
+        port = ["-p", str(self.ssh_port)] if self.ssh_port else []
+        return [*port, "--", f"{self.user}@{self.host}" if self.user else self.host]
 
 
 @contextlib.contextmanager
@@ -102,10 +115,13 @@ def opened(remote: str) -> Iterator[str]:
     target = Target.parse(remote)
     with tempfile.TemporaryFile() as said, _running(target, said) as local:
         try:
-            with Tracker(local) as connection:
+            with Tracker(local, name=f"the board at {remote}") as connection:
                 keys = [*boards.servers(connection.summary())] or [""]
         except Unreachable as error:
-            why = _last_line(said) or str(error)
+            refusal = _last_line(said, _REFUSED)  # ssh accepts, then asks the board, then closes
+            if not refusal and not isinstance(error, NotATracker):
+                raise
+            why = refusal or "what answers there is something else"
             raise Unreachable(
                 f"behind {remote} there is no tvmtune serve on port {target.port}: {why.rstrip('.')}. "
                 "On the board, run tvmtune serve --key KEY."
@@ -120,12 +136,12 @@ def _running(target: Target, said: object) -> Iterator[Address]:
     process = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=said,  # type: ignore[call-overload]
         start_new_session=True,  # Ctrl-C is for this process, which still needs the board
     )
     try:
-        _wait(process, local, target, said)
+        _wait(process, target, said)
         yield local
     finally:
         process.terminate()
@@ -134,31 +150,50 @@ def _running(target: Target, said: object) -> Iterator[Address]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
-def _wait(process: subprocess.Popen[bytes], local: Address, target: Target, said: object) -> None:
-    """Wait until the tunnel is open: ``ssh`` listens once it is authenticated."""
+def _wait(process: subprocess.Popen[bytes], target: Target, said: object) -> None:
+    """Wait until ``ssh`` is authenticated and listens."""
+    assert process.stdout is not None
+    output = process.stdout.fileno()
+    poll = select.poll()
+    poll.register(output, select.POLLIN)
     end = time.monotonic() + START_TIMEOUT
-    while True:
-        if process.poll() is not None:
+    heard = b""
+    while OPEN.encode() not in heard:
+        ready = poll.poll(1e3 * POLL_INTERVAL)
+        part = os.read(output, 1 << 10) if ready else b""
+        heard += part
+        if not part and (ready or process.poll() is not None):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT)  # it has closed its output a little earlier
             why = _last_line(said) or f"ssh ended with exit code {process.returncode}"
             raise Unreachable(
                 f"no SSH connection to {target.host}: {why.rstrip('.')}. Try: ssh -o BatchMode=yes "
-                f"{target.host} true"
+                f"{' '.join(target.login)} true"
             )
-        with contextlib.suppress(OSError):
-            connect(local, time.monotonic() + 1.0).close()
-            return
         if time.monotonic() > end:
             raise Unreachable(f"no SSH connection to {target.host} within {START_TIMEOUT:.0f} s.")
-        time.sleep(POLL_INTERVAL)
 
 
-def _last_line(said: object) -> str:
-    """What ``ssh`` has said last."""
+def _last_line(said: object, holding: str = "") -> str:
+    """The last line of ``ssh`` that holds this."""
     said.seek(0)  # type: ignore[attr-defined]
     lines = said.read().decode(errors="replace").split("\n")  # type: ignore[attr-defined]
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
+    found = (line.strip() for line in reversed(lines) if line.strip() and holding in line)
+    return next(found, "")[:300]
+
+
+def _host(netloc: str) -> str:
+    """The host as it is written; ``urlsplit`` lowercases it, but ``ssh`` looks it up in its
+    configuration with its case."""
+    where = netloc.rpartition("@")[2]
+    if not where.startswith("["):
+        return where.partition(":")[0]
+    host, _, rest = where[1:].partition("]")
+    return host if not rest or rest.startswith(":") else ""
 
 
 def _free_port() -> int:

@@ -145,7 +145,7 @@ class _Connection:
     def __init__(
         self, tracker: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._tracker = tracker
+        self._name = protocol.tracker_at(tracker)
         self._reader = reader
         self._writer = writer
 
@@ -164,7 +164,7 @@ class _Connection:
         except EOFError:
             raise ValueError("not a tracker") from None
         if answer == access.SECRET_NEEDED:
-            raise _Refused(protocol.secret_needed(self._tracker))
+            raise _Refused(protocol.secret_needed(self._name))
         if answer != protocol.TRACKER_MAGIC:
             raise ValueError("not a tracker")
 
@@ -174,14 +174,14 @@ class _Connection:
             answer = await self._reader.readexactly(4)
             if protocol.read_integer(answer) != access.HELLO:
                 raise ConnectionResetError
-            answer += await self._reader.readexactly(access.ANSWER_BYTES - 4)
         except (OSError, EOFError):
-            raise _Refused(protocol.no_secret_there(self._tracker)) from None
-        with contextlib.suppress(access.WrongSecret, EOFError):
+            raise _Refused(protocol.no_secret_there(self._name)) from None
+        answer += await self._reader.readexactly(access.ANSWER_BYTES - 4)
+        with contextlib.suppress(access.WrongSecret):
             self._writer.write(caller.reply(answer))
             if protocol.read_integer(await self._reader.readexactly(4)) == access.HELLO:
                 return
-        raise _Refused(protocol.other_secret(self._tracker))
+        raise _Refused(protocol.other_secret(self._name))
 
     async def _call(self, message: Any) -> Any:
         self._writer.write(protocol.pack(message))
