@@ -122,13 +122,13 @@ def _measure(options: argparse.Namespace) -> int:
     measuring = {
         "kinds": _kinds(options.kinds),
         "peers": [one.name for one in chosen],
-        "tune": _seconds("--tune", options.tune),
+        "tune": seconds_of("--tune", options.tune),
         "layout": options.layout,
         "repeat": _at_least_one("--repeat", options.repeat),
         "seed": options.seed,
         "tuned_threads": max(threads),
     }
-    wait, limit = _seconds("--wait", options.wait), _seconds("--row-timeout", options.row_timeout)
+    wait, limit = seconds_of("--wait", options.wait), seconds_of("--row-timeout", options.row_timeout)
     now = state(measuring)
     workshop = libraries.Workshop(options.out, max(threads), measuring["tune"])
     path = options.out / "rows.jsonl"
@@ -291,13 +291,6 @@ def _threads(text: str | None) -> list[int]:
         if not 1 <= number <= usable:
             raise UsageError(f"--threads must be from 1 to {usable}, not {number}")
     return numbers
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return float(seconds_of(text))
-    except ValueError:
-        raise UsageError(f"{option} takes a time such as 90s, 30m or 2h, not '{text}'") from None
 
 
 def _at_least_one(option: str, number: int) -> int:

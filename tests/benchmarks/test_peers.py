@@ -37,7 +37,7 @@ def peers(out: Path, *words: str, path: Path | None = None) -> subprocess.Comple
         (["--threads", "0"], "--threads must be from 1"),
         (["--threads", "two"], "--threads takes numbers such as 1,2, not 'two'"),
         (["--repeat", "0"], "--repeat must be at least 1, not 0"),
-        (["--tune", "long"], "--tune takes a time such as 90s"),
+        (["--tune", "long"], "--tune takes seconds, or a time such as 90s"),
         (["--peers", "tensorrt"], "no runtime 'tensorrt'"),
         (["--layout", "NC"], "--layout is NHWC or NCHW, not 'NC'"),
     ],

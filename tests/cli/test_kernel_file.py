@@ -75,7 +75,7 @@ TEMPLATE = 'sch.get_loops(sch.get_sblock("yuv"))'
         ),
         (TEMPLATE, "1 / 0", (), 1, "op.py, line 3.: ZeroDivisionError"),
         ("", "", ("--arg", "width=3"), 2, "--arg width: .* no such argument. Known: h, w"),
-        ("", "", ("--arg", "w=wide"), 2, "--arg w=wide: a value of the type int"),
+        ("", "", ("--arg", "w=wide"), 2, "--arg w=wide: must be of type int"),
         ("", "", ("--arg", "w"), 2, "--arg takes K=V, not 'w'"),
         ("", "", ("--arg", "w=1", "--arg", "w=2"), 2, "--arg w is given twice"),
         ("", "", ("--batch", "2"), 2, "give --arg NAME=VALUE instead of --batch"),
