@@ -128,7 +128,10 @@ def _measure(options: argparse.Namespace) -> int:
         "seed": options.seed,
         "tuned_threads": max(threads),
     }
-    wait, limit = seconds_of("--wait", options.wait), seconds_of("--row-timeout", options.row_timeout)
+    wait, limit = (
+        seconds_of("--wait", options.wait),
+        seconds_of("--row-timeout", options.row_timeout),
+    )
     now = state(measuring)
     workshop = libraries.Workshop(options.out, max(threads), measuring["tune"])
     path = options.out / "rows.jsonl"
