@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import shutil
 
 import onnx
@@ -84,8 +85,9 @@ def test_statistics():
 def test_the_report_has_the_documented_fields(opened):
     result = bench(opened, repeat=4, peers=[Fake()])
     report = json.loads(json.dumps(result.to_json(), allow_nan=False))
-    fields = {"runs", "network", "device", "host", "notes", "background_load"}
+    fields = {"runs", "network", "device", "host", "notes", "background_load", "time"}
     assert set(report) == fields
+    assert 0 <= time.time() - report["time"] < 3600
     assert 0 <= report["background_load"] <= 1
     assert [run["runtime"] for run in report["runs"]] == ["tvmtune", "fake"]
     own, other = report["runs"]
