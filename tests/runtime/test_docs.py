@@ -128,5 +128,5 @@ def test_every_key_of_the_metadata_is_documented(folder):
 
 def test_every_key_of_the_report_is_documented():
     report = json.loads(block("json", '{\n  "runs"', text=(DOCS / "json.md").read_text()))
-    assert set(report) == {"runs", "network", "device", "host", "notes", "background_load"}
+    assert set(report) == {"runs", "network", "device", "host", "notes", "background_load", "time"}
     assert set(report["runs"][0]) == RUN_KEYS
