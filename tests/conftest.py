@@ -98,3 +98,17 @@ def wrong(tiny_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def default_threads() -> int:
     return min(2, len(allowed_cpus()))
+
+
+@pytest.fixture
+def command_line(capfd):
+    """``tvmtune`` in this process: ``command_line(*words)`` gives exit code, stdout and stderr."""
+    from tvmtune.cli import main
+
+    def invoke(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        captured = capfd.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return invoke

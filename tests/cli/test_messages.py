@@ -6,21 +6,14 @@ import onnx
 import pytest
 
 from models import tiny_cnn
-from tvmtune.cli import COMMANDS, group, main, messages
+from tvmtune.cli import COMMANDS, group, messages
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
+def run(tmp_path, monkeypatch, command_line):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
     monkeypatch.chdir(tmp_path)
-
-    def invoke(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        captured = capfd.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return invoke
+    return command_line
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "vta", "vta layers"])

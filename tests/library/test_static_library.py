@@ -18,7 +18,6 @@ from cli.commands import complaint
 from libraries import host_device, lower
 from models import tiny_cnn
 from tvmtune import host, networks
-from tvmtune.cli import main
 from tvmtune.errors import TvmtuneError
 from tvmtune.library import STATIC, elf, export, metadata, static_library
 from tvmtune.machine import scratch
@@ -45,16 +44,9 @@ def write_all(path: Path, device: Device) -> None:
 
 
 @pytest.fixture
-def run(folder, monkeypatch, capfd):
+def run(folder, monkeypatch, command_line):
     monkeypatch.chdir(folder)
-
-    def invoke(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        captured = capfd.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return invoke
+    return command_line
 
 
 @pytest.mark.parametrize("suffix", STATIC)
