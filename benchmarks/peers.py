@@ -83,7 +83,7 @@ def _parse() -> argparse.Namespace:
     )
     add("--files", "--onnx", nargs="+", default=[], metavar="FILE", help="ONNX, .pt2 or TFLite")
     add("--shape", action="append", default=[], metavar="NAME:1x3x224x224",
-        help="for inputs of the files with open dimensions")  # fmt: skip
+        help="for inputs of the files with dynamic dimensions")  # fmt: skip
     add("--layout", default="NHWC", metavar="NHWC|NCHW")
     add("--kinds", default="untuned,tuned", metavar="NAME,...", help=", ".join(libraries.KINDS))
     add("--peers", default=PEERS, metavar="NAME,...", help=f"by default {PEERS}")

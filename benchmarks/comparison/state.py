@@ -24,7 +24,7 @@ class Case:
     """Name in the zoo, or path of a file."""
     layout: str
     shapes: tuple[str, ...] = ()
-    """``NAME:1x3x224x224`` for the open dimensions of a file."""
+    """``NAME:1x3x224x224`` for the dynamic dimensions of a file."""
 
     @property
     def is_file(self) -> bool:

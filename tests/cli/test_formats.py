@@ -84,7 +84,7 @@ def test_open_dimensions_of_a_program_must_be_bound(tmp_path, monkeypatch, capsy
     )
     torch.export.save(program, "open.pt2")
     message = error_of(capsys, "open.pt2")
-    assert "input 'x' of open.pt2 has open dimensions" in message
+    assert "input 'x' of open.pt2 has dynamic dimensions" in message
     assert "--shape x:" in message
     main_ok = tvmtune("compile", "open.pt2", "--shape", "x:1x3x16x32", cwd=tmp_path)
     assert main_ok.returncode == 0, main_ok.stderr

@@ -121,7 +121,7 @@ def test_what_bench_writes_has_its_time(tmp_path):
 
 def test_bad_input_changes_nothing(log, tmp_path):
     before = log.read_bytes()
-    assert "a report is a page" in refused(log, "-o", log)
+    assert "a report is an HTML page" in refused(log, "-o", log)
     page = tmp_path / "page.html"
     page.write_bytes(before)
     assert "a file that this command needs" in refused(page, "-o", page)

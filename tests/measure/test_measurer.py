@@ -446,7 +446,7 @@ def test_a_candidate_that_is_killed_from_outside_has_not_failed(monkeypatch):
         recovering(
             monkeypatch, "measure.faulty:build", patience=2.0, run="measure.faulty:run_killed"
         ) as measurer,
-        pytest.raises(recovery.EnvironmentFault, match="SIGKILL. See what ends tvmtune's"),
+        pytest.raises(recovery.EnvironmentFault, match="SIGKILL. Find what kills tvmtune's"),
     ):
         measurer.measure([(chosen, trace_of(chosen))], lambda _, result: found.append(result))
     assert found == []

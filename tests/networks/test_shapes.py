@@ -1,4 +1,4 @@
-"""Binding of open dimensions: by --shape, by shared symbols, by --batch."""
+"""Binding of dynamic dimensions: by --shape, by shared symbols, by --batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_scalar_input_is_static():
 
 def test_an_open_dimension_names_input_dimensions_and_remedy():
     text = refusal({"data": ("N", 3, "H", None)}, batch=8)
-    assert "input 'data' of net.onnx has open dimensions: [N, 3, H, ?]" in text
+    assert "input 'data' of net.onnx has dynamic dimensions: [N, 3, H, ?]" in text
     assert "--shape data:8x3x224x224" in text
 
 
@@ -108,7 +108,7 @@ def test_symbolic_inputs_of_a_model_are_bound_with_its_outputs():
 
 def test_a_symbolic_model_needs_shapes():
     with pytest.raises(
-        UsageError, match="'ids' of net has open dimensions: \\[N, S\\]; .*ids:1x128"
+        UsageError, match="'ids' of net has dynamic dimensions: \\[N, S\\]; .*ids:1x128"
     ):
         OnnxNetwork(tiny_encoder("N", "S"), name="net")
 
@@ -128,7 +128,7 @@ def test_an_unsupported_shape_is_refused_with_the_node():
 
 @pytest.mark.parametrize("placeholder", ["?", "-1"])
 def test_placeholders_of_exporters_name_no_dimension(placeholder: str):
-    """Paddle's exporter calls every open dimension ``?``."""
+    """Paddle's exporter calls every dynamic dimension ``?``."""
     shape = (placeholder, 3, placeholder, placeholder)
     model = one_node("Relu", shape=shape)
     model.graph.output[0].CopyFrom(make_tensor_value_info("y", TensorProto.FLOAT, shape))

@@ -124,7 +124,7 @@ def test_a_bound_model_has_the_structure_of_a_static_one():
 def test_open_dimensions_are_named_with_the_remedy():
     content = one_operator("ABS", (-1, -1, 3))
     text = refusal(lambda: network(content), UsageError)
-    assert "input 'x' of net.tflite has open dimensions: [?, ?, 3]" in text
+    assert "input 'x' of net.tflite has dynamic dimensions: [?, ?, 3]" in text
     assert "--shape x:1x128x3" in text
     assert assert_right(content, shapes={"x": (1, 5, 3)}).outputs[0].shape == (1, 5, 3)
 

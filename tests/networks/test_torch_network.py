@@ -230,7 +230,7 @@ def test_open_dimensions_are_named_with_the_remedy():
     dims = ({1: length}, {1: length})
     program = export(TinyEncoder().eval(), *tokens(), dynamic_shapes=dims)
     text = refusal(lambda: TorchNetwork(program, name="net"), UsageError)
-    assert "input 'ids' of net has open dimensions: [1, " in text
+    assert "input 'ids' of net has dynamic dimensions: [1, " in text
     assert "--shape ids:1x128" in text
     bound = TorchNetwork(program, name="net", shapes={"ids": (1, 5)})
     assert [spec.shape for spec in bound.inputs] == [(1, 5), (1, 5)]

@@ -94,7 +94,7 @@ def test_batch_dtype_and_modelled_times(tmp_path):
     path.write_text(json.dumps(record))
     made = matrix.Matrix([matrix.read(path)])
     assert made.networks == ["resnet-18 int8 batch 4"]
-    assert "**2.500 (modelled)**" in made.markdown()
+    assert "**2.500 (modeled)**" in made.markdown()
 
 
 @pytest.mark.parametrize(

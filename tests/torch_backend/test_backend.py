@@ -157,7 +157,7 @@ def test_what_a_library_cannot_do_runs_in_eager_mode_with_its_reason(model, reas
 
 def test_gradients_run_in_eager_mode():
     model = Tiny()
-    assert_falls_back(model, [torch.randn(4, 6)], "gradients are wanted")
+    assert_falls_back(model, [torch.randn(4, 6)], "gradients are required")
     model.zero_grad()
     compile(model)(torch.randn(4, 6))[0].sum().backward()
     assert model.layer.weight.grad is not None

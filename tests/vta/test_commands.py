@@ -143,7 +143,7 @@ def test_layers_lists_scales_and_noise(tmp_path):
 
 def test_profile_models_and_plots_the_time(stream, tmp_path):
     text = run("profile", stream, "-o", tmp_path / "time.svg")
-    assert "ms modelled" in text
+    assert "ms modeled" in text
     assert "compute for load to compute" in text
     boxes = ET.parse(tmp_path / "time.svg").findall("{http://www.w3.org/2000/svg}rect")
     assert boxes
@@ -184,7 +184,7 @@ def test_commands_accept_libraries(tmp_path):
     assert own["modelled_ms"] == parts["total_ms"]
     assert own["throughput"] == pytest.approx(1e3 / parts["total_ms"])
     shown = tvmtune("bench", "lib.so", "--repeat", 3, "--vs", "onnxruntime", cwd=tmp_path).stdout
-    assert "modelled ms" in shown and "median ms" in shown
+    assert "modeled ms" in shown and "median ms" in shown
     (row,) = (line for line in shown.splitlines() if "tvmtune " in line and "0.1" in line)
     cells = [cell.strip() for cell in row.split("│")][1:-1]
     assert cells[4:9] == [""] * 5, "no times of the simulation"

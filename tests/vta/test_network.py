@@ -233,7 +233,7 @@ def test_tune_compile_and_bench_from_the_command_line(tmp_path):
     )
     assert tuned.returncode == 0, tuned.stderr
     assert "calibrated with" not in tuned.stderr
-    assert " estimated from its kernels, all modelled\n" in tuned.stdout
+    assert " estimated from its kernels, all modeled\n" in tuned.stdout
     for words in (
         ["distill", "log.json", "-o", "best.json"],
         ["compile", *network, "--log", "best.json", "-o", "again.so"],

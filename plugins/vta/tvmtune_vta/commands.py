@@ -24,19 +24,22 @@ _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _DOCS = "docs/vta.md"
 
 
-@click.group("vta", cls=Group, short_help="Inspect layers and programs; program FPGAs.", docs=_DOCS)
+@click.group("vta", cls=Group, short_help="Tools for VTA: layers, programs and FPGAs.", docs=_DOCS)
 def group() -> None:
-    """Inspect a network's layers on VTA, and the programs of libraries and stream files; program
-    FPGAs."""
+    """Tools for VTA, an int8 accelerator on FPGAs: list a network's layers, examine its programs
+    (instruction streams), load FPGAs.
+
+    FILE is a stream file, or a library that was compiled with --target vta.
+    """
 
 
 @group.command(
-    short_help="List the operators that run on VTA.",
+    short_help="List which operators run on VTA.",
     docs=_DOCS,
     examples=[
-        ("List the layers of a network", "tvmtune vta layers resnet-18"),
+        ("List the layers of a network, and where they run", "tvmtune vta layers resnet-18"),
         (
-            "Show their scales and noise",
+            "Also show the scales and the noise of each layer",
             "tvmtune vta layers resnet-18 --scales --calibration x.npz",
         ),
     ],
@@ -57,7 +60,11 @@ def group() -> None:
 )
 @section(
     "Quantization",
-    click.option("--scales", is_flag=True, help="Calibrate, and print exponents and noise."),
+    click.option(
+        "--scales",
+        is_flag=True,
+        help="Also calibrate, and print the scales and the noise of each layer.",
+    ),
     click.option(
         "--calibration",
         metavar="FILE.npz",
@@ -143,7 +150,7 @@ def _table(rows: list[dict[str, Any]], scales: bool) -> None:
     examples=[("Print all programs of a library", "tvmtune vta disasm resnet-18.so --uops")],
 )
 @_FILE
-@click.option("--uops", is_flag=True, help="Print the uops, too.")
+@click.option("--uops", is_flag=True, help="Also print the micro-operations (uops).")
 def disasm(file: Path, uops: bool) -> None:
     """Disassemble a program, or all programs of a library."""
     from tvmtune_vta.hardware import isa
@@ -156,7 +163,7 @@ def disasm(file: Path, uops: bool) -> None:
 
 
 @group.command(
-    short_help="Check a program, run it, compare its outputs.",
+    short_help="Check a program, run it, and compare its outputs.",
     docs=_DOCS,
     examples=[("Check a stream file", "tvmtune vta check stream.npz")],
 )
@@ -167,7 +174,7 @@ def check(file: Path) -> None:
 
     for program in _programs(file):
         rules.check(program)
-        click.echo(f"{program.name} keeps the rules{_compare(file, program)}")
+        click.echo(f"{program.name} is valid{_compare(file, program)}")
 
 
 def _compare(file: Path, program: Program) -> str:
@@ -194,7 +201,7 @@ def _compare(file: Path, program: Program) -> str:
 
 @group.command(
     docs=_DOCS,
-    examples=[("Draw where the time goes", "tvmtune vta profile stream.npz -o timeline.svg")],
+    examples=[("Draw a timeline", "tvmtune vta profile stream.npz -o timeline.svg")],
 )
 @_FILE
 @click.option(
@@ -205,10 +212,10 @@ def _compare(file: Path, program: Program) -> str:
     help="Write the timeline as SVG. Further programs go to FILE-2.svg, ...",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON instead of text: a line for each program."
+    "--json", "as_json", is_flag=True, help="Print one line of JSON per program instead of text."
 )
 def profile(file: Path, output: Path | None, as_json: bool) -> None:
-    """Model a program's time: cycles, stalls, bytes and steps."""
+    """Estimate a program's time with a model: cycles, stalls, core steps and memory traffic."""
     from tvmtune import atomic_write
     from tvmtune_vta.timing import time_model
     from tvmtune_vta.timing.svg import timeline_svg
@@ -228,7 +235,7 @@ def profile(file: Path, output: Path | None, as_json: bool) -> None:
     docs=_DOCS,
     examples=[
         (
-            "Write them to stream.npz, stream-2.npz, ...",
+            "Write the programs of a library to stream.npz, stream-2.npz, ...",
             "tvmtune vta dump resnet-18.so -o stream.npz",
         )
     ],
@@ -285,13 +292,13 @@ _REMOTE = click.option(
     "--remote",
     required=True,
     metavar="BOARD",
-    help="The board: KEY[@HOST:PORT] with a tracker, or ssh://[USER@]HOST.",
+    help="Board to use: KEY[@HOST:PORT] (registered with a tracker) or ssh://[USER@]HOST.",
 )
 _CONFIG = click.option(
     "--config",
     metavar="NAME|FILE",
     required=True,
-    help="Name of a published configuration, or a file.",
+    help="VTA configuration: a published one, e.g. pynq, or a vta_config.json.",
 )
 
 
@@ -301,7 +308,7 @@ _CONFIG = click.option(
     docs=_DOCS,
     examples=[
         (
-            "Does the board run programs for this configuration?",
+            "Check that the board has this configuration",
             "tvmtune vta reconfig-runtime --remote pynq --config pynq",
         )
     ],
@@ -343,7 +350,7 @@ def reconfig_runtime(remote: str, config: str) -> None:
     docs=_DOCS,
     examples=[
         (
-            "Load a bitstream that was downloaded",
+            "Load a downloaded bitstream",
             "tvmtune vta program-fpga 1x16_i8w8a32_15_15_18_17.bit --remote pynq --config pynq",
         )
     ],
@@ -352,7 +359,7 @@ def reconfig_runtime(remote: str, config: str) -> None:
 @_REMOTE
 @_CONFIG
 def program_fpga(file: Path, remote: str, config: str) -> None:
-    """Load a board's FPGA with a bitstream (.bit)."""
+    """Load a bitstream (.bit) into a board's FPGA."""
     from tvmtune.remote.client import tunnel
     from tvmtune.remote.client.lease import BoardLease
     from tvmtune_vta.device import board_calls
@@ -364,12 +371,12 @@ def program_fpga(file: Path, remote: str, config: str) -> None:
     bitstream.check(wanted)
     with tunnel.opened(remote) as boards, BoardLease(boards) as board:
         board.ask(board_calls.program_fpga, str(file), limit=_LOAD_TIMEOUT)
-    click.echo(f"the FPGA of '{board.key}' is loaded with {bitstream.name} ({bitstream.date})")
+    click.echo(f"{bitstream.name} ({bitstream.date}) is loaded into the FPGA of '{board.key}'")
 
 
 def _profile(name: str, timeline: Timeline) -> Iterator[str]:
     over = f", {timeline.cycles / timeline.bound - 1:.1%} above its bound" if timeline.bound else ""
-    yield f"{name}: {1e3 * timeline.seconds:.3f} ms modelled, {timeline.cycles} cycles{over}"
+    yield f"{name}: {1e3 * timeline.seconds:.3f} ms modeled, {timeline.cycles} cycles{over}"
     yield f"the core multiplies {timeline.utilization:.0%} of the time"
     for title, table, unit in (
         ("busy", timeline.busy, "cycles"),

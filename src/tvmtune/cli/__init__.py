@@ -26,14 +26,14 @@ COMMANDS = {
     "tune": "Tune a network, then compile, verify and time it.",
     "tasks": "List the tasks of a network.",
     "simulate": "Compare tuners on a fully measured space, without a device.",
-    "report": "Show logs, or benchmarks, as a page.",
-    "distill": "Extract the best records of logs.",
+    "report": "Make an HTML report of logs or benchmarks.",
+    "distill": "Extract the best records from logs.",
     "compile": "Compile a network into a library.",
-    "bench": "Time a library, alone or beside other runtimes.",
+    "bench": "Time a library, alone or against other runtimes.",
     "run": "Run a library once and summarize its outputs.",
     "inspect": "Print the metadata of a library without loading it.",
-    "tracker": "Run a tracker for boards to register with.",
-    "serve": "Offer this machine as a board for tuning and benchmarking.",
+    "tracker": "Run the tracker that boards register with.",
+    "serve": "Make this machine a board, for others to tune and benchmark on.",
     "devices": "List the boards registered with a tracker.",
     "networks": "List the networks of the zoo.",
     "plugins": "List the installed backends and their hooks.",
@@ -165,10 +165,10 @@ _context: click.Context | None = None
     params=_general_options(f"{_TRACEBACKS}, and each trial of tune"),
     examples=[
         ("Tune a network of the zoo for half an hour", "tvmtune tune mobilenet --time-budget 30m"),
-        ("Compile and time a model of your own", "tvmtune compile model.onnx -o model.so"),
+        ("Compile and time your own model", "tvmtune compile model.onnx -o model.so"),
         ("", "tvmtune bench model.so --vs onnxruntime"),
     ],
-    docs="docs/architecture.md, docs/glossary.md",
+    docs="docs/tutorial.md, docs/troubleshooting.md, docs/glossary.md",
     context_settings={"auto_envvar_prefix": "TVMTUNE"},
 )
 @click.version_option(__version__, prog_name="tvmtune")
@@ -177,16 +177,17 @@ _context: click.Context | None = None
     metavar="FILE",
     type=click.Path(path_type=Path),
     show_default=f"{project_file.NAME} here or in a parent directory",
-    help="Project file with values for options.",
+    help="Project file that sets options.",
 )
 @click.option("--no-config", is_flag=True, help="Ignore any project file.")
 @click.pass_context
 def group(ctx: click.Context, config: Path | None, no_config: bool) -> None:
-    """From a network to a tuned, verified library on your device. No measurement is ever lost.
+    """Turn a neural network into a tuned, verified library for your device. No measurement is ever
+    lost.
 
-    Results go to stdout, progress to stderr. Options that are always the same can be set in
+    Results go to stdout, progress to stderr. Options can also be set in a project file,
     tvmtune.toml, or by environment variables such as TVMTUNE_TUNE_TRIALS=500. To enable completion
-    in bash (likewise zsh, fish):
+    in bash (for zsh or fish, replace bash_source by zsh_source or fish_source):
 
     \b
       eval "$(_TVMTUNE_COMPLETE=bash_source tvmtune)"

@@ -44,16 +44,18 @@ if TYPE_CHECKING:
     "What to measure",
     vs_option,
     click.option(
-        "--check", is_flag=True, help="Compare the outputs with the reference; exit 1 if wrong."
+        "--check",
+        is_flag=True,
+        help="Compare the outputs with the reference; exit with 1 if they are wrong.",
     ),
-    click.option("--profile", is_flag=True, help="Print the time of each kernel, too."),
+    click.option("--profile", is_flag=True, help="Also print the time of each kernel."),
     click.option(
         "--repeat",
         type=click.IntRange(min=1),
         metavar="N",
         default=30,
         show_default="30, or fewer on slow devices",
-        help="Number of measurements.",
+        help="Number of repeats; each is timed as a whole.",
     ),
     click.option(
         "--number",
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
         metavar="N",
         default=1,
         show_default=True,
-        help="Calls per measurement.",
+        help="Calls per repeat.",
     ),
     click.option(
         "--min-repeat-ms",
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
         metavar="MS",
         default=0,
         show_default=True,
-        help="Minimum duration of one measurement, in milliseconds.",
+        help="Minimum duration of one repeat, in milliseconds.",
     ),
 )
 @library_options("Measure on a board:", required=False)
@@ -90,10 +92,10 @@ def command(
     tracker: str | None,
     wait: float,
 ) -> None:
-    """Time a library, alone or beside other runtimes.
+    """Time a library, alone or against other runtimes.
 
-    Prints the median, mean, standard deviation, 95th percentile and throughput of LIB. On a board,
-    --vs compares with runtimes installed there.
+    Prints the median, mean, standard deviation, 95th percentile and throughput of LIB. With --remote,
+    --vs compares with runtimes that are installed on the board.
     """
     from tvmtune.errors import TvmtuneError, UsageError
 
@@ -180,7 +182,7 @@ def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:
     columns = ["median ms", "mean ms", "std", "p95", "min"]
     if is_modelled and all(run.modelled is not None for run in result.runs):
         columns = []
-    for column in ("threads", *["modelled ms"] * is_modelled, *columns, "items/s"):
+    for column in ("threads", *["modeled ms"] * is_modelled, *columns, "items/s"):
         table.add_column(column, justify="right", no_wrap=True)
     on_device = any(run.device_ms is not None for run in result.runs)
     if on_device:

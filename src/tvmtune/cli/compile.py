@@ -29,11 +29,11 @@ if TYPE_CHECKING:
             "tvmtune compile mobilenet --log mobilenet.json -o mobilenet.so",
         ),
         (
-            "Compile a model file, without any measurement",
+            "Compile a model file, without tuning it",
             "tvmtune compile model.onnx --shape data:1x3x224x224",
         ),
         (
-            "Compile for a board that is not at hand",
+            "Compile for a board, without access to it",
             "tvmtune compile mobilenet --target arm --target-attr board=rk3588",
         ),
         (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         multiple=True,
         type=PATH,
         metavar="LOG",
-        help="Log with records to use, or directory of a MetaSchedule database. Repeatable.",
+        help="Log whose records to use, or directory of a MetaSchedule database. Repeatable.",
     ),
     shipped_records_option,
 )
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
         default=0,
         metavar="N",
         show_default=True,
-        help="Seed of the inputs whose reference outputs the library keeps for bench --check.",
+        help="Seed of the random inputs of the output check, now and with bench --check.",
     ),
     click.option(
         "--emit-module",
         type=PATH,
         metavar="FILE",
-        help="Write the prepared Relax module to FILE, as TVMScript.",
+        help="Also write the prepared Relax module to FILE, as TVMScript.",
     ),
 )
 @section("General", json_flag("summary"))
@@ -85,11 +85,11 @@ def command(
 ) -> None:
     """Compile a network into a library.
 
-    Each task uses its best record in the given logs. Without one it uses a record that comes with
-    tvmtune for CPUs like the target, or a default schedule.
+    Each task (a fused kernel) uses its best record in the given logs; without one, a record that
+    comes with tvmtune for CPUs like the target; without that, a default schedule.
 
-    The library's output is compared with the network's reference if this machine can run it. If the
-    error exceeds the tolerance, kernels fall back to more accurate ones; if the output is still
+    If this machine can run the library, its output is compared with that of a reference, such as ONNX
+    Runtime. If the error exceeds the tolerance, more accurate kernels are used; if the output is still
     wrong, nothing is written and the exit code is 1.
     """
     from tvmtune.records.database import check_kind
@@ -155,7 +155,7 @@ def describe(compiled: Compiled) -> str:
     size = compiled.path.stat().st_size / 1e6
     lines = [
         f"{compiled.path}: {size:.1f} MB, {counted(total, 'task')}: {counts['exact']} with a record, "
-        f"{counts['anchor']} with one of the same anchor, "
+        f"{counts['anchor']} with that of a similar task, "
         + (f"{counts['shipped']} with a shipped record, " if counts["shipped"] else "")
         + f"{counts['default']} with the default schedule; {compiled.metadata['threads']} threads"
     ]
@@ -166,7 +166,7 @@ def describe(compiled: Compiled) -> str:
         )
     if compiled.unverified:
         lines.append(
-            f"the kernels of {', '.join(compiled.unverified)} are used unverified: no check of their "
-            "output came to an end. tvmtune tune on the same log checks them again"
+            f"the kernels of {', '.join(compiled.unverified)} are used unverified: the check of "
+            "their output never finished. tvmtune tune with the same log checks them again"
         )
     return "\n".join(lines)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     cls=Command,
     examples=[
         ("List the boards", "tvmtune devices --tracker 192.168.1.2:9190"),
-        ("Check each free board", "tvmtune devices --probe --wait 30s"),
+        ("Check each board", "tvmtune devices --probe --wait 30s"),
     ],
     docs="docs/farm.md",
 )
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 @click.option(
     "--probe",
     is_flag=True,
-    help="Lease each board briefly: does it respond, is its TVM the same, what hardware has it?",
+    help="Lease each board briefly, to check that it responds and has the same TVM, and to show its "
+    "hardware.",
 )
-@wait_option("10s", "Skip a board that is still in use after TIME.")
+@wait_option("10s", "How long to wait for a board that is in use.")
 @json_flag("tables")
 def command(tracker: str | None, probe: bool, wait: float, as_json: bool) -> None:
     """List the boards registered with a tracker.
 
-    For each key: how many boards there are, how many are free, and how many clients wait. Exits with
-    1 if a probed board cannot be used.
+    Prints, for each key, how many boards there are, how many are free, and how many clients wait.
+    Exits with 1 if a probed board cannot be used.
     """
     from tvmtune.remote.client import boards
     from tvmtune.remote.protocol import Tracker, tracker_address

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     examples=[
         ("Keep the best record of each task", "tvmtune distill mobilenet.json -o best.json"),
         (
-            "Make a database for TVM's MetaSchedule from two logs",
+            "Turn two logs into a database for TVM's MetaSchedule",
             "tvmtune distill a.json b.json --format metaschedule -o database",
         ),
     ],
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
     help="Format: tvmtune, a log; metaschedule, a database for TVM's MetaSchedule; or kernel-tuner, "
     "Kernel Tuner's T4 results.",
 )
-@click.option("--force", is_flag=True, help="Replace FILE even if it is not what distill writes.")
+@click.option("--force", is_flag=True, help="Replace FILE even if distill did not write it.")
 @json_flag("summary")
 def command(
     logs: tuple[Path, ...], output: Path | None, top: int, form: str, force: bool, as_json: bool
 ) -> None:
-    """Extract the best records of logs.
+    """Extract the best records from logs.
 
-    Writes those of each task and device to a small log, which compile and tune read like any other. A
-    LOG may also be the directory of a MetaSchedule database; its records are taken to be of this
-    machine if its target fits.
+    Writes the best records of each task and device to a small log, which compile and tune read like
+    any other. A LOG may also be the directory of a MetaSchedule database; its records count as
+    measured on this machine if its target matches.
     """
     from tvmtune.records.best import counts, distill, select
 

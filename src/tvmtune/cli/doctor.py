@@ -55,18 +55,20 @@ class CheckRow:
     cls=Command,
     examples=[
         ("Check this machine", "tvmtune doctor"),
-        ("Compile the OpenCL runtime first", "tvmtune doctor --build"),
+        ("Compile the OpenCL runtime, then check", "tvmtune doctor --build"),
     ],
     docs="docs/opencl.md, docs/gpu.md",
 )
 @click.option(
-    "--build", is_flag=True, help="First compile what backends need, such as the OpenCL runtime."
+    "--build",
+    is_flag=True,
+    help="Compile what backends need, such as the OpenCL runtime, before the checks.",
 )
-@json_flag("lines")
+@json_flag("text")
 def command(as_json: bool, build: bool) -> None:
     """Check whether this machine can tune.
 
-    Builds and runs one kernel, lists what is installed, and suggests a remedy for what is missing.
+    Builds and runs one kernel, lists what is installed, and says how to get what is missing.
     Exits with 1 if this machine cannot tune.
     """
     rows = examine(build=build)
@@ -100,7 +102,7 @@ def _settings() -> list[CheckRow]:
             rows.append(CheckRow("project file", "pass", f"{path}: {found.summary()}"))
         except TvmtuneError as exc:
             rows.append(
-                CheckRow("project file", "fail", str(exc), f"mend {path}, or use --no-config")
+                CheckRow("project file", "fail", str(exc), f"fix {path}, or use --no-config")
             )
     set_here = sorted(
         f"{name}={value}"
@@ -410,5 +412,5 @@ def _show(rows: list[CheckRow], ok: bool) -> None:
         )
         if row.remedy:
             console.print(Text(f"      {'':<{width}}  {row.remedy}", style="cyan"))
-    verdict = "this machine can tune" if ok else "something needs fixing first"
+    verdict = "this machine can tune" if ok else "this machine cannot tune yet: fix what failed"
     console.print(Text(verdict, style="green" if ok else "bold red"))

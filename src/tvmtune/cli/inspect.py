@@ -18,7 +18,10 @@ from tvmtune.command_help import Command
     "inspect",
     cls=Command,
     examples=[
-        ("Show what a library was compiled from, and for", "tvmtune inspect mobilenet.so"),
+        (
+            "Show what a library was compiled from, and for which device",
+            "tvmtune inspect mobilenet.so",
+        ),
         ("Print one field", "tvmtune inspect mobilenet.so --json | jq .threads"),
     ],
     docs="docs/deploy.md",
@@ -28,7 +31,7 @@ from tvmtune.command_help import Command
 def command(library: Path, as_json: bool) -> None:
     """Print the metadata of a library without loading it.
 
-    LIB may be for any device. --json prints all metadata.
+    LIB may be compiled for any device. --json prints all metadata.
     """
     from tvmtune.library import metadata
 

@@ -43,7 +43,8 @@ def json_file_option(shown: str) -> Any:
         flag_value=str(STDOUT),
         type=click.Path(path_type=Path, allow_dash=True),
         callback=_reserve,
-        help=f"Print one JSON document instead of the {shown}, or write it to FILE as well.",
+        help=f"Print one JSON document instead of the {shown}; with FILE, write it there and print the "
+        f"{shown} as well.",
     )
 
 

@@ -20,8 +20,8 @@ from tvmtune.command_help import Command
 def command(as_json: bool) -> None:
     """List the networks of the zoo.
 
-    Prints each one's name, inputs as --shape takes them, and other names. The weights are random but
-    fixed, scaled to keep activations near unit variance.
+    Prints the name, the inputs (as --shape takes them) and the aliases of each. The weights are random
+    but always the same, scaled to keep activations near unit variance.
     """
     from tvmtune.networks.zoo import ZOO
 

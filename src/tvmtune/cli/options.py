@@ -116,7 +116,7 @@ def secret_option(help_text: str) -> Decorator:
 TRACKER_DEFAULT = (
     f"$TVM_TRACKER_HOST:$TVM_TRACKER_PORT, else {protocol.LOCAL}:{protocol.TRACKER_PORT}"
 )
-_BOARD = "KEY[@HOST:PORT] of boards that a tracker knows, or ssh://[USER@]HOST of one board."
+_BOARD = "KEY[@HOST:PORT] (boards registered with a tracker) or ssh://[USER@]HOST (a single board)."
 
 
 host_option = click.option(
@@ -137,7 +137,8 @@ tasks_option = click.option(
     "--tasks",
     "only",
     metavar="LIST",
-    help="Only these tasks: indices, name patterns or the K largest by FLOP, e.g. 3,5-8,*conv2d*,top5.",
+    help="Only these tasks: indices, name patterns, or topK, the K with the most FLOP; e.g. "
+    "3,5-8,*conv2d*,top5.",
 )
 
 shipped_records_option = click.option(
@@ -149,7 +150,7 @@ shipped_records_option = click.option(
 vs_option = click.option(
     "--vs",
     metavar="NAMES",
-    help="Runtimes to compare with, e.g. onnxruntime,openvino; all: every one installed.",
+    help="Runtimes to compare with, e.g. onnxruntime,openvino, or all (that are installed).",
     shell_complete=completion.after_commas(completion.peers),
 )
 
@@ -184,7 +185,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
                 "--network",
                 metavar="NAME|FILE",
                 shell_complete=completion.completer(completion.networks, files=True),
-                help=f"Network of the zoo (tvmtune networks lists them) or a file "
+                help=f"Network to use: a name from the zoo (see tvmtune networks) or a file "
                 f"({', '.join(FORMATS)}). Same as the argument NETWORK.",
             ),
             click.option("--batch", default=1, metavar="N", show_default=True, help="Batch size."),
@@ -192,7 +193,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
                 "--shape",
                 multiple=True,
                 metavar="NAME:SHAPE",
-                help="Shape of an input with open dimensions, e.g. data:1x3x224x224. Repeatable.",
+                help="Shape of an input with dynamic dimensions, e.g. data:1x3x224x224. Repeatable.",
             ),
             click.option(
                 "--dtype",
@@ -200,7 +201,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
                 show_default=True,
                 metavar="DTYPE",
                 help="Compute in float32, float16, bfloat16 (inputs and outputs stay float32) or int8 "
-                "(cpu and arm; vta always does). Takes float32 networks of the zoo or ONNX files.",
+                "(cpu and arm; vta always does). Converts networks of the zoo and float32 ONNX files.",
             ),
             click.option(
                 "--calibration",
@@ -218,7 +219,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
                 "--arg",
                 multiple=True,
                 metavar="K=V",
-                help="Argument for the operator of a kernel file, e.g. w=1920. Repeatable.",
+                help="Argument of the operator in a kernel file, e.g. w=1920. Repeatable.",
             ),
         ),
         section(
@@ -228,7 +229,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
                 metavar="NAME",
                 default="cpu",
                 show_default=True,
-                help="Backend (tvmtune plugins lists them).",
+                help="Backend to compile for (see tvmtune plugins).",
                 shell_complete=completion.completer(completion.targets),
             ),
             click.option(
@@ -252,7 +253,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
         section(
             "Boards",
             _remote_option(remote_help),
-            tracker_option("Tracker that knows the boards of --remote."),
+            tracker_option("Tracker that the boards of --remote are registered with."),
             *more_of_boards,
         ),
     )
@@ -274,7 +275,7 @@ def library_options(remote_help: str, *, required: bool = True) -> Decorator:
                 metavar="FILE.npz",
                 type=PATH,
                 show_default="random inputs",
-                help="Inputs for the library, one array each.",
+                help="Inputs of the library: one array per input, by name.",
             ),
             click.option(
                 "--seed",
@@ -282,21 +283,21 @@ def library_options(remote_help: str, *, required: bool = True) -> Decorator:
                 metavar="N",
                 default=0,
                 show_default=True,
-                help="Seed of random inputs.",
+                help="Seed of the random inputs.",
             ),
             click.option(
                 "--threads",
                 type=int,
                 metavar="N",
-                show_default="as tuned",
+                show_default="as many as it was tuned for",
                 help="CPU threads to use.",
             ),
         ),
         section(
             "Boards",
             _remote_option(remote_help),
-            tracker_option("Tracker that knows the boards of --remote."),
-            wait_option("1m", "Give up when no board is free for this long."),
+            tracker_option("Tracker that the boards of --remote are registered with."),
+            wait_option("1m", "How long to wait for a free board."),
         ),
     )
 
@@ -325,7 +326,7 @@ def check_if_open(host: str, what: str, insecure: bool) -> None:
     )
     messages.warning(
         f"warning: at {host}, {who} this {what} can run any code and read and write any file that "
-        "you can, and traffic is not encrypted: who can read it can read the data, and who can change "
-        "it can take over a connection. Let only machines that you trust reach it, or use an SSH "
-        "tunnel (docs/farm.md)."
+        "you can, and traffic is not encrypted: anyone who can read it sees the data, and anyone who "
+        "can change it can take over a connection. Let only machines that you trust reach it, or use "
+        "an SSH tunnel (docs/farm.md)."
     )

@@ -18,7 +18,7 @@ from tvmtune.command_help import Command
 def command(as_json: bool) -> None:
     """List the installed backends and their hooks.
 
-    Prints the error of one that cannot be loaded.
+    If one cannot be loaded, prints the error.
     """
     from tvmtune import host
 
@@ -27,9 +27,7 @@ def command(as_json: bool) -> None:
         emit({"plugins": [info.to_json() for info in infos]})
         return
     if not infos:
-        click.echo(
-            "no backend is installed: install tvmtune itself, in a checkout, by pip install -e ."
-        )
+        click.echo("no backend is installed: run pip install -e . in a checkout of tvmtune")
         return
 
     from rich.console import Console

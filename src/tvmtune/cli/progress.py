@@ -284,8 +284,8 @@ def _unverified(session: SessionView) -> list[str]:
     lines = []
     if replaced:
         lines.append(
-            f"the best candidate of {', '.join(replaced)} could not be checked{why}: the fastest whose "
-            "output is right is used instead"
+            f"the best candidate of {', '.join(replaced)} could not be checked{why}: the fastest "
+            "verified one is used instead"
         )
     if bare:
         lines.append(

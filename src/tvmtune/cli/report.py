@@ -20,7 +20,7 @@ from tvmtune.errors import UsageError
     "report",
     cls=Command,
     examples=[
-        ("Show a log as a page", "tvmtune report mobilenet.json -o mobilenet.html"),
+        ("Make a report of a log", "tvmtune report mobilenet.json -o mobilenet.html"),
         ("Compare two logs", "tvmtune report before.json after.json -o compared.html"),
         ("Compare runtimes and devices", "tvmtune report --matrix cpu.json board.json"),
     ],
@@ -33,25 +33,23 @@ from tvmtune.errors import UsageError
     type=PATH,
     metavar="FILE",
     show_default="LOG with the suffix .html; with --matrix, matrix.html",
-    help="Page to write. With --matrix, a name that ends in .md gets Markdown.",
+    help="Report to write; with --matrix, in Markdown if the name ends in .md.",
 )
-@click.option(
-    "--watch", is_flag=True, help="Make the page again whenever a log grows, until Ctrl-C."
-)
+@click.option("--watch", is_flag=True, help="Update the report whenever a log grows, until Ctrl-C.")
 @click.option("--no-code", is_flag=True, help="Leave out traces, TensorIR and generated code.")
 @click.option(
     "--csv",
     "csv_path",
     type=PATH,
     metavar="DIR|FILE",
-    help="Also write the trials and the tasks as tables: DIR/trials.csv and DIR/tasks.csv, or FILE.csv "
-    "and FILE.tasks.csv.",
+    help="Also write the trials and the tasks as CSV tables: DIR/trials.csv and DIR/tasks.csv, or "
+    "FILE.csv and FILE.tasks.csv.",
 )
-@click.option("--png", type=PATH, metavar="DIR", help="Also write the charts as pictures.")
+@click.option("--png", type=PATH, metavar="DIR", help="Also write the charts as PNG files.")
 @click.option(
     "--matrix",
     is_flag=True,
-    help="The files are from tvmtune bench --json: compare networks, devices and runtimes.",
+    help="Compare networks, devices and runtimes: the arguments are files of tvmtune bench --json.",
 )
 @json_flag("summary")
 def command(
@@ -64,10 +62,11 @@ def command(
     matrix: bool,
     as_json: bool,
 ) -> None:
-    """Show logs, or benchmarks, as a page.
+    """Make an HTML report of logs or benchmarks.
 
-    The page needs nothing but a browser: progress of the latency, tasks, implementations, failures,
-    drift, and the best schedules with their code. Further logs are compared with the first.
+    The report is one page that needs nothing but a browser. It shows the latency over time, tasks,
+    implementations, failures, drift, and the best schedules with their code, and compares further
+    logs with the first.
     """
     if matrix:
         if watch or no_code or csv_path:
@@ -78,7 +77,9 @@ def command(
         return
     target = output or files[0].with_name(_stem(files[0]) + ".html")
     if target.suffix not in (".html", ".htm"):
-        raise UsageError(f"-o {target}: a report is a page; choose a name that ends in .html.")
+        raise UsageError(
+            f"-o {target}: a report is an HTML page; choose a name that ends in .html."
+        )
     check_writable("-o", target, *files)
     if csv_path is not None:
         from tvmtune.report.export import csv_paths
@@ -128,13 +129,13 @@ def _logs(
             follow(
                 files,
                 write_growing,
-                failed=lambda error: messages.warning(f"the page stays as it is: {error}"),
+                failed=lambda error: messages.warning(f"the page was not updated: {error}"),
             )
         except KeyboardInterrupt:
             from tvmtune.machine import interrupts
 
             interrupts.install()  # it was meant for the loop only
-            messages.info("making the final page")
+            messages.info("writing the final page")
     with phases.shown(verbose=False):
         report = write()
     size = target.stat().st_size / 1e6

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "run",
     cls=Command,
     examples=[
-        ("Run on inputs of your own", "tvmtune run mobilenet.so --input x.npz --output y.npz"),
+        ("Run on your own inputs", "tvmtune run mobilenet.so --input x.npz --output y.npz"),
         ("Run on a board", "tvmtune run mobilenet.so --remote ssh://pi@192.168.1.5"),
     ],
     docs="docs/deploy.md, docs/json.md",
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         "output_file",
         metavar="FILE.npz",
         type=PATH,
-        help="Write the outputs to FILE.npz, one array each.",
+        help="Write the outputs to FILE.npz, one array per output.",
     ),
 )
 @library_options("Run on a board:")
@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Run a library once and summarize its outputs.
 
-    Prints mean, minimum and maximum of each output of LIB, and the index of the maximum.
+    Prints the mean, minimum and maximum of each output of LIB, and the index of the maximum.
     """
     if output_file is not None:
         check_writable("--output", output_file, library, input_file)

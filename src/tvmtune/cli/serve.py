@@ -31,7 +31,10 @@ from tvmtune.remote.protocol import SERVER_PORTS
             "tvmtune serve --key rk3588 --tracker 192.168.1.2:9190 --host 0.0.0.0 "
             "--secret-file ~/.tvmtune-secret",
         ),
-        ("Serve one client through SSH (--remote ssh://USER@HOST)", "tvmtune serve --key rk3588"),
+        (
+            "Serve clients that connect through SSH (--remote ssh://USER@HOST)",
+            "tvmtune serve --key rk3588",
+        ),
     ],
     docs="docs/farm.md, docs/arm.md, docs/mali.md",
 )
@@ -43,7 +46,9 @@ from tvmtune.remote.protocol import SERVER_PORTS
         required=True,
         help="Name that boards of this kind share, e.g. rk3399.",
     ),
-    tracker_option("Tracker to register with.", default="none: clients must know this address"),
+    tracker_option(
+        "Tracker to register with.", default="none; clients connect to this address directly"
+    ),
 )
 @section(
     "Address",
@@ -53,14 +58,14 @@ from tvmtune.remote.protocol import SERVER_PORTS
         type=int,
         metavar="PORT",
         callback=port,
-        show_default=f"the first free one from {SERVER_PORTS[0]} on",
+        show_default=f"the first free port from {SERVER_PORTS[0]}",
         help="Port to listen on.",
     ),
     click.option(
         "--address",
         metavar="HOST",
         show_default="the address that the tracker sees",
-        help="Host that clients connect to, e.g. the entry of a tunnel.",
+        help="Host that clients connect to, if not this one, e.g. where a tunnel to it starts.",
     ),
     insecure_option,
 )
@@ -81,7 +86,7 @@ from tvmtune.remote.protocol import SERVER_PORTS
         multiple=True,
         type=PATH,
         metavar="FILE",
-        help="Load a library into each session. Repeatable.",
+        help="Shared library to load into each session. Repeatable.",
     ),
 )
 def command(
@@ -95,10 +100,10 @@ def command(
     target_attr: tuple[str, ...],
     libraries: tuple[Path, ...],
 ) -> None:
-    """Offer this machine as a board for tuning and benchmarking.
+    """Make this machine a board, for others to tune and benchmark on.
 
-    Serves until interrupted. Each client's code runs in a process of its own, so a crash, a hang or a
-    leak does not affect the next client. TVM's own clients and trackers work, too.
+    Runs until interrupted. Each client's code runs in a process of its own, so a crash, a hang or a
+    leak does not affect the next client. TVM's own RPC clients and trackers work, too.
     """
     from tvmtune.errors import TvmtuneError, UsageError
     from tvmtune.remote import access
@@ -132,13 +137,13 @@ def command(
     if tracker_at and not tracker_at.is_local and Address(host, 1).is_local and not address:
         report(
             f"warning: the tracker at {tracker_at} will send clients to this machine's address on the "
-            f"network, but the server listens at {host} alone. Give --host ADDRESS, or run a tunnel "
-            "and name its entry with --address (docs/farm.md)."
+            f"network, but the server listens only at {host}. Give --host ADDRESS, or open a tunnel "
+            "and give --address the host where it starts (docs/farm.md)."
         )
     if tracker_at is None:
-        report("registered with no tracker (--tracker HOST:PORT)")
+        report("not registered with a tracker (--tracker HOST:PORT)")
     server = BoardServer(config, report)
     if tracker_at is None and Address(host, server.port).is_local:
         own = "" if server.port == SERVER_PORTS[0] else f"/{server.port}"
-        report(f"other machines reach it as --remote ssh://[USER@]HOST{own}")
+        report(f"other machines reach it with --remote ssh://[USER@]HOST{own}")
     asyncio.run(server.run())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     examples=[
         ("Measure a whole space first", "tvmtune tune conv.py --tuner grid --log conv.json"),
         (
-            "Compare two tuners on it, ten runs each",
+            "Compare two tuners on it, with ten runs each",
             "tvmtune simulate conv.json --tuner xgb --tuner random --seeds 10",
         ),
     ],
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     default=10,
     show_default=True,
     callback=positive,
-    help="Runs, each with its own seed.",
+    help="Runs per tuner, each with its own seed.",
 )
 @click.option(
     "--seed",

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     cls=Command,
     examples=[
         ("List the tasks of a network of the zoo", "tvmtune tasks resnet-18"),
-        ("Show the knobs of the three largest", "tvmtune tasks resnet-18 --tasks top3 --space"),
+        (
+            "Show the knobs of the three with the most FLOP",
+            "tvmtune tasks resnet-18 --tasks top3 --space",
+        ),
     ],
     docs="docs/networks.md, docs/json.md",
 )
@@ -34,14 +37,17 @@ if TYPE_CHECKING:
 @section(
     "What to print",
     tasks_option,
-    click.option("--dag", is_flag=True, help="Print the computation of each task, too."),
-    click.option("--space", is_flag=True, help="Print the size and knobs of each space, too."),
+    click.option("--dag", is_flag=True, help="Also print the computation of each task."),
+    click.option(
+        "--space", is_flag=True, help="Also print the size and knobs of each design space."
+    ),
 )
 @section("General", json_flag("table"))
 def command(only: str | None, dag: bool, space: bool, as_json: bool, **network: Any) -> None:
     """List the tasks of a network.
 
-    Prints index, name, output shape, weight, GFLOP, key and implementations of each.
+    A task is a fused kernel. Prints the index, name, output shape, weight (number of calls), GFLOP, key
+    and implementations of each.
     """
     plan = make_plan(**network, purpose="describe")
     tasks = select_tasks(plan.tasks, only)

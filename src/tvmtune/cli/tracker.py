@@ -37,7 +37,7 @@ from tvmtune.remote.protocol import TRACKER_PORT
 @secret_option("File with a secret that clients and boards must know.")
 @insecure_option
 def command(host: str, insecure: bool, port: int) -> None:
-    """Run a tracker for boards to register with.
+    """Run the tracker that boards register with.
 
     Runs until interrupted, and restarts TVM's RPC tracker if it dies or hangs. Boards register with
     it (tvmtune serve); tune, bench and run find them through it.

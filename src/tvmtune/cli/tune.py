@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 )
 @network_options(
     "Tune on boards:",
-    wait_option("10m", "Give up when no board or builder is there for this long."),
+    wait_option("10m", "How long to wait for a board, or for a machine of --build-cluster."),
 )
 @section(
     "When to stop",
@@ -82,20 +82,20 @@ if TYPE_CHECKING:
         type=int,
         metavar="N",
         show_default=f"{PATIENCE} without any other limit",
-        help="Stop when N trials lower the estimated latency by less than 1%.",
+        help="Stop when the last N trials lowered the estimated latency by less than 1%.",
     ),
     click.option(
         "--task-patience",
         type=int,
         metavar="N",
-        help="Stop tuning a task when N of its trials improve it by less than 1%.",
+        help="Stop tuning a task when its last N trials improved it by less than 1%.",
     ),
     click.option(
         "--max-failure-rate",
         default=FAILURE_RATE,
         show_default=True,
         metavar="FRACTION",
-        help="Abort when more than this fraction of recent trials fails.",
+        help="Abort when more than this fraction of the recent trials failed.",
     ),
 )
 @section(
@@ -164,10 +164,10 @@ if TYPE_CHECKING:
         "--log",
         type=PATH,
         metavar="FILE",
-        show_default="NETWORK-LAYOUT-Bbatch-KIND.json",
+        show_default="named after the network and target, e.g. resnet-18-NHWC-B1-cpu.json",
         help="Log of the trials. An existing one is resumed.",
     ),
-    click.option("--fresh", is_flag=True, help="Start a new log; rename an existing one."),
+    click.option("--fresh", is_flag=True, help="Start a new log; an existing one is renamed."),
     output_option("Library to write."),
     click.option("--no-compile", is_flag=True, help="Stop after tuning; write no library."),
     click.option(
@@ -176,7 +176,7 @@ if TYPE_CHECKING:
         type=PATH,
         metavar="FILE.npz",
         show_default="random inputs",
-        help="Inputs with which to check and time the library.",
+        help="Inputs to check and time the library with: one array per input, by name.",
     ),
     vs_option,
 )
@@ -185,7 +185,7 @@ if TYPE_CHECKING:
     click.option(
         "--dry-run",
         is_flag=True,
-        help="Print what would be tuned, and stop; build and run nothing.",
+        help="Print what would be tuned, without building or running anything.",
     ),
     json_flag("table"),
 )
@@ -224,7 +224,7 @@ def command(
 ) -> None:
     """Tune a network, then compile, verify and time it.
 
-    An existing log is resumed: its trials count towards --trials and --patience, and none is
+    An existing log is resumed: its trials count toward --trials and --patience, and none is
     measured again.
     """
     from tvmtune.bench.peers import parse
@@ -349,8 +349,8 @@ def _say(message: str) -> None:
 
 def _say_what_is_kept(log: Path) -> None:
     _say(
-        f"every trial is in {log}; the same command continues, "
-        f"tvmtune compile --log {log} uses what is there"
+        f"every trial is in {log}: run the same command to continue, or tvmtune compile --log {log} to "
+        "use the best found so far"
     )
 
 
@@ -371,7 +371,7 @@ def _show(shipped: Shipped) -> None:
     click.echo(
         str(shipped)
         + (f", {estimate:.3f} ms estimated from its kernels" if estimate else "")
-        + (", all modelled" if shipped.modelled else "")
+        + (", all modeled" if shipped.modelled else "")
     )
     click.echo(describe(shipped.compiled))
 

@@ -86,8 +86,8 @@ class Expected:
         if not how:
             return ""
         return (
-            f"boards under one key must be equal, and compared with {self.source}, {how}. Serve it "
-            f"under a key of its own: tvmtune serve --key {key}-2"
+            f"boards that share a key must be identical, and compared with {self.source}, {how}. Serve "
+            f"it under another key: tvmtune serve --key {key}-2"
         )
 
 

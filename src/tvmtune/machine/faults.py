@@ -23,14 +23,14 @@ something outside ends processes; ``"setup"``: worker processes that can be set 
 
 REMEDIES: dict[Fault, str] = {
     "disk": "free some space on the disk",
-    "file size": "raise the limit of a file's size (ulimit -f)",
-    "files": "raise the limit of open files (ulimit -n), or close programs",
-    "processes": "raise the limit of processes (ulimit -u), or close programs",
+    "file size": "raise the limit on file sizes (ulimit -f)",
+    "files": "raise the limit on open files (ulimit -n), or close programs",
+    "processes": "raise the limit on processes (ulimit -u), or close programs",
     "memory": "free some memory",
     "start": "free some memory",
-    "killed": "see what ends tvmtune's processes: a watchdog, a limit of CPU time (ulimit -t), a user",
-    "setup": "see whether the device and its driver work, and whether the machine is overloaded",
-    "board": "see whether the boards and the network work",
+    "killed": "find what kills tvmtune's processes: a watchdog, a CPU time limit (ulimit -t), a user",
+    "setup": "check that the device and its driver work, and that the machine is not overloaded",
+    "board": "check that the boards and the network connection work",
 }
 _ERRNO: dict[int, Fault] = {
     errno.ENOSPC: "disk",

@@ -67,7 +67,7 @@ def resolve(
         fixed = ", ".join(f"{name} {_text(dims)}" for name, dims in static.items())
         raise UsageError(
             f"{label} has a fixed batch size ({fixed}), so it cannot run with batch {batch}; omit "
-            "--batch, or export the network with an open first dimension"
+            "--batch, or export the network with a dynamic first dimension"
         )
     return static, symbols
 
@@ -128,7 +128,7 @@ def _require_static(
         return extents
     example = "x".join(str(_example(dims, i, batch)) for i in range(len(dims)))
     raise UsageError(
-        f"input '{name}' of {label} has open dimensions: {_text(dims)}; "
+        f"input '{name}' of {label} has dynamic dimensions: {_text(dims)}; "
         f"bind them with, for example, --shape {name}:{example}"
     )
 

@@ -90,7 +90,7 @@ def _device(section: Section) -> list[Fact]:
         ("parameters", _words(device.get("params"))),
         ("attributes", _words(device.get("attrs"))),
         ("float32 peak", f"{section.peak:.1f} GFLOPS" if section.peak else None),
-        ("times", "modelled" if section.kind == "modelled" else None),
+        ("times", "modeled" if section.kind == "modelled" else None),
         ("identity", device["identity"]),
     )
 

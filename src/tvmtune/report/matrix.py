@@ -194,7 +194,7 @@ class Matrix:
         row = self.at(network, line)
         if row is None:
             return ""
-        text = ms(row.ms) + (" (modelled)" if row.modelled else "")
+        text = ms(row.ms) + (" (modeled)" if row.modelled else "")
         return f"**{text}**" if row.ms == self.fastest(network, row.device) else text
 
 

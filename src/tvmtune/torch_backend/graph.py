@@ -53,7 +53,9 @@ def check(graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
         ):
             raise NoGraph(f"it takes a {type(value).__name__} with the layout {value.layout}")
     if torch.is_grad_enabled() and any(value.requires_grad for value in inputs):
-        raise NoGraph("gradients are wanted; call the model in torch.no_grad() or inference_mode()")
+        raise NoGraph(
+            "gradients are required; call the model in torch.no_grad() or inference_mode()"
+        )
     if torch.is_autocast_enabled("cpu"):
         raise NoGraph("torch.autocast is on; convert the network's dtype instead")
 

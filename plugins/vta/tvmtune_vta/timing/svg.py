@@ -53,7 +53,7 @@ def timeline_svg(program: Program, timeline: Timeline) -> str:
         for n, kind in enumerate(_LEGEND)
     ]
     total = (
-        f"{escape(program.name)}: {timeline.cycles} cycles, {1e6 * timeline.seconds:.0f} us modelled, "
+        f"{escape(program.name)}: {timeline.cycles} cycles, {1e6 * timeline.seconds:.0f} us modeled, "
         f"core multiplies {100 * timeline.utilization:.0f}%"
     )
     parts = "".join([*names, *boxes, *layers, *legend])

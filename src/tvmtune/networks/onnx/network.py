@@ -102,7 +102,7 @@ class OnnxNetwork:
         weights: Weights | None = None,
         reload: Callable[[], tuple[onnx.ModelProto, Weights]] | None = None,
     ) -> None:
-        """Bind open dimensions of ``model``, which is modified in place, and check it.
+        """Bind dynamic dimensions of ``model``, which is modified in place, and check it.
 
         ``label`` names the network in messages; ``weights`` holds the weights that the model only
         declares; ``reload`` loads both anew. Raises :class:`UsageError` if dimensions stay open or

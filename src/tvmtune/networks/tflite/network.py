@@ -64,7 +64,7 @@ class TfliteNetwork:
         shapes: Mapping[str, Sequence[int]] | None = None,
         label: str | None = None,
     ) -> None:
-        """Bind open dimensions of the sound model in ``content`` and check it.
+        """Bind dynamic dimensions of the sound model in ``content`` and check it.
 
         ``label`` names the network in messages. Raises :class:`UsageError` if dimensions stay open
         or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if it is quantized or uses

@@ -66,7 +66,7 @@ class TorchNetwork:
         shapes: Mapping[str, Sequence[int]] | None = None,
         label: str | None = None,
     ) -> None:
-        """Bind open dimensions of ``program`` and check it; ``label`` names it in messages.
+        """Bind dynamic dimensions of ``program`` and check it; ``label`` names it in messages.
 
         Raises :class:`UsageError` if dimensions stay open or ``batch`` or ``shapes`` do not fit,
         :class:`TvmtuneError` if it computes as in training or its shapes depend on the data.

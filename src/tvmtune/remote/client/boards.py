@@ -166,8 +166,8 @@ def ask_if_there(remote: str) -> dict[str, Any] | None:
 def no_device(runtime: str, backend: str) -> str:
     """Error text for a board without a device of ``runtime`` (TVM's name), which ``backend`` needs."""
     return (
-        f"no {runtime} device that TVM can use: there, install its driver, and serve it with tvmtune "
-        f"serve --target {backend}"
+        f"no {runtime} device that TVM can use: install its driver there, and serve the board with "
+        f"tvmtune serve --target {backend}"
     )
 
 

@@ -149,7 +149,7 @@ class BoardLease:
         if reply.kind == "overdue":
             raise TvmtuneError(
                 f"the board '{self.key}' did not answer within {limit:.0f} s. Is it frozen, or the "
-                "line too slow? See tvmtune devices --probe."
+                "network too slow? See tvmtune devices --probe."
             )
         if reply.kind in ("unsent", "ended"):
             raise TvmtuneError(f"the board '{self.key}': {reply.message}")
