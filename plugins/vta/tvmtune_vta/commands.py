@@ -27,10 +27,7 @@ _DOCS = "docs/vta.md"
 @click.group("vta", cls=Group, short_help="Tools for VTA: layers, programs and FPGAs.", docs=_DOCS)
 def group() -> None:
     """Tools for VTA, an int8 accelerator on FPGAs: list a network's layers, examine its programs
-    (instruction streams), load FPGAs.
-
-    FILE is a stream file, or a library that was compiled with --target vta.
-    """
+    (instruction streams), load FPGAs."""
 
 
 @group.command(
@@ -152,7 +149,10 @@ def _table(rows: list[dict[str, Any]], scales: bool) -> None:
 @_FILE
 @click.option("--uops", is_flag=True, help="Also print the micro-operations (uops).")
 def disasm(file: Path, uops: bool) -> None:
-    """Disassemble a program, or all programs of a library."""
+    """Disassemble programs.
+
+    FILE is a stream file, or a library compiled with --target vta.
+    """
     from tvmtune_vta.hardware import isa
 
     for program in _programs(file):
@@ -163,13 +163,16 @@ def disasm(file: Path, uops: bool) -> None:
 
 
 @group.command(
-    short_help="Check a program, run it, and compare its outputs.",
+    short_help="Check programs, run them, and compare their outputs.",
     docs=_DOCS,
     examples=[("Check a stream file", "tvmtune vta check stream.npz")],
 )
 @_FILE
 def check(file: Path) -> None:
-    """Check a program against the hardware's rules, run it, and compare its outputs."""
+    """Check programs against the hardware's rules, run them, and compare their outputs.
+
+    FILE is a stream file, or a library compiled with --target vta.
+    """
     from tvmtune_vta.hardware import rules
 
     for program in _programs(file):
@@ -200,6 +203,7 @@ def _compare(file: Path, program: Program) -> str:
 
 
 @group.command(
+    short_help="Estimate the time of programs with a model.",
     docs=_DOCS,
     examples=[("Draw a timeline", "tvmtune vta profile stream.npz -o timeline.svg")],
 )
@@ -215,7 +219,10 @@ def _compare(file: Path, program: Program) -> str:
     "--json", "as_json", is_flag=True, help="Print one line of JSON per program instead of text."
 )
 def profile(file: Path, output: Path | None, as_json: bool) -> None:
-    """Estimate a program's time with a model: cycles, stalls, core steps and memory traffic."""
+    """Estimate the time of programs with a model: cycles, stalls, core steps and memory traffic.
+
+    FILE is a stream file, or a library compiled with --target vta.
+    """
     from tvmtune import atomic_write
     from tvmtune_vta.timing import time_model
     from tvmtune_vta.timing.svg import timeline_svg

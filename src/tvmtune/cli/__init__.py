@@ -187,7 +187,7 @@ def group(ctx: click.Context, config: Path | None, no_config: bool) -> None:
 
     Results go to stdout, progress to stderr. Options can also be set in a project file,
     tvmtune.toml, or by environment variables such as TVMTUNE_TUNE_TRIALS=500. To enable completion
-    in bash (for zsh or fish, replace bash_source by zsh_source or fish_source):
+    in bash (in zsh, with zsh_source):
 
     \b
       eval "$(_TVMTUNE_COMPLETE=bash_source tvmtune)"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     click.option(
         "--check",
         is_flag=True,
-        help="Compare the outputs with the reference; exit with 1 if they are wrong.",
+        help="Compare the outputs with the reference outputs in LIB; exit with 1 if they are wrong.",
     ),
     click.option("--profile", is_flag=True, help="Also print the time of each kernel."),
     click.option(
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         metavar="N",
         default=30,
         show_default="30, or fewer on slow devices",
-        help="Number of repeats; each is timed as a whole.",
+        help="Number of timed repeats.",
     ),
     click.option(
         "--number",

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
         default=0,
         metavar="N",
         show_default=True,
-        help="Seed of the random inputs of the output check, now and with bench --check.",
+        help="Seed of the random inputs for checking the output, now and with bench --check.",
     ),
     click.option(
         "--emit-module",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--probe",
     is_flag=True,
-    help="Lease each board briefly, to check that it responds and has the same TVM, and to show its "
-    "hardware.",
+    help="Lease each board briefly, to check that it responds and runs the same version of TVM, and "
+    "to show its hardware.",
 )
 @wait_option("10s", "How long to wait for a board that is in use.")
 @json_flag("tables")

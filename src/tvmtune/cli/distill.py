@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     metavar="NAME",
     default="tvmtune",
     show_default=True,
-    help="Format: tvmtune, a log; metaschedule, a database for TVM's MetaSchedule; or kernel-tuner, "
-    "Kernel Tuner's T4 results.",
+    help="Format to write: tvmtune (a log), metaschedule (a database for TVM's MetaSchedule) or "
+    "kernel-tuner (Kernel Tuner's T4 results).",
 )
 @click.option("--force", is_flag=True, help="Replace FILE even if distill did not write it.")
 @json_flag("summary")

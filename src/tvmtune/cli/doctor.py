@@ -64,7 +64,7 @@ class CheckRow:
     is_flag=True,
     help="Compile what backends need, such as the OpenCL runtime, before the checks.",
 )
-@json_flag("text")
+@json_flag("list")
 def command(as_json: bool, build: bool) -> None:
     """Check whether this machine can tune.
 

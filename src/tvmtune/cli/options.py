@@ -137,7 +137,7 @@ tasks_option = click.option(
     "--tasks",
     "only",
     metavar="LIST",
-    help="Only these tasks: indices, name patterns, or topK, the K with the most FLOP; e.g. "
+    help="Only these tasks: indices, name patterns, or topK (the K with the most FLOP), e.g. "
     "3,5-8,*conv2d*,top5.",
 )
 
@@ -150,7 +150,7 @@ shipped_records_option = click.option(
 vs_option = click.option(
     "--vs",
     metavar="NAMES",
-    help="Runtimes to compare with, e.g. onnxruntime,openvino, or all (that are installed).",
+    help="Runtimes to compare with, e.g. onnxruntime,openvino; all stands for every installed one.",
     shell_complete=completion.after_commas(completion.peers),
 )
 

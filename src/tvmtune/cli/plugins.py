@@ -18,7 +18,7 @@ from tvmtune.command_help import Command
 def command(as_json: bool) -> None:
     """List the installed backends and their hooks.
 
-    If one cannot be loaded, prints the error.
+    For one that cannot be loaded, prints the error.
     """
     from tvmtune import host
 

@@ -49,7 +49,8 @@ from tvmtune.errors import UsageError
 @click.option(
     "--matrix",
     is_flag=True,
-    help="Compare networks, devices and runtimes: the arguments are files of tvmtune bench --json.",
+    help="Compare networks, devices and runtimes: the arguments are files written by tvmtune "
+    "bench --json.",
 )
 @json_flag("summary")
 def command(

@@ -46,9 +46,7 @@ from tvmtune.remote.protocol import SERVER_PORTS
         required=True,
         help="Name that boards of this kind share, e.g. rk3399.",
     ),
-    tracker_option(
-        "Tracker to register with.", default="none; clients connect to this address directly"
-    ),
+    tracker_option("Tracker to register with.", default="none; clients connect directly"),
 )
 @section(
     "Address",
@@ -58,7 +56,7 @@ from tvmtune.remote.protocol import SERVER_PORTS
         type=int,
         metavar="PORT",
         callback=port,
-        show_default=f"the first free port from {SERVER_PORTS[0]}",
+        show_default=f"the first free port from {SERVER_PORTS[0]} on",
         help="Port to listen on.",
     ),
     click.option(

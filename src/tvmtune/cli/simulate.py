@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--tuner-option",
     multiple=True,
     metavar="K=V",
-    help="Option of the tuners that have it, e.g. population=256 for xgb. Repeatable.",
+    help="Option for the tuners that have it, e.g. population=256 for xgb. Repeatable.",
 )
 @click.option(
     "--trials",
@@ -89,7 +89,7 @@ def command(
 ) -> None:
     """Compare tuners on a fully measured space, without a device.
 
-    Counts the trials until each tuner comes near the best candidate. LOG must contain the whole
+    Counts the trials until each tuner comes close to the best candidate. LOG must contain the whole
     space, as tvmtune tune FILE.py --tuner grid writes it. Nothing is built or run; the same seeds give
     the same result.
     """

@@ -165,7 +165,7 @@ if TYPE_CHECKING:
         type=PATH,
         metavar="FILE",
         show_default="named after the network and target, e.g. resnet-18-NHWC-B1-cpu.json",
-        help="Log of the trials. An existing one is resumed.",
+        help="Log of the trials; an existing one is resumed.",
     ),
     click.option("--fresh", is_flag=True, help="Start a new log; an existing one is renamed."),
     output_option("Library to write."),
@@ -224,8 +224,8 @@ def command(
 ) -> None:
     """Tune a network, then compile, verify and time it.
 
-    An existing log is resumed: its trials count toward --trials and --patience, and none is
-    measured again.
+    Measures variants of each kernel on the device, and keeps the fastest. An existing log is resumed:
+    its trials count toward --trials and --patience, and none is measured again.
     """
     from tvmtune.bench.peers import parse
     from tvmtune.networks.inputs import read_inputs
