@@ -37,6 +37,13 @@ BLOCK_ROWS = 320
 """Rows of such a block. Its sums stay in the second-level cache."""
 DEPTHWISE_SUMS = 14
 """Sums of a depthwise convolution's tile: more save little and make its code longer."""
+TENSOR_SUMS = 20
+"""Vectors of sums in a tile of dot-product instructions with several columns: with more, LLVM spills some
+although there are registers left."""
+QUADS = 4
+"""Instructions per sum between two branches."""
+TENSOR_COLUMNS = 4
+"""Columns of such a tile, at most."""
 _VECTOR_LOAD = 1.5
 """What loading a vector costs in a good register tile, in loads of a single value: a line each, of
 which some come from the second-level cache."""
@@ -139,6 +146,44 @@ def decisions(
         terms = _most_terms(product(spatial[:-1]), columns)
         result.append(Decisions(parts, _terms(reduction, terms)))
     return result
+
+
+def tensor_decisions(
+    spatial: Sequence[int],
+    reduction: Sequence[int],
+    columns: Sequence[bool],
+    unit: VectorUnit,
+) -> list[Decisions]:
+    """Tilings of a kernel whose innermost loops are one dot-product instruction, the one that should be
+    fastest first.
+
+    The loops are those around the instruction, which computes one vector of sums; ``columns`` says which
+    spatial ones choose among the second operand's vectors. A tile of r rows and n columns loads r times
+    what is multiplied with all lanes, and n vectors.
+    """
+    row, column = (
+        max((i for i, c in enumerate(columns) if c is kind and spatial[i] > 1), default=None)
+        for kind in (False, True)
+    )
+    tiles = []
+    for height in _divisors(1 if row is None else spatial[row], unit.registers - 4):
+        for width in _divisors(1 if column is None else spatial[column], TENSOR_COLUMNS):
+            sums = height * width
+            if width == 1 or sums <= TENSOR_SUMS:
+                loads = (_VECTOR_LOAD * width + height) / sums
+                tiles.append((loads * max(1.0, _LATENCY / sums), height, width))
+    result = []
+    for _, height, width in sorted(tiles):
+        parts = [[size, 1, 1, 1] for size in spatial]
+        for axis, inner in ((row, height), (column, width)):
+            if axis is not None:
+                parts[axis] = [spatial[axis] // inner, 1, 1, inner]
+        result.append(Decisions(parts, _terms(reduction, QUADS)))
+    return result
+
+
+def _divisors(extent: int, most: int) -> list[int]:
+    return [d for d in range(1, min(extent, most) + 1) if extent % d == 0]
 
 
 def _most_terms(rows: int, columns: int) -> int:
@@ -270,10 +315,6 @@ def column_group(mod: tvm.IRModule) -> int | None:
             if operand is not None:
                 yield from divisors(operand, variable)
 
-    def uses(index: Any, variable: Any) -> bool:
-        operands = (getattr(index, "a", None), getattr(index, "b", None))
-        return index.same_as(variable) or any(o is not None and uses(o, variable) for o in operands)
-
     groups: set[int] = set()
     sch = Schedule(mod)
     for child in sch.get_child_blocks(sch.get_sblock("root")):
@@ -283,10 +324,28 @@ def column_group(mod: tvm.IRModule) -> int | None:
             continue
         column = spatial[-1]
         found = {n for r in block.reads for axis in r.region for n in divisors(axis.min, column)}
-        if not found and all(uses(read.region[-1].min, column) for read in block.reads):
+        if not found and all(_uses(read.region[-1].min, column) for read in block.reads):
             found = {1}
         groups |= found
     return min(groups, default=None)
+
+
+def tensor_columns(block: Any) -> list[bool]:
+    """For each spatial variable of a block that computes products with an instruction, whether it chooses
+    among the second operand's vectors."""
+    from tvm import tirx
+
+    second = block.reads[-1].region
+    return [
+        any(_uses(axis.min, each.var) for axis in second)
+        for each in block.iter_vars
+        if each.iter_type == tirx.IterVar.DataPar
+    ]
+
+
+def _uses(index: Any, variable: Any) -> bool:
+    operands = (getattr(index, "a", None), getattr(index, "b", None))
+    return index.same_as(variable) or any(o is not None and _uses(o, variable) for o in operands)
 
 
 def divisor(extent: int, most: int) -> int:

@@ -213,17 +213,16 @@ def preferred_traces(
 ) -> Iterator[Any]:
     """The design's trace with each of the preferred decisions, best first."""
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
-    decisions = cpu_tiles.decisions(
-        [extent(design.trace, inst) for inst in spatial],
-        [extent(design.trace, inst) for inst in reduction],
-        unit,
-        cores,
-        group,
-    )
+    extents = [[extent(design.trace, inst) for inst in each] for each in (spatial, reduction)]
+    tensorized = _tensorized(design)
+    if tensorized is not None:
+        columns = cpu_tiles.tensor_columns(tensorized)
+        decisions = cpu_tiles.tensor_decisions(*extents, columns, unit)
+    else:
+        decisions = cpu_tiles.decisions(*extents, unit, cores, group)
     channels = extent(design.trace, reduction[-1]) if reduction else 1
     padding = _INLINE if group == 1 or channels <= _FEW_CHANNELS else _PER_TILE
-    # Tensorized kernels have further blocks whose place matters.
-    locations = (None,) if _tensorized(design.trace) else (padding, None)
+    locations = (_PER_TILE if tensorized is not None else padding, None)
     for location in locations:
         for chosen in decisions:
             trace = design.trace
@@ -239,10 +238,13 @@ def preferred_traces(
             yield trace
 
 
-def _tensorized(trace: Any) -> bool:
-    return any(
-        inst.kind.name == "Annotate" and "auto_tensorize" in str(inst.attrs) for inst in trace.insts
-    )
+def _tensorized(design: Schedule) -> Any | None:
+    """The block that an instruction computes; None for a design without one."""
+    for child in design.get_child_blocks(design.get_sblock("root")):
+        block = design.get(child)
+        if "meta_schedule.auto_tensorize" in block.annotations:
+            return block
+    return None
 
 
 def _fused(trace: Any) -> int:
