@@ -18,6 +18,7 @@ from tvmtune.spaces.cpu_tiles import (
     column_group,
     decisions,
     register_tiles,
+    tensor_decisions,
     vector_unit,
 )
 from tvmtune.spaces.rule_space import RuleSpace
@@ -126,6 +127,27 @@ def test_a_block_of_rows_is_bounded_and_leaves_work_for_all_cores():
 
 def test_the_channels_of_an_image_are_summed_with_the_columns_of_the_kernel():
     assert decisions([1, 112, 112, 64], [7, 7, 3], AVX512)[0].reduction == [[7, 1], [1, 7], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "tile"),
+    [
+        (4, 56, (4, 4)),
+        (2, 56, (2, 8)),
+        (8, 7, (2, 7)),
+        (1, 17, (1, 17)),
+        (64, 1, (4, 1)),
+        (1, 1, (1, 1)),
+    ],
+)
+def test_tiles_of_dot_product_instructions_use_each_operand_several_times(columns, rows, tile):
+    best, *others = tensor_decisions(
+        [1, columns, 56, rows, 1], [3, 3, 4, 4], [False, True, False, False, False], AVX512
+    )
+    assert (best.spatial[1][-1], best.spatial[3][-1]) == tile
+    for each in (best, *others):
+        assert [math.prod(parts) for parts in each.spatial] == [1, columns, 56, rows, 1]
+        assert [math.prod(parts) for parts in each.reduction] == [3, 3, 4, 4]
 
 
 def test_a_tile_stays_within_a_group_of_channels():

@@ -38,8 +38,8 @@ BLOCK_ROWS = 320
 DEPTHWISE_SUMS = 14
 """Sums of a depthwise convolution's tile: more save little and make its code longer."""
 TENSOR_SUMS = 20
-"""Vectors of sums in a tile of dot-product instructions with several columns: with more, LLVM spills some
-although there are registers left."""
+"""Vectors of sums in a tile of dot-product instructions with several columns: with more, LLVM spills
+some although there are registers left."""
 QUADS = 4
 """Instructions per sum between two branches."""
 TENSOR_COLUMNS = 4
@@ -157,9 +157,9 @@ def tensor_decisions(
     """Tilings of a kernel whose innermost loops are one dot-product instruction, the one that should be
     fastest first.
 
-    The loops are those around the instruction, which computes one vector of sums; ``columns`` says which
-    spatial ones choose among the second operand's vectors. A tile of r rows and n columns loads r times
-    what is multiplied with all lanes, and n vectors.
+    The loops are those around the instruction, which computes one vector of sums; ``columns`` says
+    which spatial ones choose among the second operand's vectors. A tile of r rows and n columns loads r
+    times what is multiplied with all lanes, and n vectors.
     """
     row, column = (
         max((i for i, c in enumerate(columns) if c is kind and spatial[i] > 1), default=None)
@@ -331,8 +331,8 @@ def column_group(mod: tvm.IRModule) -> int | None:
 
 
 def tensor_columns(block: Any) -> list[bool]:
-    """For each spatial variable of a block that computes products with an instruction, whether it chooses
-    among the second operand's vectors."""
+    """For each spatial variable of a block that computes products with an instruction, whether it
+    chooses among the second operand's vectors."""
     from tvm import tirx
 
     second = block.reads[-1].region

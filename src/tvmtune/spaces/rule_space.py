@@ -240,8 +240,11 @@ def preferred_traces(
 
 def _tensorized(design: Schedule) -> Any | None:
     """The block that an instruction computes; None for a design without one."""
-    for child in design.get_child_blocks(design.get_sblock("root")):
-        block = design.get(child)
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(design.mod)  # so that the questions do not become part of the design's trace
+    for child in sch.get_child_blocks(sch.get_sblock("root")):
+        block = sch.get(child)
         if "meta_schedule.auto_tensorize" in block.annotations:
             return block
     return None
