@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnx
 import pytest
 
 import tvmtune
+from cli.commands import tvmtune as tvmtune_command
 from models import tiny_cnn
 from tvmtune.records.table import TASK_COLUMNS, TRIAL_COLUMNS
 from tvmtune.torch_backend.options import Options
@@ -85,9 +87,9 @@ def test_the_page_lists_every_option_of_the_backend_of_torch():
     assert [n for n in Options.__dataclass_fields__ if f"| `{n}` |" not in section] == []
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path):
-    """All of them, as one program, with fewer trials."""
+    """Those in Python as one program, then the command, with fewer trials."""
     pytest.importorskip("torch")
     pytest.importorskip("pandas")
     onnx.save(tiny_cnn(), tmp_path / "network.onnx")
@@ -102,4 +104,11 @@ def test_the_examples_of_the_page_run(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "16 trials" in done.stdout
-    assert (tmp_path / "model.pt2").exists()
+    (commands,) = blocks("bash")
+    for line in commands.splitlines():
+        name, *words = shlex.split(line)
+        assert name == "tvmtune"
+        few = {"TVMTUNE_TUNE_TRIALS": "4", "TVMTUNE_TUNE_REPEAT": "2"}
+        done = tvmtune_command(*words, cwd=tmp_path, env=few)
+        assert done.returncode == 0, done.stderr
+    assert len(tvmtune.read_log(tmp_path / "model.json").trials) == 4

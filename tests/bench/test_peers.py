@@ -37,11 +37,8 @@ def tiny(model=tiny_cnn, *arguments):
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    """Temporary folders for caches and the working directory."""
-    if "torch" in sys.modules:  # what Inductor has in memory knows the directory of the first test
-        sys.modules["torch"].compiler.reset()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+def places(inductor_cache, tmp_path, monkeypatch):
+    """A temporary working directory."""
     (tmp_path / "working").mkdir()
     monkeypatch.chdir(tmp_path / "working")
     return tmp_path

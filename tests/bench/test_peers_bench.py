@@ -17,13 +17,13 @@ def installed() -> list[str]:
 
 
 @pytest.mark.slow
-def test_all_installed_peers_take_part(tiny_library, installed, tmp_path):
+def test_all_installed_peers_take_part(tiny_library, installed, tmp_path, inductor_cache):
     """TVM's threads, three pools of OpenMP and two of their own, and each has its full share."""
     (tmp_path / "here").mkdir()
     done = tvmtune(
         *("bench", tiny_library, "--vs", "all", "--repeat", "3", "--threads", "1", "--json", "-"),
         cwd=tmp_path / "here",
-        env={MARK: str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
+        env={MARK: str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -30,9 +30,8 @@ def usable(name: str) -> peers.Peer:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    torch.compiler.reset()  # what it has in memory knows the last test's directory
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+def cache(inductor_cache):
+    pass
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,13 +66,19 @@ def log(plan, tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def folder(log, tmp_path, monkeypatch):
-    """Shipped records that were made from the log, in place of the package's."""
-    folder = tmp_path / "shipped"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def packed(log, tmp_path_factory):
+    """Shipped records that were made from the log."""
+    folder = tmp_path_factory.mktemp("packed")
     command = [sys.executable, str(SCRIPT), "--logs", str(log), "--output", str(folder)]
     subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture
+def folder(packed, tmp_path, monkeypatch):
+    """A copy of the shipped records, in place of the package's."""
+    folder = shutil.copytree(packed, tmp_path / "shipped")
     monkeypatch.setattr(shipped, "FOLDER", folder)
     return folder
 

@@ -1,8 +1,10 @@
 """The pages of the documentation, their examples, and the commands in them.
 
-A fence may have a mark after its language. Examples marked ``test`` run with the quick tests, those
-marked ``soak`` as they are written in a soak test, and the others of :data:`MARKS` cannot run here. An
-example marked ``file=NAME`` is the content of a file for later ones. Renderers ignore marks.
+A fence may have a mark after its language. Examples marked ``test`` run with the quick tests. Those
+marked ``long`` run in CI with fewer trials (:func:`shortened`), and as they are written in the soak.
+They may use each other's files, but not those of the quick ones. The others of :data:`MARKS` cannot
+run here. An example marked ``file=NAME`` is the content of a file for later ones. Renderers ignore
+marks.
 
 Sybil, mktestdocs and pytest-markdown-docs were rejected: they have no marks, or run each example by
 itself, so that the examples of a page end up on several workers, or run Python only.
@@ -31,7 +33,7 @@ CALL = re.compile(r"(?:\$ |[A-Z_]+=\S+ )*\S*\btvmtune (?!\W)(.+?)(?:\s+#.*)?$")
 LANGUAGES = ("bash", "sh", "python")
 MARKS = {
     "test": "runs in every test run",
-    "soak": "runs in the soak tests, as it takes minutes",
+    "long": "takes minutes: runs with fewer trials in CI, and as it is written in the soak test",
     "board": "needs a board",
     "gpu": "needs a GPU",
     "fpga": "needs an FPGA",
@@ -66,16 +68,29 @@ def examples(path: Path) -> list[Example]:
     return found
 
 
+BUDGETS = (
+    (re.compile(r"(--trials[ =]|\btrials=)(\d+)"), 40, 2),
+    (re.compile(r"(--seeds[ =]|\bseeds=range\()(\d+)"), 20, 0),
+)
+"""Budgets in examples, and how they are cut: divided by the first number, plus the second."""
+FEW_REPEATS = {"TVMTUNE_TUNE_REPEAT": "2", "TVMTUNE_BENCH_REPEAT": "3"}
+"""The environment of shortened examples."""
+
+
+def shortened(text: str) -> str:
+    """An example with smaller budgets, of which the larger ones stay the larger ones."""
+    for budget, divisor, least in BUDGETS:
+        text = budget.sub(lambda m, d=divisor, n=least: f"{m[1]}{n + int(m[2]) // d}", text)
+    return text
+
+
 def command_lines(path: Path) -> Iterator[str]:
     """Lines that call tvmtune, in fences and indented code, without comments."""
     for token in MarkdownIt("commonmark").parse(path.read_text()):
         if token.type in ("fence", "code_block") and token.info.split(" ")[0] in ("", *LANGUAGES):
             text = token.content.replace("\\\n", " ")
             for line in text.splitlines():
-                found = re.match(
-                    r"(?:\$ |[A-Z_]+=\S+ )*\S*\btvmtune (?!\W)(.+?)(?:\s+#.*)?$", line.strip()
-                )
-                if found:
+                if found := CALL.match(line.strip()):
                     yield found[1]
 
 

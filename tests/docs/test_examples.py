@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from docs.pages import (
+    FEW_REPEATS,
     MARKS,
     PAGES,
     ROOT,
@@ -19,6 +23,7 @@ from docs.pages import (
     command_lines,
     examples,
     option_names,
+    shortened,
     split,
 )
 
@@ -37,7 +42,7 @@ def having(mark: str) -> list[Path]:
     return [path for path in PAGES if any(e.mark == mark for e in examples(path))]
 
 
-def run(example: Example, folder: Path) -> None:
+def run(example: Example, folder: Path, env: Mapping[str, str] | None = None) -> None:
     if name := example.file:
         (folder / name).write_text(example.text)
         return
@@ -56,7 +61,7 @@ def run(example: Example, folder: Path) -> None:
     done = subprocess.run(
         [*shell, example.text],
         cwd=folder,
-        env=os.environ | {"PATH": path},
+        env=os.environ | {"PATH": path, "XDG_CACHE_HOME": str(folder / "cache")} | dict(env or {}),
         capture_output=True,
         text=True,
         timeout=1800,
@@ -71,12 +76,47 @@ def test_quick_examples_run(path, tmp_path):
             run(example, tmp_path)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("path", having("soak"), ids=lambda path: path.name)
-def test_long_examples_run_in_the_order_of_the_page(path, tmp_path):
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        pytest.param(shortened, id="shortened", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(str, id="as-written", marks=pytest.mark.soak),
+    ],
+)
+@pytest.mark.parametrize("path", having("long"), ids=lambda path: path.name)
+def test_long_examples_run_in_the_order_of_the_page(path, rewrite, tmp_path):
+    if path.name == "opencl.md" and not list(Path("/etc/OpenCL/vendors").glob("*.icd")):
+        pytest.skip("there is no OpenCL device")
+    env = FEW_REPEATS if rewrite is shortened else {}
     for example in examples(path):
-        if example.file or example.mark in ("test", "soak"):
-            run(example, tmp_path)
+        if example.file or example.mark == "long":
+            run(replace(example, text=rewrite(example.text)), tmp_path, env)
+
+
+def test_shortened_examples_differ_only_in_their_budgets():
+    assert shortened("tvmtune tune a.onnx --trials 40 && tvmtune tune a.onnx --trials=80\n") == (
+        "tvmtune tune a.onnx --trials 3 && tvmtune tune a.onnx --trials=4\n"
+    )
+    assert shortened("Budget(trials=200), seeds=range(20), range(9)") == (
+        "Budget(trials=7), seeds=range(1), range(9)"
+    )
+    assert (
+        shortened("simulate x.gz --seeds 20 --tuner xgb") == "simulate x.gz --seeds 1 --tuner xgb"
+    )
+
+
+def test_every_tuning_run_in_long_examples_is_shortened():
+    """Also one with another kind of budget, or none."""
+    calls = re.compile(r"tvmtune (?:tune|simulate) .*|\b(?:tvmtune\.tune|api\.simulate)\(.*")
+    found = [
+        line
+        for path in PAGES
+        for e in examples(path)
+        if e.mark == "long"
+        for line in calls.findall(e.text)
+    ]
+    assert len(found) >= 9
+    assert [line for line in found if shortened(line) == line] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -92,7 +132,7 @@ def test_every_example_says_whether_it_runs(path):
 
 def test_most_examples_that_can_run_here_do():
     marks = [e.mark for path in PAGES if path.name not in UNMARKED for e in examples(path)]
-    excused = {mark: marks.count(mark) for mark in MARKS if mark not in ("test", "soak")}
+    excused = {mark: marks.count(mark) for mark in MARKS if mark not in ("test", "long")}
     # Whoever adds an example that does not run changes this on purpose.
     assert excused == EXCUSED
     assert marks.count("test") >= 4

@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 
-from tvm.rpc.server import Server
-from tvm.rpc.tracker import Tracker
+from tvmtune import block_torch_import
+
+block_torch_import.install()  # a quicker start
+
+from tvm.rpc.server import Server  # noqa: E402
+from tvm.rpc.tracker import Tracker  # noqa: E402
 
 
 def main(tracker_port: int, key: str, ports: list[int]) -> None:

@@ -59,7 +59,8 @@ def run(pocl: Path) -> Callable[..., Any]:
 
 def start(cache: Path, function: str, *args: Any, **env: str) -> subprocess.Popen[str]:
     code = (
-        "import json, sys; from opencl import on_device\n"
+        "import json, sys; from tvmtune import block_torch_import; block_torch_import.install()\n"
+        "from opencl import on_device\n"
         f"print(json.dumps(on_device.{function}(*json.loads(sys.argv[1]))))"
     )
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))

@@ -23,6 +23,7 @@ from tvmtune.records.best import select
 from tvmtune.records.database import FILES, export, read_records
 from tvmtune.records.log import LogWriter, read_log
 from tvmtune.tuning.budget import Budget
+from tvmtune.types import Timing
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def plan(tmp_path_factory):
 @pytest.fixture(scope="module")
 def log(plan, tmp_path_factory):
     path = tmp_path_factory.mktemp("database") / "log.json"
-    api.tune(plan, path, budget=Budget(trials=len(plan.tasks)))
+    api.tune(plan, path, budget=Budget(trials=len(plan.tasks)), timing=Timing(repeat=3))
     return read_log(path)
 
 

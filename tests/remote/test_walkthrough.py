@@ -31,7 +31,7 @@ pytestmark = [
 
 FEW = ["--repeat", "3"]
 """Times of an emulated board mean nothing, and take long."""
-SIDE = 96
+SIDE = 64
 """Pixels of the images' sides, for the same reason."""
 
 

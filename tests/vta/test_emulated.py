@@ -41,7 +41,8 @@ def test_a_library_is_tuned_for_the_board_and_compared_with_its_cpu(farm: Farm, 
     farm.emulated("ultra96", tracker, path=installed(tmp_path))
     there = ["--remote", f"ultra96@{tracker}"]
     words = ["tune", "cnn.onnx", "--target", "vta", "--target-attr", "config=ultra96", *there]
-    done = tvmtune(*words, "--trials", 4, "-o", "vta.so", cwd=tmp_path, timeout=4 * LIMIT)
+    words += ["--trials", 4, "--repeat", 3]
+    done = tvmtune(*words, "-o", "vta.so", cwd=tmp_path, timeout=4 * LIMIT)
     assert done.returncode == 0, done.stderr
     assert "the output is right" in done.stdout
     described = metadata.read(tmp_path / "vta.so")

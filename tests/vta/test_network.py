@@ -162,7 +162,7 @@ def test_tuning_searches_knobs_with_modeled_times(tuner, tmp_path):
 def test_records_determine_the_knobs_of_a_library(tmp_path):
     network, log = cnn.residual(), tmp_path / "log.json"
     plan = api.plan(network, "vta")
-    api.tune(plan, log, budget=Budget(trials=60))
+    api.tune(plan, log, budget=Budget(trials=30))
     compiled = api.compile(plan, tmp_path / "tuned.so", [log])
     assert compiled.metadata["tasks"]["exact"] == len(plan.tasks)
     inputs = random_inputs(network.inputs, 1)
@@ -229,7 +229,7 @@ def test_tune_compile_and_bench_from_the_command_line(tmp_path):
     np.savez(tmp_path / "samples.npz", data=samples)
     network = ["--target", "vta", "--network", "cnn.onnx", "--calibration", "samples.npz"]
     tuned = tvmtune(
-        "tune", *network, "--trials", "40", "--log", "log.json", "-o", "lib.so", cwd=tmp_path
+        "tune", *network, "--trials", "16", "--log", "log.json", "-o", "lib.so", cwd=tmp_path
     )
     assert tuned.returncode == 0, tuned.stderr
     assert "calibrated with" not in tuned.stderr
