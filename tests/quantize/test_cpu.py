@@ -14,6 +14,7 @@ from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.int8 import Int8Network
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.zoo.graph_builder import GraphBuilder
+from tvmtune.quantize.graph import operator_calls, operator_names
 from tvmtune.records.log import read_log
 from tvmtune.runtime.library import Library
 from tvmtune.spaces.rule_space import tune_context
@@ -65,6 +66,26 @@ def test_everything_after_the_first_convolution_is_quantized():
     network = OnnxNetwork(g.model(g.global_average_pool(x, "average")), name="early")
     plan = api.plan(Int8Network(network), "cpu")
     assert len(plan.tasks) == 2
+
+
+def test_float_operators_before_the_first_integer_kernel_leave_channels_last():
+    """Transposing a whole feature map takes as long as pooling it."""
+    g = GraphBuilder("stem")
+    x = g.relu(g.conv_bn(g.input("data", (1, 3, 16, 16)), "stem", 16, 3, pad=1))
+    x = g.max_pool(x, "pool", 2, stride=2)
+    x = g.relu(g.conv_bn(x, "late", 32, 3, pad=1))
+    network = OnnxNetwork(g.model(g.global_average_pool(x, "average")), name="stem")
+    graph = api.plan(Int8Network(network), "cpu").prepared.graph
+    operators = [operator for _, operator in operator_calls(graph)]
+    assert operators[0] == "permute_dims"  # of the image
+    assert operators.count("permute_dims") == 1
+    (pool,) = [
+        binding.value
+        for block in graph["main"].body.blocks
+        for binding in block.bindings
+        if "max_pool2d" in operator_names(binding.value)
+    ]
+    assert pool.attrs.layout == "NHWC"
 
 
 @pytest.mark.slow

@@ -165,6 +165,11 @@ def test_a_tile_of_a_depthwise_convolution_is_one_vector_wide_and_many_rows_high
     assert register_tiles(14, 208, AVX, group=1)[0] == (7, 8)
 
 
+def test_rows_of_a_blocked_layout_are_those_before_its_block_of_items():
+    spatial = decisions([1, 6, 56, 56, 1, 16], [3, 3], AVX512, group=1)[0].spatial
+    assert [parts[-1] for parts in spatial] == [1, 1, 1, 14, 1, 16]
+
+
 def test_padding_is_part_of_depthwise_products_and_copied_per_tile_for_others():
     target = {
         "kind": "llvm",

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.quantize import quantize_dequantize
+from tvmtune.quantize.float_fallback import before_transposition
 from tvmtune.quantize.groups import Group
 from tvmtune.quantize.integers import QuantizedConvolution, QuantizedLayer, QuantizedSum
 from tvmtune.quantize.layers import ConvolutionLayer
@@ -51,12 +52,7 @@ class GroupEmitter:
 
     def emit(self, builder: Any, group: Group, inputs: dict[str, Any]) -> dict[str, Any]:
         """Emit a group of layers from float inputs to float outputs."""
-        values = {
-            name: builder.emit(
-                quantize_dequantize.pack(builder, value, self._exponents[name], LAYOUT)
-            )
-            for name, value in inputs.items()
-        }
+        values = {name: self._pack(builder, name, value) for name, value in inputs.items()}
         for layer in group.layers:
             operands = [values[name] for name in layer.inputs]
             values[layer.output] = _emit_layer(builder, self._quantized[layer.output], operands)
@@ -69,6 +65,20 @@ class GroupEmitter:
             )
             for name in group.outputs
         }
+
+    def _pack(self, builder: Any, name: str, value: Any) -> Any:
+        """The quantized form of a tensor, read before it is transposed if it is."""
+        base = before_transposition(builder, value)
+        last = base is not None
+        return builder.emit(
+            quantize_dequantize.pack(
+                builder,
+                base if last else value,
+                self._exponents[name],
+                LAYOUT,
+                channels_last=last,
+            )
+        )
 
 
 def _emit_layer(builder: Any, quantized: QuantizedLayer, inputs: list[Any]) -> Any:

@@ -37,14 +37,19 @@ class BlockedLayout:
         return (-(-batch // b), -(-channels // c), height, width, b, c)
 
 
-def pack(builder: Any, value: Any, exponent: int, layout: BlockedLayout) -> Any:
+def pack(
+    builder: Any, value: Any, exponent: int, layout: BlockedLayout, *, channels_last: bool = False
+) -> Any:
     """A call that rounds to steps of ``2^exponent``, halves to even, clips and packs.
 
-    Padding beyond the tensor's channels and batch stands for zero.
+    Padding beyond the tensor's channels and batch stands for zero. ``value`` is (N, H, W, C) if
+    ``channels_last``.
     """
     from tvm import te, tirx
 
     shape = tuple(int(d) for d in value.ty.shape)
+    if channels_last:
+        shape = (shape[0], shape[3], *shape[1:3])
     packed = layout.shape(shape)
     b, c = layout.batch, layout.block
     unpadded = (packed[0] * b, packed[1] * c) == shape[:2]
@@ -52,7 +57,8 @@ def pack(builder: Any, value: Any, exponent: int, layout: BlockedLayout) -> Any:
     def compute(x: Any) -> Any:
         def element(n: Any, co: Any, y: Any, z: Any, bi: Any, ci: Any) -> Any:
             item, channel = n * b + bi, co * c + ci
-            steps = tirx.nearbyint(x(item, channel, y, z) * tirx.const(2.0**-exponent, "float32"))
+            read = x(item, y, z, channel) if channels_last else x(item, channel, y, z)
+            steps = tirx.nearbyint(read * tirx.const(2.0**-exponent, "float32"))
             low, high = (tirx.const(float(end), "float32") for end in (LOWEST, HIGHEST))
             clipped = tirx.min(tirx.max(steps, low), high)
             if layout.offset:

@@ -2,8 +2,8 @@
 
 The rules tile such kernels in the order SSRSRS: outer tiles, which are shared among threads, tiles
 within them, outer parts of the sums, tiles within those, inner parts of the sums, the register tile.
-The second-to-last spatial loop gives the register tile's rows, and the last one, which is contiguous,
-its columns. All other decisions are about caches.
+The last spatial loop, which is contiguous, gives the register tile's columns, and the last loop before
+it that has several steps its rows. All other decisions are about caches.
 """
 
 from __future__ import annotations
@@ -125,13 +125,16 @@ def decisions(
     """
     if not spatial:
         return [Decisions([], _terms(reduction, TERMS))]
-    *_, second, last = (1, *spatial)
+    # Blocked layouts may have loops of one step between rows and columns.
+    row = max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
     result = []
-    for rows, columns in register_tiles(second, last, unit, group):
+    for rows, columns in register_tiles(
+        1 if row is None else spatial[row], spatial[-1], unit, group
+    ):
         register = [1] * len(spatial)
         register[-1] = columns
-        if len(spatial) > 1:
-            register[-2] = rows
+        if row is not None:
+            register[row] = rows
         rest = [size // part for size, part in zip(spatial, register, strict=True)]
         if _weights_once(spatial, reduction, rest):
             block = _row_block(rest[:-1], rows, 2 * cores // rest[-1])
