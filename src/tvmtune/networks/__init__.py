@@ -6,6 +6,7 @@ framework nor TVM: the module of a format is imported when such a file is read.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ def names() -> list[str]:
 
 
 def load(
-    name_or_path: str,
+    name_or_path: str | os.PathLike[str],
     *,
     batch: int = 1,
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -48,7 +49,7 @@ def load(
     another size. ``arguments`` are those of a kernel file's operator. ``dtype`` is one of
     :data:`DTYPES`: float16 and bfloat16 are for the zoo and ONNX files, int8 for backends that
     quantize; with float32 a network keeps its own dtypes. A zoo name wins over a file of the same name;
-    ``./name`` means the file.
+    ``./name`` or a :class:`~pathlib.Path` means the file.
 
     Raises :class:`UsageError` for an unknown name, a missing file, or shapes, arguments or a batch that
     do not fit, and :class:`TvmtuneError` for a file without a sound network.
@@ -58,19 +59,19 @@ def load(
     checks.at_least("the batch size", batch, 1)
     if dtype not in DTYPES:
         raise UsageError(f"dtype '{dtype}' is not known.{nearest(dtype, list(DTYPES))}")
-    name = zoo.canonical(name_or_path)
-    path = Path(name_or_path)
+    name = zoo.canonical(name_or_path) if isinstance(name_or_path, str) else None
+    path, label = Path(name_or_path), os.fspath(name_or_path)
     if arguments and (name is not None or not format_of(path.suffix).takes_arguments):
         raise ArgumentError(
             f"{next(iter(arguments))}: only kernel files (.py) take arguments, and "
-            f"{name_or_path} is not one"
+            f"{label} is not one"
         )
     if name is not None:
         network = zoo.load(name, batch=batch, shapes=shapes)
         for spec in network.inputs:
             check_size(f"input '{spec.name}' of {name}", spec.shape, MOST_INPUT_ELEMENTS)
     else:
-        network = _read(path, name_or_path, batch=batch, shapes=shapes, arguments=arguments)
+        network = _read(path, label, batch=batch, shapes=shapes, arguments=arguments)
     return convert(network, dtype)
 
 

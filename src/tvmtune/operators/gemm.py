@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvmtune.arrays import empty, numpy_dtype
-from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
+from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.precision import HALF_DTYPES
 from tvmtune.types import product
 
@@ -111,7 +111,7 @@ def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> A
         )
         return multiply(patches, weight, output, str(call.ty.dtype), parts, name, last)
 
-    return call_fusable(builder, program, call.args[0], constants.share(matrix), name)
+    return call_fusable(builder, program, call.args[0], constants.share(matrix), name=name)
 
 
 def gather(

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty, numpy_dtype
-from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
+from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.types import product
 
 PaddedColumns = Callable[[int, int], int]
@@ -82,7 +82,7 @@ def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
     def program(a: Any, b: Any) -> Any:
         return matmul(a, b, output)
 
-    return call_fusable(builder, program, left, right, "matmul_padded")
+    return call_fusable(builder, program, left, right, name="matmul_padded")
 
 
 def matmul(a: Any, b: Any, output: list[int]) -> Any:
@@ -184,4 +184,4 @@ def replace_conv2d(columns: PaddedColumns, builder: Any, call: Any, values: bool
         sums = topi.nn.conv2d_nhwc(x, w, strides, padding, dilation, out_dtype="float32")
         return te.compute(output, lambda *index: sums(*index), name="conv2d_padded")
 
-    return call_fusable(builder, program, data, weight, "conv2d_padded")
+    return call_fusable(builder, program, data, weight, name="conv2d_padded")

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty
-from tvmtune.operators.fusable_calls import call_fusable
 from tvmtune.passes import constants
+from tvmtune.passes.fusable_calls import call_fusable
 
 KERNEL = 3
 Matrix = tuple[tuple[float, ...], ...]
@@ -156,7 +156,7 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
     def program(data: Any, transformed: Any) -> Any:
         return convolution(transform, data, transformed, padding)
 
-    return call_fusable(builder, program, call.args[0], weight, "conv2d_winograd")
+    return call_fusable(builder, program, call.args[0], weight, name="conv2d_winograd")
 
 
 def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:

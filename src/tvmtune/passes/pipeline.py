@@ -17,6 +17,7 @@ from tvmtune.passes import (
     constants,
     elementwise_layouts,
     folding,
+    quantized_operators,
     softmax,
     squeeze_axes,
     transposes,
@@ -62,7 +63,11 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     chosen = (layout or "NHWC").upper()
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
-    graph = constants.fold_moves(sum_in_float32(network.to_relax()))
+    graph = network.to_relax()
+    quantized = device.runtime == "cpu" and quantized_operators.exist(graph)
+    if quantized:
+        graph = quantized_operators.lower(graph)
+    graph = constants.fold_moves(sum_in_float32(graph))
     graph = _run(
         graph,
         device,
@@ -74,6 +79,8 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     )
     if LAYOUTS[chosen] and constants.has_convolutions(graph):
         graph = _convert(graph, device, LAYOUTS[chosen], network.name)
+    elif quantized:
+        graph = transposes.remove(graph)
     graph = _run(graph, device, [relax.transform.DeadCodeElimination()])
     return Prepared(network=network, device=device, layout=chosen, graph=graph)
 

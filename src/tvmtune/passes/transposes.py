@@ -164,6 +164,26 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
         made = transposed(base, [own[axis] for axis in _inverse(axes)])
         return made if made is base else builder.emit(made)
 
+    def rounding(call: Any) -> Any:
+        scale, zero = call.args[1:3]
+        return elementwise(call) if product(_shape(scale)) * product(_shape(zero)) == 1 else None
+
+    def pooling(call: Any) -> Any:
+        base, axes = origin(call.args[0])
+        attrs = call.attrs
+        if axes != [0, 3, 1, 2] or (attrs.layout, attrs.out_layout) != ("NCHW", "NCHW"):
+            return None
+        pool = getattr(relax.op.nn, _operator(call).removeprefix("nn."))
+        lists = (attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation)
+        made = pool(
+            base,
+            *([int(n) for n in each] for each in lists),
+            bool(attrs.ceil_mode),
+            bool(attrs.count_include_pad),
+            "NHWC",
+        )
+        return transposed(builder.emit(made), axes)
+
     def reduction(call: Any) -> Any:
         base, axes = origin(call.args[0])
         if not is_moved(axes):
@@ -233,6 +253,8 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
 
     rules: dict[str, Callable[[Any], Any]] = {
         **dict.fromkeys([*_UNARY, *_SEVERAL], elementwise),
+        **dict.fromkeys(("quantize", "dequantize"), rounding),
+        **dict.fromkeys(("nn.max_pool2d", "nn.avg_pool2d"), pooling),
         **dict.fromkeys(_REDUCTIONS, reduction),
         **dict.fromkeys(("reshape", "expand_dims", "squeeze", "flatten"), reshape),
         "permute_dims": permute_dims,

@@ -44,6 +44,8 @@ QUADS = 4
 """Instructions per sum between two branches."""
 TENSOR_COLUMNS = 4
 """Columns of such a tile, at most."""
+_QUAD = 4
+"""Bytes of weights that such an instruction multiplies in each lane."""
 _VECTOR_LOAD = 1.5
 """What loading a vector costs in a good register tile, in loads of a single value: a line each, of
 which some come from the second-level cache."""
@@ -175,12 +177,20 @@ def tensor_decisions(
             if width == 1 or sums <= TENSOR_SUMS:
                 loads = (_VECTOR_LOAD * width + height) / sums
                 tiles.append((loads * max(1.0, _LATENCY / sums), height, width))
+    vectors = [size for size, one in zip(spatial, columns, strict=True) if one]
+    weights = _QUAD * unit.lanes * product([*reduction, *vectors])
     result = []
     for _, height, width in sorted(tiles):
-        parts = [[size, 1, 1, 1] for size in spatial]
+        register = [1] * len(spatial)
         for axis, inner in ((row, height), (column, width)):
             if axis is not None:
-                parts[axis] = [spatial[axis] // inner, 1, 1, inner]
+                register[axis] = inner
+        parts = []
+        for size, inner, one in zip(spatial, register, columns, strict=True):
+            # Columns come first if their weights would not stay in the cache for all rows.
+            first = one or weights <= CACHED
+            outer = [size // inner, 1] if first else [1, size // inner]
+            parts.append([*outer, 1, inner])
         result.append(Decisions(parts, _terms(reduction, QUADS)))
     return result
 

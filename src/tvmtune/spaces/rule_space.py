@@ -213,14 +213,14 @@ def preferred_traces(
 ) -> Iterator[Any]:
     """The design's trace with each of the preferred decisions, best first."""
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
-    extents = [[extent(design.trace, inst) for inst in each] for each in (spatial, reduction)]
+    outputs, terms = ([extent(design.trace, i) for i in each] for each in (spatial, reduction))
     tensorized = _tensorized(design)
     if tensorized is not None:
         columns = cpu_tiles.tensor_columns(tensorized)
-        decisions = cpu_tiles.tensor_decisions(*extents, columns, unit)
+        decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit)
     else:
-        decisions = cpu_tiles.decisions(*extents, unit, cores, group)
-    channels = extent(design.trace, reduction[-1]) if reduction else 1
+        decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group)
+    channels = terms[-1] if terms else 1
     padding = _INLINE if group == 1 or channels <= _FEW_CHANNELS else _PER_TILE
     locations = (_PER_TILE if tensorized is not None else padding, None)
     for location in locations:

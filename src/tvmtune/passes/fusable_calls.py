@@ -9,14 +9,11 @@ _OUT_ELEMENTWISE_FUSABLE = 4
 """``OpPatternKind`` of TVM's fusion."""
 
 
-def call_fusable(
-    builder: Any, program: Callable[[Any, Any], Any], data: Any, weight: Any, name: str
-) -> Any:
+def call_fusable(builder: Any, program: Callable[..., Any], *arguments: Any, name: str) -> Any:
     """A Relax call of ``program``, whose last block must be element-wise in the output."""
     return builder.call_te(
         program,
-        data,
-        weight,
+        *arguments,
         primfunc_name_hint=name,
         primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
     )

@@ -1,0 +1,353 @@
+"""Computes the operators of quantized networks in integers, on CPUs.
+
+Tools that quantize put DequantizeLinear before an operator and QuantizeLinear behind it. Here a
+convolution or product between them becomes one kernel of bytes, as the tools mean it; pooling and moves
+of bytes need no floats either. Around the others, such as sums, both stay, and fuse into elementwise
+kernels.
+
+Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", 2018, section 2: with x = sx (qx - zx) and w = sw qw,
+y = sum(x w) + b = sx sw (sum(qx qw) - zx sum(qw) + qb).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.passes import quantized_kernels as kernels
+from tvmtune.passes.constants import share
+from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.quantized_kernels import Rounding, Window
+from tvmtune.types import product
+
+if TYPE_CHECKING:
+    import tvm
+
+_BOUNDS = {"uint8": (0, 255), "int8": (-128, 127)}
+_MOVES = ("nn.max_pool2d", "reshape", "flatten", "squeeze", "expand_dims", "permute_dims")
+"""Operators that return some of their input's values: bytes remain what they are."""
+_CHANNEL_FROM_LAST = {"nn.conv2d": 3, "matmul": 1}
+"""Which axis of an operator's output, counted from the last, has the channels."""
+_NHWC, _NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """Bytes, and ``value = scale * (byte - zero)``."""
+
+    bytes: Any
+    scale: np.float32
+    zero: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convolution or product with what is behind it."""
+
+    call: Any
+    x: _Quantized
+    weights: np.ndarray
+    """int8 (O, I/groups, KH, KW), or (N, K) of a product."""
+    bias: np.ndarray
+    """int32, with that for the zero point of ``x``."""
+    factors: np.ndarray
+    """float32, from a sum to a step of the output, or to its value."""
+    rounding: Rounding | None
+
+
+def exist(mod: tvm.IRModule) -> bool:
+    """Whether a program has quantized values."""
+    return any(_operator(b.value) == "dequantize" for b in _bindings(mod))
+
+
+def lower(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` with integer kernels for the layers that have quantized operands; ``mod`` itself if none
+    has. To be run before constants are folded."""
+    from tvm import relax
+
+    finder = _Finder(mod)
+    if not finder.layers:
+        return mod
+
+    @relax.expr_functor.mutator
+    class Lower(relax.PyExprMutator):
+        def visit_var_binding_(self, binding: Any) -> None:
+            layer = finder.layers.get(binding.var)
+            moved = None if layer else finder.move(binding.var)
+            if layer:
+                made = _emit(self.builder_, layer, self.visit_expr(layer.x.bytes))
+            elif moved:
+                call, data = moved
+                made = relax.Call(call.op, [self.visit_expr(data), *call.args[1:]], call.attrs)
+            else:
+                super().visit_var_binding_(binding)
+                return
+            name = str(binding.var.name)
+            is_inner = isinstance(binding.var, relax.DataflowVar)
+            emit = self.builder_.emit if is_inner else self.builder_.emit_output
+            self.set_var_remap(binding.var, emit(made, name))
+
+    lowering = Lower(mod)
+    lowering.builder_.update_func(mod.get_global_var("main"), lowering.visit_expr(mod["main"]))
+    return relax.transform.DeadCodeElimination()(lowering.builder_.get())
+
+
+class _Finder:
+    """Finds layers by the variables that hold their results."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        from tvm import relax
+
+        self._values = {b.var: b.value for b in _bindings(mod)}
+        self.layers: dict[Any, _Layer] = {}
+        """By the variables that hold their results: bytes, or floats that nothing rounds."""
+        self._users: dict[Any, int] = {}
+        for value in (*self._values.values(), mod["main"].body.body):
+            for each in relax.analysis.free_vars(value):
+                self._users[each] = self._users.get(each, 0) + 1
+        rounded = set()
+        for variable, call in self._values.items():
+            out = self._scaled(call) if _operator(call) == "quantize" else None
+            if out is not None and (layer := self._rounded_layer(call.args[0], out)):
+                self.layers[variable] = layer
+                rounded.add(layer.call)
+        for variable, call in self._values.items():
+            operands = None if call in rounded else self._operands(call)
+            if operands is not None and (layer := _layer(call, operands, None, None, (0, 0))):
+                self.layers[variable] = layer
+
+    def move(self, variable: Any) -> tuple[Any, Any] | None:
+        """An operator that only moves bytes, and the bytes."""
+        call = self._values[variable]
+        out = self._scaled(call) if _operator(call) == "quantize" else None
+        moving = self._only(call.args[0]) if out else None
+        if out is None or moving is None or _operator(moving) not in _MOVES:
+            return None
+        x = self._dequantized(moving.args[0])
+        same = x and (x.scale, x.zero, x.dtype) == (out.scale, out.zero, out.dtype)
+        return (moving, x.bytes) if x and same else None
+
+    def _rounded_layer(self, value: Any, out: _Quantized) -> _Layer | None:
+        low, high = (float(bound) for bound in _BOUNDS[out.dtype])
+        call = self._only(value)
+        while _operator(call) in ("nn.relu", "clip"):
+            least, most = (0.0, np.inf) if _operator(call) == "nn.relu" else _limits(call)
+            low, high = max(low, _step(least, out)), min(high, _step(most, out))
+            call = self._only(call.args[0])
+        bias = None
+        if _operator(call) == "add":
+            first, second = (self._constant(each) for each in call.args)
+            if (first is None) == (second is None):
+                return None
+            bias = second if first is None else first
+            call = self._only(call.args[0 if first is None else 1])
+        operands = self._operands(call)
+        return _layer(call, operands, bias, out, (low, high)) if operands else None
+
+    def _operands(self, call: Any) -> tuple[_Quantized, np.ndarray, np.ndarray] | None:
+        """The first operand of a convolution or product, its weights with the outputs first, and their
+        scales."""
+        operator = _operator(call)
+        if operator not in ("nn.conv2d", "matmul"):
+            return None
+        x = self._dequantized(call.args[0])
+        found = self._weights(call.args[1], 0 if operator == "nn.conv2d" else 1)
+        if x is None or found is None or not _is_static(call):
+            return None
+        weights, scales = found
+        if operator == "matmul":
+            if weights.ndim != 2 or len(call.args[0].ty.shape) < 2:
+                return None
+            weights = weights.T
+        elif not _is_supported(call.attrs, weights):
+            return None
+        return x, weights, scales
+
+    def _dequantized(self, value: Any) -> _Quantized | None:
+        call = self._value(value)
+        if _operator(call) != "dequantize" or self._array(call.args[0]) is not None:
+            return None
+        return self._scaled(call)
+
+    def _scaled(self, call: Any) -> _Quantized | None:
+        """What quantize or dequantize says of the bytes, if they have one scale."""
+        scale, zero = (self._array(each) for each in call.args[1:3])
+        dtype = str((call if _operator(call) == "quantize" else call.args[0]).ty.dtype)
+        if scale is None or zero is None or scale.size != 1 or dtype not in _BOUNDS:
+            return None
+        return _Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
+
+    def _weights(self, value: Any, axis: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Constant weights as int8 without zero point, and their scales: one, or one for each index of
+        ``axis``."""
+        call = self._value(value)
+        if _operator(call) == "permute_dims" and len(call.ty.shape) == 2:
+            found = self._weights(call.args[0], 1 - axis)
+            return found and (found[0].T, found[1])
+        if _operator(call) != "dequantize":
+            return None
+        weights, scales, zeros = (self._array(each) for each in call.args[:3])
+        if weights is None or scales is None or zeros is None:
+            return None
+        if str(weights.dtype) not in _BOUNDS:
+            return None
+        if scales.size > 1 and int(call.attrs.axis) % weights.ndim != axis:
+            return None
+        shape = [1] * weights.ndim
+        shape[axis] = -1
+        whole = weights.astype(np.int32) - (
+            zeros.astype(np.int32).reshape(shape) if zeros.size > 1 else int(zeros.item())
+        )
+        if whole.min() < -128 or whole.max() > 127:
+            return None
+        return whole.astype(np.int8), scales.astype(np.float32).reshape(-1)
+
+    def _constant(self, value: Any) -> np.ndarray | None:
+        """The values of an expression of constants that tools write for a bias."""
+        array = self._array(value)
+        call = self._value(value)
+        if array is not None or _operator(call) not in ("dequantize", "reshape"):
+            return array
+        inner = self._constant(call.args[0])
+        if inner is None or _operator(call) == "reshape":
+            return None if inner is None else inner.reshape([int(n) for n in call.ty.shape])
+        scales, zeros = (self._array(each) for each in call.args[1:3])
+        if scales is None or zeros is None:
+            return None
+        shape = [1] * inner.ndim
+        if scales.size > 1:
+            shape[int(call.attrs.axis) % inner.ndim] = -1
+        steps = inner.astype(np.float64) - zeros.astype(np.float64).reshape(
+            shape if zeros.size > 1 else [1] * inner.ndim
+        )
+        return steps * scales.astype(np.float64).reshape(shape)
+
+    def _value(self, value: Any) -> Any:
+        while value in self._values:
+            value = self._values[value]
+        return value
+
+    def _array(self, value: Any) -> np.ndarray | None:
+        from tvm.ir import GenericConst
+
+        value = self._value(value)
+        return value.value.numpy() if isinstance(value, GenericConst) else None
+
+    def _only(self, value: Any) -> Any:
+        """The expression of a variable that is read once; None of another."""
+        return self._values.get(value) if self._users.get(value) == 1 else None
+
+
+def _layer(
+    call: Any,
+    operands: tuple[_Quantized, np.ndarray, np.ndarray],
+    bias: np.ndarray | None,
+    out: _Quantized | None,
+    bounds: tuple[float, float],
+) -> _Layer | None:
+    """None if its integers could leave int32, or if the bias is none of its channels."""
+    x, weights, scales = operands
+    channels = len(weights)
+    sums = weights.reshape(channels, -1).astype(np.int64).sum(axis=1)
+    total = -(x.zero + kernels.OFFSET * (x.dtype == "int8")) * sums
+    steps = x.scale * scales
+    if bias is not None:
+        place = len(bias.shape) - int(np.argmax(bias.shape))
+        if bias.size > 1 and (
+            bias.size != channels or place != _CHANNEL_FROM_LAST[_operator(call)]
+        ):
+            return None
+        total = total + np.rint(bias.reshape(-1).astype(np.float64) / steps).astype(np.int64)
+    sums_most = product([*weights.shape[1:]]) * kernels.LARGEST_PRODUCT
+    if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
+        return None
+    low, high = (int(bound) for bound in bounds)
+    factors = (steps / out.scale if out else steps).astype(np.float32)
+    return _Layer(
+        call,
+        x,
+        weights,
+        total.astype(np.int32),
+        np.ascontiguousarray(np.broadcast_to(factors, (channels,))),
+        Rounding(out.zero, low, high, out.dtype) if out else None,
+    )
+
+
+def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
+    """The layer's kernel, between transpositions to channels last and back for a convolution."""
+    from tvm import relax
+
+    output = tuple(int(n) for n in layer.call.ty.shape)
+    is_convolution = _operator(layer.call) == "nn.conv2d"
+    zero, weights = layer.x.zero, layer.weights
+    if is_convolution:
+        output = (output[0], *output[2:], output[1])
+        x = builder.emit(relax.op.permute_dims(x, _NHWC))
+        attrs = layer.call.attrs
+        window = Window(
+            *(
+                tuple(int(n) for n in each)
+                for each in (attrs.strides, attrs.padding, attrs.dilation)
+            )
+        )
+        if int(attrs.groups) > 1:
+            weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
+            compute, name = kernels.depthwise, "depthwise_conv2d_quantized"
+        else:
+            weights = kernels.blocked_weights(weights.transpose(0, 2, 3, 1))
+            compute, name = kernels.convolution, "conv2d_quantized"
+        sums = functools.partial(compute, window=window, zero=zero, output=output)
+    else:
+        weights = kernels.blocked_weights(weights[:, None, None])
+        sums = functools.partial(kernels.product, zero=zero, output=output)
+        name = "matmul_quantized"
+
+    def program(data: Any, w: Any, bias: Any, factors: Any) -> Any:
+        return kernels.requantize(sums(data, w), bias, factors, layer.rounding, output)
+
+    constants = (share(each) for each in (weights, layer.bias, layer.factors))
+    made = call_fusable(builder, program, x, *constants, name=name)
+    return relax.op.permute_dims(builder.emit(made), _NCHW) if is_convolution else made
+
+
+def _bindings(mod: tvm.IRModule) -> list[Any]:
+    return [b for block in mod["main"].body.blocks for b in block.bindings]
+
+
+def _operator(value: Any) -> str:
+    return str(getattr(getattr(value, "op", None), "name", "")).removeprefix("relax.")
+
+
+def _is_static(call: Any) -> bool:
+    from tvm import tirx
+
+    shapes = [getattr(each.ty, "shape", None) for each in (call, *call.args[:2])]
+    return all(
+        shape is not None and all(isinstance(n, (int, tirx.IntImm)) for n in shape)
+        for shape in shapes
+    )
+
+
+def _is_supported(attrs: Any, weights: np.ndarray) -> bool:
+    """Whether there is a kernel: one group, or as many as channels and outputs."""
+    layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
+    return layouts == ("NCHW", "OIHW") and (
+        int(attrs.groups) == 1 or (int(attrs.groups) == len(weights) and weights.shape[1] == 1)
+    )
+
+
+def _integers(attribute: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in attribute)
+
+
+def _limits(call: Any) -> tuple[float, float]:
+    return tuple(float(getattr(each, "value", each)) for each in call.args[1:3])  # type: ignore[return-value]
+
+
+def _step(value: float, out: _Quantized) -> float:
+    return float(np.rint(value / out.scale)) + out.zero

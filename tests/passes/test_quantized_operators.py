@@ -1,0 +1,141 @@
+"""Networks that other tools quantized: integer kernels, with what ONNX Runtime computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+import tvmtune
+from quantize import cnn
+from tvmtune import api
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.runtime.library import Library
+
+SIGNED, UNSIGNED = QuantType.QInt8, QuantType.QUInt8
+
+
+class Samples(CalibrationDataReader):
+    def __init__(self, network: OnnxNetwork) -> None:
+        self._samples: Iterator[dict[str, np.ndarray]] = (
+            random_inputs(network.inputs, seed) for seed in range(8)
+        )
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._samples, None)
+
+
+def quantized(network: OnnxNetwork, folder: Path, **options) -> Path:
+    """The network in ONNX Runtime's QDQ form."""
+    (folder / "float.onnx").write_bytes(network.to_onnx())
+    quant_pre_process(folder / "float.onnx", folder / "ready.onnx")
+    path = folder / "quantized.onnx"
+    quantize_static(
+        folder / "ready.onnx", path, Samples(network), quant_format=QuantFormat.QDQ, **options
+    )
+    return path
+
+
+def assert_within_a_step(path: Path, library: Library) -> None:
+    """Of ONNX Runtime's outputs, computed without its own integer kernels."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options)
+    model = onnx.load(path)
+    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    last = {output: node for node in model.graph.node for output in node.output}
+    for seed in (50, 51, 52):
+        inputs = random_inputs(library.inputs, seed)
+        outputs = zip(
+            session.get_outputs(), library.run(inputs), session.run(None, inputs), strict=True
+        )
+        for output, got, wanted in outputs:
+            node = last[output.name]
+            assert node.op_type == "DequantizeLinear"
+            assert np.abs(got - wanted).max() <= 1.001 * float(constants[node.input[1]])
+            assert np.ptp(wanted) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [
+        (cnn.residual(), {"activation_type": UNSIGNED, "per_channel": True}),
+        (cnn.mixed(), {"activation_type": UNSIGNED, "per_channel": True}),
+        (cnn.mixed(), {"activation_type": SIGNED}),
+        (cnn.forked(), {"activation_type": SIGNED, "per_channel": True}),
+    ],
+    ids=["residual", "depthwise", "signed", "forked"],
+)
+def test_convolutions_and_products_of_quantized_networks_are_integer_kernels(
+    network, options, tmp_path
+):
+    path = quantized(network, tmp_path, weight_type=SIGNED, **options)
+    plan = api.plan(tvmtune.load(path), "cpu")
+    products = [task.name for task in plan.tasks if "conv2d" in task.name or "matmul" in task.name]
+    assert len(products) >= 4
+    assert all("quantized" in name for name in products)
+    compiled = api.compile(plan, tmp_path / "lib.so")
+    assert_within_a_step(path, Library.open(compiled.path))
+
+
+@pytest.mark.slow
+def test_weights_whose_zero_point_leaves_no_room_stay_in_float(tmp_path):
+    """uint8 weights around 120 would be up to 135."""
+    path = quantized(cnn.residual(), tmp_path, activation_type=UNSIGNED, weight_type=UNSIGNED)
+    plan = api.plan(tvmtune.load(path), "cpu")
+    assert any("conv2d" in task.name and "quantized" not in task.name for task in plan.tasks)
+    compiled = api.compile(plan, tmp_path / "lib.so")
+    assert_within_a_step(path, Library.open(compiled.path))
+
+
+def test_dot_product_instructions_compute_them(tmp_path):
+    """Read from the generated code, so that this machine need not have them."""
+    path = quantized(cnn.residual(32), tmp_path, activation_type=UNSIGNED, per_channel=True)
+    plan = api.plan(tvmtune.load(path), "cpu", attrs={"mcpu": "cascadelake"})
+    task = max(plan.tasks, key=lambda task: task.flop)
+    (direct,) = task.implementations
+    target = tvm.target.Target(plan.device.target)
+    compiled = tvm.compile(direct.space.default(direct.mod, target).mod, target)
+    assert "vpdpbusd" in compiled.mod.inspect_source("asm")
+
+
+def test_a_product_with_a_bias_and_without_rounding_is_an_integer_kernel(tmp_path):
+    """The scores of a classifier are floats."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_scale": np.float32(0.02),
+        "x_zero": np.uint8(120),
+        "w": rng.integers(-127, 128, (24, 40), "int8"),
+        "w_scale": rng.uniform(0.001, 0.01, 40).astype("float32"),
+        "w_zero": np.zeros(40, "int8"),
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("QuantizeLinear", ["x", "x_scale", "x_zero"], ["x_q"]),
+            helper.make_node("DequantizeLinear", ["x_q", "x_scale", "x_zero"], ["x_f"]),
+            helper.make_node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["w_f"], axis=1),
+            helper.make_node("MatMul", ["x_f", "w_f"], ["y"]),
+        ],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 24])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 40])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    network = OnnxNetwork(model, name="product")
+    plan = api.plan(network, "cpu")
+    assert any("matmul_quantized" in task.name for task in plan.tasks)
+    library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
+    inputs = random_inputs(network.inputs, 3)
+    (got,), (wanted,) = library.run(inputs), network.reference(inputs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
