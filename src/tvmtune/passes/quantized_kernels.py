@@ -107,7 +107,7 @@ def requantize(
     sums: Any, bias: Any, factors: Any, rounding: Rounding | None, output: tuple[int, ...]
 ) -> Any:
     """What is stored of ``sums``, with an int32 bias and a float32 factor per channel; the products of
-    sums and factors in float32 without ``rounding``."""
+    sums and factors in float32 without ``rounding``; the sums without ``factors``."""
     from tvm import te, tirx
 
     blocked = len(sums.shape) > len(output)
@@ -115,7 +115,10 @@ def requantize(
     def element(*at: Any) -> Any:
         *rows, c = at
         total = sums(*rows, c // LANES, c % LANES) if blocked else sums(*at)
-        value = (total + bias(c)).astype("float32") * factors(c)
+        total = total + bias(c)
+        if factors is None:
+            return total
+        value = total.astype("float32") * factors(c)
         if rounding is None:
             return value
         zero = tirx.const(float(rounding.zero), "float32")

@@ -13,7 +13,7 @@ y = sum(x w) + b = sx sw (sum(qx qw) - zx sum(qw) + qb).
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,14 +55,14 @@ class _Layer:
     """int8 (O, I/groups, KH, KW), or (N, K) of a product."""
     bias: np.ndarray
     """int32, with that for the zero point of ``x``."""
-    factors: np.ndarray
-    """float32, from a sum to a step of the output, or to its value."""
+    factors: np.ndarray | None
+    """float32, from a sum to a step of the output, or to its value; None for sums as they are."""
     rounding: Rounding | None
 
 
 def exist(mod: tvm.IRModule) -> bool:
     """Whether a program has quantized values."""
-    return any(_operator(b.value) == "dequantize" for b in _bindings(mod))
+    return any(_operator(b.value) in ("quantize", "dequantize") for b in _bindings(mod))
 
 
 def lower(mod: tvm.IRModule) -> tvm.IRModule:
@@ -117,6 +117,9 @@ class _Finder:
                 self.layers[variable] = layer
                 rounded.add(layer.call)
         for variable, call in self._values.items():
+            if (sums := self._integer_product(call)) is not None:
+                self.layers[variable] = sums
+                continue
             operands = None if call in rounded else self._operands(call)
             if operands is not None and (layer := _layer(call, operands, None, None, (0, 0))):
                 self.layers[variable] = layer
@@ -135,9 +138,8 @@ class _Finder:
     def _rounded_layer(self, value: Any, out: _Quantized) -> _Layer | None:
         low, high = (float(bound) for bound in _BOUNDS[out.dtype])
         call = self._only(value)
-        while _operator(call) in ("nn.relu", "clip"):
-            least, most = (0.0, np.inf) if _operator(call) == "nn.relu" else _limits(call)
-            low, high = max(low, _step(least, out)), min(high, _step(most, out))
+        while bounds := self._bounds(call):
+            low, high = max(low, _step(bounds[0], out)), min(high, _step(bounds[1], out))
             call = self._only(call.args[0])
         bias = None
         if _operator(call) == "add":
@@ -148,6 +150,33 @@ class _Finder:
             call = self._only(call.args[0 if first is None else 1])
         operands = self._operands(call)
         return _layer(call, operands, bias, out, (low, high)) if operands else None
+
+    def _integer_product(self, call: Any) -> _Layer | None:
+        """A product of bytes with constant ones that returns its sums."""
+        if _operator(call) != "matmul" or not _is_static(call):
+            return None
+        x, weights = call.args[0], self._array(call.args[1])
+        dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
+        if weights is None or weights.ndim != 2 or len(x.ty.shape) < 2:
+            return None
+        if dtypes[0] not in _BOUNDS or dtypes[1:] != ["int8", "int32"]:
+            return None
+        operand = _Quantized(x, np.float32(1), 0, dtypes[0])
+        ones = np.ones(1, "float32")
+        layer = _layer(call, (operand, weights.T, ones), None, None, (0, 0))
+        return layer and replace(layer, factors=None)
+
+    def _bounds(self, call: Any) -> tuple[float, float] | None:
+        """The bounds of an operator that limits its first argument."""
+        operator = _operator(call)
+        if operator == "nn.relu":
+            return 0.0, np.inf
+        if operator in ("maximum", "minimum"):
+            bound = self._array(call.args[1])
+            if bound is None or bound.size != 1:
+                return None
+            return (float(bound), np.inf) if operator == "maximum" else (-np.inf, float(bound))
+        return None
 
     def _operands(self, call: Any) -> tuple[_Quantized, np.ndarray, np.ndarray] | None:
         """The first operand of a convolution or product, its weights with the outputs first, and their
@@ -307,11 +336,11 @@ def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
         sums = functools.partial(kernels.product, zero=zero, output=output)
         name = "matmul_quantized"
 
-    def program(data: Any, w: Any, bias: Any, factors: Any) -> Any:
+    def program(data: Any, w: Any, bias: Any, factors: Any = None) -> Any:
         return kernels.requantize(sums(data, w), bias, factors, layer.rounding, output)
 
-    constants = (share(each) for each in (weights, layer.bias, layer.factors))
-    made = call_fusable(builder, program, x, *constants, name=name)
+    constants = [each for each in (weights, layer.bias, layer.factors) if each is not None]
+    made = call_fusable(builder, program, x, *map(share, constants), name=name)
     return relax.op.permute_dims(builder.emit(made), _NCHW) if is_convolution else made
 
 
@@ -343,10 +372,6 @@ def _is_supported(attrs: Any, weights: np.ndarray) -> bool:
 
 def _integers(attribute: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in attribute)
-
-
-def _limits(call: Any) -> tuple[float, float]:
-    return tuple(float(getattr(each, "value", each)) for each in call.args[1:3])  # type: ignore[return-value]
 
 
 def _step(value: float, out: _Quantized) -> float:

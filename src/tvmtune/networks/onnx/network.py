@@ -69,8 +69,8 @@ def read(
 
 _MOST_ELEMENTS = 1 << 26
 """Of all inputs, for a run that finds the shapes of the outputs."""
-_ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
-"""Operators whose results, bytes, make a network one that computes in int8."""
+_ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinear", "QGemm")
+"""How the names of operators begin whose results, bytes, make a network one that computes in int8."""
 _KEPT = 1 << 28
 """A network keeps up to this many bytes of weights in memory even if it can read them again."""
 
@@ -134,7 +134,7 @@ class OnnxNetwork:
         self.outputs = tuple(_spec(info, self._label) for info in graph.output)
         self.ranges = index_ranges(self._model, self.inputs)
         self.structure_hash, self.weights_hash = hashes(self._model, self._weights)
-        if any(node.op_type in _ROUNDING for node in nodes(graph)):
+        if any(node.op_type.startswith(_ROUNDING) for node in nodes(graph)):
             self.computes = "int8"
 
     def to_relax(self) -> tvm.IRModule:

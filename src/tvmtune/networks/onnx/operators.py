@@ -41,8 +41,6 @@ _REMEDIES = {
     "Scan": _LOOP,
     "If": "its condition depends on the data: export the network with the branch decided",
     "ConvInteger": _QUANTIZED,
-    "QLinearConv": _QUANTIZED,
-    "QLinearMatMul": _QUANTIZED,
 }
 """Remedies for operators of the standard without a converter."""
 
