@@ -11,12 +11,19 @@ import onnxruntime
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import tvmtune
 from quantize import cnn
 from tvmtune import api
+from tvmtune.accuracy import relative_error
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.runtime.library import Library
@@ -34,15 +41,20 @@ class Samples(CalibrationDataReader):
         return next(self._samples, None)
 
 
-def quantized(network: OnnxNetwork, folder: Path, **options) -> Path:
-    """The network in ONNX Runtime's QDQ form."""
+def quantized(
+    network: OnnxNetwork, folder: Path, form: QuantFormat = QuantFormat.QDQ, **options
+) -> Path:
+    """The network as ONNX Runtime's tools quantize it."""
+    path = folder / "quantized.onnx"
+    ready = prepared(network, folder)
+    quantize_static(ready, path, Samples(network), quant_format=form, **options)
+    return path
+
+
+def prepared(network: OnnxNetwork, folder: Path) -> Path:
     (folder / "float.onnx").write_bytes(network.to_onnx())
     quant_pre_process(folder / "float.onnx", folder / "ready.onnx")
-    path = folder / "quantized.onnx"
-    quantize_static(
-        folder / "ready.onnx", path, Samples(network), quant_format=QuantFormat.QDQ, **options
-    )
-    return path
+    return folder / "ready.onnx"
 
 
 def assert_within_a_step(path: Path, library: Library) -> None:
@@ -73,8 +85,13 @@ def assert_within_a_step(path: Path, library: Library) -> None:
         (cnn.mixed(), {"activation_type": UNSIGNED, "per_channel": True}),
         (cnn.mixed(), {"activation_type": SIGNED}),
         (cnn.forked(), {"activation_type": SIGNED, "per_channel": True}),
+        (cnn.residual(), {"form": QuantFormat.QOperator, "activation_type": UNSIGNED}),
+        (
+            cnn.mixed(),
+            {"form": QuantFormat.QOperator, "activation_type": UNSIGNED, "per_channel": True},
+        ),
     ],
-    ids=["residual", "depthwise", "signed", "forked"],
+    ids=["residual", "depthwise", "signed", "forked", "operators", "operators per channel"],
 )
 def test_convolutions_and_products_of_quantized_networks_are_integer_kernels(
     network, options, tmp_path
@@ -86,6 +103,43 @@ def test_convolutions_and_products_of_quantized_networks_are_integer_kernels(
     assert all("quantized" in name for name in products)
     compiled = api.compile(plan, tmp_path / "lib.so")
     assert_within_a_step(path, Library.open(compiled.path))
+
+
+@pytest.mark.slow
+def test_products_of_dynamically_quantized_networks_are_integer_kernels(tmp_path):
+    """Scales of activations follow from their values at run time."""
+    path = tmp_path / "dynamic.onnx"
+    # ONNX Runtime has no kernel for ConvInteger with signed weights.
+    ready = prepared(cnn.residual(), tmp_path)
+    quantize_dynamic(ready, path, per_channel=True, op_types_to_quantize=["MatMul", "Gemm"])
+    network = tvmtune.load(path)
+    plan = api.plan(network, "cpu")
+    (product,) = [task.name for task in plan.tasks if "matmul" in task.name]
+    assert "quantized" in product
+    library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
+    for seed in (50, 51):
+        inputs = random_inputs(network.inputs, seed)
+        (got,), (wanted,) = library.run(inputs), network.reference(inputs)
+        assert relative_error(got, wanted) < 1e-5
+
+
+def test_halves_are_rounded_to_even(tmp_path):
+    """As the standard says; other ways are off by a step."""
+    x = np.array([-1.5, -0.5, 0.5, 1.5, 2.5, 1000.0, -1000.0], "float32")
+    graph = helper.make_graph(
+        [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])],
+        "rounding",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [7])],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, [7])],
+        [
+            numpy_helper.from_array(np.float32(1), "scale"),
+            numpy_helper.from_array(np.int8(10), "zero"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    compiled = api.compile(api.plan(OnnxNetwork(model, name="r"), "cpu"), tmp_path / "lib.so")
+    (steps,) = Library.open(compiled.path).run({"x": x})
+    assert steps.tolist() == [8, 10, 10, 12, 12, 127, -128]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from tvmtune.passes import (
     elementwise_layouts,
     folding,
     quantized_operators,
+    rounding,
     softmax,
     squeeze_axes,
     transposes,
@@ -136,6 +137,7 @@ def legalize(
     own = {str(variable.name_hint) for variable in graph.get_global_vars()}
     legalizers = {
         **SCANS_AND_SORTS,
+        **rounding.LEGALIZERS,
         **(softmax.LEGALIZERS if device.runtime == "cpu" else {}),
         **(custom or {}),
     }
