@@ -242,6 +242,8 @@ def _tensorized(design: Schedule) -> Any | None:
     """The block that an instruction computes; None for a design without one."""
     from tvm.s_tir import Schedule
 
+    if not any("auto_tensorize" in str(i.attrs) for i in design.trace.insts):
+        return None
     sch = Schedule(design.mod)  # so that the questions do not become part of the design's trace
     for child in sch.get_child_blocks(sch.get_sblock("root")):
         block = sch.get(child)
