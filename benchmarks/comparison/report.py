@@ -180,11 +180,11 @@ def _names(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 
 
 def _is_wrong(run: dict[str, Any], row: Row) -> bool:
-    """Whether it is off by more than :data:`WRONG`, and than what is allowed for the network's libraries:
-    that is more for networks that round between their layers."""
-    allowed = [each["check"]["tolerance"] for each in row["runs"] if "check" in each]
+    """Whether it is off by more than :data:`WRONG`, and than what is allowed for the network's
+    libraries: that is more for networks that round between their layers."""
+    allowed = [each["check"]["tolerance"] for each in row["runs"] if each.get("check")]
     error = run["errors"]["1"]
-    return error is None or error > max(WRONG, *allowed)
+    return error is None or error > max([WRONG, *allowed])
 
 
 def _geometric(ratios: Sequence[float]) -> str:

@@ -78,6 +78,13 @@ def test_a_file_is_loaded_by_its_path_and_named_by_its_stem(file: Path):
     assert [str(spec) for spec in network.outputs] == ["logits: 1x10 float32"]
 
 
+def test_a_path_is_a_file_even_if_the_zoo_has_the_name(file: Path, monkeypatch: pytest.MonkeyPatch):
+    assert networks.load(file).name == "tiny"
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(UsageError):
+        networks.load(Path("resnet-18"))
+
+
 def test_a_file_without_suffix_or_separator_is_found(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(file.parent)
     file.rename(file.with_suffix(""))

@@ -22,12 +22,16 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import tvmtune
 from quantize import cnn
-from tvmtune import api
+from tvmtune import api, host
 from tvmtune.accuracy import relative_error
+from tvmtune.bench.verify import allowed_errors
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.passes.quantized_kernels import has_instructions
 from tvmtune.runtime.library import Library
 
+INTEGERS = has_instructions(host.backend("cpu").make_target({}, None).target)
+"""Whether this machine computes in integers at all."""
 SIGNED, UNSIGNED = QuantType.QInt8, QuantType.QUInt8
 
 
@@ -100,7 +104,7 @@ def test_convolutions_and_products_of_quantized_networks_are_integer_kernels(
     plan = api.plan(tvmtune.load(path), "cpu")
     products = [task.name for task in plan.tasks if "conv2d" in task.name or "matmul" in task.name]
     assert len(products) >= 4
-    assert all("quantized" in name for name in products)
+    assert all("quantized" in name for name in products) == INTEGERS
     compiled = api.compile(plan, tmp_path / "lib.so")
     assert_within_a_step(path, Library.open(compiled.path))
 
@@ -115,12 +119,22 @@ def test_products_of_dynamically_quantized_networks_are_integer_kernels(tmp_path
     network = tvmtune.load(path)
     plan = api.plan(network, "cpu")
     (product,) = [task.name for task in plan.tasks if "matmul" in task.name]
-    assert "quantized" in product
+    assert ("quantized" in product) == INTEGERS
     library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
     for seed in (50, 51):
         inputs = random_inputs(network.inputs, seed)
         (got,), (wanted,) = library.run(inputs), network.reference(inputs)
         assert relative_error(got, wanted) < 1e-5
+
+
+@pytest.mark.slow
+def test_the_check_allows_what_runtimes_differ_by(tmp_path):
+    """The network rounds between its layers; all others are held to the usual tolerance."""
+    path = quantized(cnn.residual(), tmp_path, activation_type=UNSIGNED)
+    network = tvmtune.load(path)
+    (apart,) = network.rounding_spread
+    assert allowed_errors(network) == [max(0.1, 2 * apart)]
+    assert allowed_errors(cnn.residual()) == [1e-4]
 
 
 def test_halves_are_rounded_to_even(tmp_path):
@@ -152,15 +166,17 @@ def test_weights_whose_zero_point_leaves_no_room_stay_in_float(tmp_path):
     assert_within_a_step(path, Library.open(compiled.path))
 
 
-def test_dot_product_instructions_compute_them(tmp_path):
+@pytest.mark.parametrize("processor", ["cascadelake", "haswell"])
+def test_they_take_instructions_without_which_float_kernels_are_faster(processor, tmp_path):
     """Read from the generated code, so that this machine need not have them."""
     path = quantized(cnn.residual(32), tmp_path, activation_type=UNSIGNED, per_channel=True)
-    plan = api.plan(tvmtune.load(path), "cpu", attrs={"mcpu": "cascadelake"})
+    plan = api.plan(tvmtune.load(path), "cpu", attrs={"mcpu": processor})
     task = max(plan.tasks, key=lambda task: task.flop)
-    (direct,) = task.implementations
+    assert ("quantized" in task.name) == (processor == "cascadelake")
+    direct = task.implementations[0]
     target = tvm.target.Target(plan.device.target)
     compiled = tvm.compile(direct.space.default(direct.mod, target).mod, target)
-    assert "vpdpbusd" in compiled.mod.inspect_source("asm")
+    assert ("vpdpbusd" in compiled.mod.inspect_source("asm")) == (processor == "cascadelake")
 
 
 def test_a_product_with_a_bias_and_without_rounding_is_an_integer_kernel(tmp_path):
@@ -188,7 +204,7 @@ def test_a_product_with_a_bias_and_without_rounding_is_an_integer_kernel(tmp_pat
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     network = OnnxNetwork(model, name="product")
     plan = api.plan(network, "cpu")
-    assert any("matmul_quantized" in task.name for task in plan.tasks)
+    assert any("matmul_quantized" in task.name for task in plan.tasks) == INTEGERS
     library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
     inputs = random_inputs(network.inputs, 3)
     (got,), (wanted,) = library.run(inputs), network.reference(inputs)

@@ -66,6 +66,8 @@ def nhwc(x: Any) -> Any:
 
 
 CONSTANT = np.random.default_rng(1).normal(size=(8, 1, 6)).astype("float32")
+STEP = relax.const(0.02, "float32"), relax.const(100, "uint8")
+"""Scale and zero point."""
 INSIDE = {
     "clip": lambda b, x: relax.op.clip(x, -1, 1),
     "several": lambda b, x: relax.op.multiply(b.emit(relax.op.nn.relu(x)), b.emit(relax.op.exp(x))),
@@ -78,6 +80,13 @@ INSIDE = {
     "concat": lambda b, x: relax.op.concat([x, b.emit(relax.op.tanh(x))], axis=1),
     "split": lambda b, x: b.emit(relax.op.split(x, [3], axis=1))[1],
     "pad": lambda b, x: relax.op.nn.pad(x, [0, 0, 1, 2, 3, 0, 0, 1], pad_value=2.0),
+    "max_pool": lambda b, x: relax.op.nn.max_pool2d(x, [2, 3], [1, 2], [1, 0, 0, 1]),
+    "avg_pool": lambda b, x: relax.op.nn.avg_pool2d(
+        x, [2, 2], padding=[1, 1, 1, 1], count_include_pad=True
+    ),
+    "quantize": lambda b, x: relax.op.dequantize(
+        b.emit(relax.op.quantize(x, *STEP, axis=1, out_dtype="uint8")), *STEP, axis=1
+    ),
     "nothing": lambda b, x: relax.op.permute_dims(x, [0, 1, 2, 3]),
 }
 

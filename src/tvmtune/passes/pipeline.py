@@ -17,6 +17,7 @@ from tvmtune.passes import (
     constants,
     elementwise_layouts,
     folding,
+    quantized_kernels,
     quantized_operators,
     rounding,
     softmax,
@@ -65,8 +66,8 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
     graph = network.to_relax()
-    quantized = device.runtime == "cpu" and quantized_operators.exist(graph)
-    if quantized:
+    quantized = quantized_operators.exist(graph)
+    if quantized and quantized_kernels.has_instructions(device.target):
         graph = quantized_operators.lower(graph)
     graph = constants.fold_moves(sum_in_float32(graph))
     graph = _run(

@@ -21,6 +21,16 @@ OFFSET = 128
 LARGEST_PRODUCT = 255 * 128
 
 
+def has_instructions(target: dict[str, Any]) -> bool:
+    """Whether a target has the instructions without which these kernels are slower than float ones."""
+    import tvm
+    from tvm.target.codegen import llvm_cpu_has_features
+
+    # For other architectures LLVM does not know the name, and says no.
+    known = tvm.target.Target(target)
+    return target["kind"] == "llvm" and llvm_cpu_has_features("avx512vnni", known)
+
+
 @dataclass(frozen=True)
 class Window:
     """How a convolution moves over its input."""

@@ -1,4 +1,4 @@
-"""Computes the operators of quantized networks in integers, on CPUs.
+"""Computes the operators of quantized networks in integers, on CPUs with instructions for that.
 
 Tools that quantize put DequantizeLinear before an operator and QuantizeLinear behind it. Here a
 convolution or product between them becomes one kernel of bytes, as the tools mean it; pooling and moves

@@ -43,9 +43,10 @@ def channels_last(graph: tvm.IRModule, layers: Collection[Layer]) -> tvm.IRModul
             made = None
             if name not in covered:
                 if _is_ungrouped(call):
-                    x = self.last(call.args[0]) or emit(
-                        relax.op.permute_dims(self.visit_expr(call.args[0]), _TO_NHWC), f"{name}_x"
-                    )
+                    x = self.last(call.args[0])
+                    if x is None:
+                        image = self.visit_expr(call.args[0])
+                        x = emit(relax.op.permute_dims(image, _TO_NHWC), f"{name}_x")
                     made = _convolution(call, x)
                 elif operands := self.operands(call):
                     made = _with_operands(call, operands)
@@ -73,7 +74,8 @@ def channels_last(graph: tvm.IRModule, layers: Collection[Layer]) -> tvm.IRModul
                 for each in call.args
                 if isinstance(each.ty, relax.TensorType)
             ]
-            return [] if None in made or all(is_constant(each) for each in made) else made
+            missing = any(each is None for each in made)
+            return [] if missing or all(is_constant(each) for each in made) else made
 
     converting = ConvertLayout(graph)
     function = converting.visit_expr(graph["main"])
