@@ -209,3 +209,30 @@ def test_a_product_with_a_bias_and_without_rounding_is_an_integer_kernel(tmp_pat
     inputs = random_inputs(network.inputs, 3)
     (got,), (wanted,) = library.run(inputs), network.reference(inputs)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, float("inf"), float("nan")])
+def test_unsound_scales_are_left_to_float_kernels(scale):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_scale": np.float32(scale),
+        "w_scale": np.float32(0.01),
+        "zero": np.int8(0),
+        "w": rng.integers(-9, 9, (24, 40), "int8"),
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "w_scale", "zero"], ["x_q"]),
+        helper.make_node("DequantizeLinear", ["x_q", "x_scale", "zero"], ["x_f"]),
+        helper.make_node("DequantizeLinear", ["w", "w_scale", "zero"], ["w_f"]),
+        helper.make_node("MatMul", ["x_f", "w_f"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 24])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 40])],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    plan = api.plan(OnnxNetwork(model, name="product"), "cpu", attrs={"mcpu": "cascadelake"})
+    assert all("quantized" not in task.name for task in plan.tasks)

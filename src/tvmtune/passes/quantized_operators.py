@@ -209,6 +209,8 @@ class _Finder:
         dtype = str((call if _operator(call) == "quantize" else call.args[0]).ty.dtype)
         if scale is None or zero is None or scale.size != 1 or dtype not in _BOUNDS:
             return None
+        if not _are_sound(scale):
+            return None
         return _Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
 
     def _weights(self, value: Any, axis: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -223,7 +225,7 @@ class _Finder:
         weights, scales, zeros = (self._array(each) for each in call.args[:3])
         if weights is None or scales is None or zeros is None:
             return None
-        if str(weights.dtype) not in _BOUNDS:
+        if str(weights.dtype) not in _BOUNDS or not _are_sound(scales):
             return None
         if scales.size > 1 and int(call.attrs.axis) % weights.ndim != axis:
             return None
@@ -285,13 +287,18 @@ def _layer(
     sums = weights.reshape(channels, -1).astype(np.int64).sum(axis=1)
     total = -(x.zero + kernels.OFFSET * (x.dtype == "int8")) * sums
     steps = x.scale * scales
+    if out is None and str(call.ty.dtype) not in ("float32", "int32"):
+        return None
     if bias is not None:
         place = len(bias.shape) - int(np.argmax(bias.shape))
         if bias.size > 1 and (
             bias.size != channels or place != _CHANNEL_FROM_LAST[_operator(call)]
         ):
             return None
-        total = total + np.rint(bias.reshape(-1).astype(np.float64) / steps).astype(np.int64)
+        whole = np.rint(bias.reshape(-1).astype(np.float64) / steps)
+        if not (np.abs(whole) < 2**31).all():
+            return None
+        total = total + whole.astype(np.int64)
     sums_most = product([*weights.shape[1:]]) * kernels.LARGEST_PRODUCT
     if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
         return None
@@ -318,12 +325,8 @@ def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
         output = (output[0], *output[2:], output[1])
         x = builder.emit(relax.op.permute_dims(x, _NHWC))
         attrs = layer.call.attrs
-        window = Window(
-            *(
-                tuple(int(n) for n in each)
-                for each in (attrs.strides, attrs.padding, attrs.dilation)
-            )
-        )
+        geometry = (attrs.strides, attrs.padding, attrs.dilation)
+        window = Window(*(tuple(int(n) for n in each) for each in geometry))
         if int(attrs.groups) > 1:
             weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
             compute, name = kernels.depthwise, "depthwise_conv2d_quantized"
@@ -368,6 +371,10 @@ def _is_supported(attrs: Any, weights: np.ndarray) -> bool:
     return layouts == ("NCHW", "OIHW") and (
         int(attrs.groups) == 1 or (int(attrs.groups) == len(weights) and weights.shape[1] == 1)
     )
+
+
+def _are_sound(scales: np.ndarray) -> bool:
+    return bool(np.isfinite(scales).all() and (scales > 0).all())
 
 
 def _integers(attribute: Any) -> tuple[int, ...]:
