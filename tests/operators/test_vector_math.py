@@ -128,6 +128,13 @@ def test_no_instruction_set_calls_the_c_library(name: str, target: dict[str, str
     assert re.search(r"vmulps.*[yz]mm|fmul\s+v\d+\.4s", assembly), "computes in vectors"
 
 
+def test_rounding_to_even_is_one_instruction_for_a_vector() -> None:
+    assembly = build("nearbyint", mcpu="skylake-avx512").mod.inspect_source("asm")
+    assert re.search(r"vrndscaleps\s+\$\d+, .*%zmm", assembly)
+    values = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3.4999998, 8388609, np.inf], "float32")
+    np.testing.assert_array_equal(compute(build("nearbyint"), values), np.rint(values))
+
+
 @pytest.mark.parametrize("name", list(EXACT))
 def test_half_precision_rounds_once(name: str) -> None:
     values = np.random.default_rng(0).normal(size=1000).astype("float16")

@@ -150,6 +150,21 @@ def test_tiles_of_dot_product_instructions_use_each_operand_several_times(column
         assert [math.prod(parts) for parts in each.reduction] == [3, 3, 4, 4]
 
 
+def test_tiles_of_plain_layouts_add_all_terms_before_what_follows():
+    best = tensor_decisions([1, 56, 56, 8], [3, 3, 4, 4], [False, False, False, True], AVX512)[0]
+    assert [parts[2:] for parts in best.spatial] == [[1, 1], [1, 1], [4, 1], [4, 1]]
+    assert best.reduction == [[3, 1], [3, 1], [4, 1], [4, 1]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "terms", "outermost"),
+    [(3136, 4, 16, [784, 1]), (3136, 128, 4096, [1, 32]), (1, 64, 128, [1, 16])],
+)
+def test_threads_share_columns_if_weights_are_large_or_rows_few(rows, columns, terms, outermost):
+    best = tensor_decisions([rows, columns], [terms, 1], [False, True], AVX512)[0]
+    assert [parts[0] for parts in best.spatial] == outermost
+
+
 def test_a_tile_stays_within_a_group_of_channels():
     """Lanes of one vector would otherwise gather the values of several groups."""
     assert column_group(convolution(groups=1)) is None

@@ -105,6 +105,8 @@ _LOG = (
 
 _SCALAR = ("cosh", "sinh")
 """Functions that TVM vectorizes, though it can lower only scalar calls of them."""
+_VECTOR = "nearbyint"
+"""A function that TVM does not vectorize, though LLVM has vectors of it."""
 
 _active = contextvars.ContextVar("_active", default=False)
 """Whether this thread is lowering a module with the functions here."""
@@ -128,6 +130,7 @@ def register() -> None:
         )
         # Else TVM makes loops around it scalar before it comes to the lowering (erf).
         tvm.ir.register_op_attr(operator.name, "TVectorizable", True, level=_LEVEL)
+    tvm.ir.register_op_attr(f"tirx.{_VECTOR}", "TVectorizable", True, level=_LEVEL)
     for name in _SCALAR:
         tvm.tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=_by_lanes, level=_LEVEL)
 

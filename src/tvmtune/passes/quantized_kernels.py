@@ -19,6 +19,8 @@ QUAD = 4
 OFFSET = 128
 """What int8 activations are read with."""
 LARGEST_PRODUCT = 255 * 128
+REQUANTIZE = "requantize"
+"""Name of the computation behind the sums. That of ``--dtype int8`` is another: keys hash it."""
 
 
 def has_instructions(target: dict[str, Any]) -> bool:
@@ -72,12 +74,12 @@ def convolution(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ..
     f, s = te.reduce_axis((0, quads), "f"), te.reduce_axis((0, QUAD), "s")
     (step_y, step_x), (far_y, far_x) = window.strides, window.dilation
 
-    def element(n: Any, y: Any, z: Any, co: Any, o: Any) -> Any:
+    def element(n: Any, y: Any, z: Any, c: Any) -> Any:
         byte = data(n, y * step_y + ky * far_y, z * step_x + kx * far_x, f * QUAD + s)
-        weight = w(co, ky, kx, f, o, s)
+        weight = w(c // LANES, ky, kx, f, c % LANES, s)
         return te.sum(byte.astype("int32") * weight.astype("int32"), axis=[ky, kx, f, s])
 
-    return te.compute((*output[:3], blocks, LANES), element, name="conv2d_int8")
+    return te.compute((*output[:3], blocks * LANES), element, name="conv2d_int8")
 
 
 def depthwise(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ...]) -> Any:
@@ -106,29 +108,27 @@ def product(x: Any, w: Any, zero: int, output: tuple[int, ...]) -> Any:
     f, s = te.reduce_axis((0, quads), "f"), te.reduce_axis((0, QUAD), "s")
 
     def element(*at: Any) -> Any:
-        *rows, co, o = at
+        *rows, c = at
         byte = data(*rows, f * QUAD + s)
-        return te.sum(byte.astype("int32") * w(co, 0, 0, f, o, s).astype("int32"), axis=[f, s])
+        weight = w(c // LANES, 0, 0, f, c % LANES, s)
+        return te.sum(byte.astype("int32") * weight.astype("int32"), axis=[f, s])
 
-    return te.compute((*output[:-1], blocks, LANES), element, name="matmul_int8")
+    return te.compute((*output[:-1], blocks * LANES), element, name="matmul_int8")
 
 
 def requantize(
     sums: Any, bias: Any, factors: Any, rounding: Rounding | None, output: tuple[int, ...]
 ) -> Any:
-    """What is stored of ``sums``, with an int32 bias and a float32 factor per channel; the products of
-    sums and factors in float32 without ``rounding``; the sums without ``factors``."""
+    """What is stored of ``sums``, with an int32 bias and a float32 factor per channel, in blocks if the
+    sums are; the products of sums and factors in float32 without ``rounding``; the sums without
+    ``factors``."""
     from tvm import te, tirx
 
-    blocked = len(sums.shape) > len(output)
-
     def element(*at: Any) -> Any:
-        *rows, c = at
-        total = sums(*rows, c // LANES, c % LANES) if blocked else sums(*at)
-        total = total + bias(c)
+        total = sums(*at) + bias(at[-1])
         if factors is None:
             return total
-        value = total.astype("float32") * factors(c)
+        value = total.astype("float32") * factors(at[-1])
         if rounding is None:
             return value
         zero = tirx.const(float(rounding.zero), "float32")
@@ -136,7 +136,7 @@ def requantize(
         steps = tirx.nearbyint(value) + zero
         return tirx.min(tirx.max(steps, low), high).astype("int32").astype(rounding.dtype)
 
-    return te.compute(output, element, name="requantize")
+    return te.compute(output, element, name=REQUANTIZE)
 
 
 def _bytes(x: Any, padding: tuple[int, ...], zero: int, channels: int) -> Any:

@@ -20,20 +20,34 @@ def _quantize(builder: Any, call: Any) -> Any:
     def program(x: Any, scale: Any, zero: Any) -> Any:
         return quantize(x, scale, zero, axis, dtype)
 
-    return builder.call_te(program, *call.args, primfunc_name_hint="quantize")
+    arguments = [call.args[0], *map(_number, call.args[1:3])]
+    return builder.call_te(program, *arguments, primfunc_name_hint="quantize")
+
+
+def _number(parameter: Any) -> Any:
+    """A constant of one value as a number, which becomes part of the kernel."""
+    import tvm
+
+    if isinstance(parameter, tvm.ir.GenericConst):
+        values = parameter.value.numpy()
+        if values.size == 1:
+            return tvm.tirx.const(values.item(), str(values.dtype))
+    return parameter
 
 
 LEGALIZERS = {"relax.quantize": _quantize}
 
 
 def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
-    """``clip(round(x / scale) + zero)`` for TE tensors: ``x`` in float32; ``scale`` and ``zero`` of one
-    value, or of one for each index of ``axis``."""
+    """``clip(round(x / scale) + zero)`` for a TE tensor in float32. ``scale`` and ``zero`` are numbers,
+    or tensors of one value, or of one for each index of ``axis``."""
     from tvm import te, tirx
 
     axis %= max(len(x.shape), 1)
 
     def at(parameter: Any, index: tuple[Any, ...]) -> Any:
+        if not isinstance(parameter, te.Tensor):
+            return parameter
         extents = [int(n) for n in parameter.shape]
         if all(n == 1 for n in extents):
             return parameter(*[0] * len(extents))

@@ -42,6 +42,8 @@ TENSOR_SUMS = 20
 some although there are registers left."""
 QUADS = 4
 """Instructions per sum between two branches."""
+FEWEST_PARTS = 8
+"""Tiles of rows for several threads, at least."""
 TENSOR_COLUMNS = 4
 """Columns of such a tile, at most."""
 _QUAD = 4
@@ -170,29 +172,50 @@ def tensor_decisions(
         max((i for i, c in enumerate(columns) if c is kind and spatial[i] > 1), default=None)
         for kind in (False, True)
     )
-    tiles = []
-    for height in _divisors(1 if row is None else spatial[row], unit.registers - 4):
-        for width in _divisors(1 if column is None else spatial[column], TENSOR_COLUMNS):
-            sums = height * width
-            if width == 1 or sums <= TENSOR_SUMS:
-                loads = (_VECTOR_LOAD * width + height) / sums
-                tiles.append((loads * max(1.0, _LATENCY / sums), height, width))
-    vectors = [size for size, one in zip(spatial, columns, strict=True) if one]
-    weights = _QUAD * unit.lanes * product([*reduction, *vectors])
+    weights = (
+        _QUAD
+        * unit.lanes
+        * product([*reduction, *(size for size, one in zip(spatial, columns, strict=True) if one)])
+    )
+    blocked = channels_in_blocks(columns)
     result = []
-    for _, height, width in sorted(tiles):
+    heights, widths = (1 if axis is None else spatial[axis] for axis in (row, column))
+    for height, width in _tensor_tiles(heights, widths, unit):
         register = [1] * len(spatial)
         for axis, inner in ((row, height), (column, width)):
             if axis is not None:
                 register[axis] = inner
-        parts = []
-        for size, inner, one in zip(spatial, register, columns, strict=True):
+        rest = [size // inner for size, inner in zip(spatial, register, strict=True)]
+        if blocked:
             # Columns come first if their weights would not stay in the cache for all rows.
-            first = one or weights <= CACHED
-            outer = [size // inner, 1] if first else [1, size // inner]
-            parts.append([*outer, 1, inner])
-        result.append(Decisions(parts, _terms(reduction, QUADS)))
+            first = [one or weights <= CACHED for one in columns]
+            tile = [[1, inner] for inner in register]
+            terms = _terms(reduction, QUADS)
+        else:
+            # What comes first is shared by the threads: columns also if there are few rows. All terms
+            # are summed before the tile's epilogue.
+            rows = product([n for n, one in zip(rest, columns, strict=True) if not one])
+            by_columns = weights > CACHED or rows < FEWEST_PARTS
+            first = [one is by_columns for one in columns]
+            tile = [[inner, 1] for inner in register]
+            terms = [[size, 1] for size in reduction]
+        parts = [
+            [*((outer, 1) if one else (1, outer)), *inner]
+            for outer, one, inner in zip(rest, first, tile, strict=True)
+        ]
+        result.append(Decisions(parts, terms))
     return result
+
+
+def _tensor_tiles(rows: int, columns: int, unit: VectorUnit) -> list[list[int]]:
+    tiles = []
+    for height in _divisors(rows, unit.registers - 4):
+        for width in _divisors(columns, TENSOR_COLUMNS):
+            sums = height * width
+            if sums <= TENSOR_SUMS or width == 1:
+                loads = (_VECTOR_LOAD * width + height) / sums
+                tiles.append((loads * max(1.0, _LATENCY / sums), height, width))
+    return [tile for _, *tile in sorted(tiles)]
 
 
 def _divisors(extent: int, most: int) -> list[int]:
@@ -354,6 +377,11 @@ def tensor_columns(block: Any) -> list[bool]:
         for each in block.iter_vars
         if each.iter_type == tirx.IterVar.DataPar
     ]
+
+
+def channels_in_blocks(columns: Sequence[bool]) -> bool:
+    """Whether rows follow the columns, so that a vector of channels is an axis of its own."""
+    return any(columns[:-1])
 
 
 def _uses(index: Any, variable: Any) -> bool:
