@@ -73,6 +73,23 @@ def test_few_sums_of_many_terms_are_shared_among_threads():
     assert re.search(r"T\.parallel\((T\.int64\()?112\b", scheduled(mod, cores=8))
 
 
+@pytest.mark.parametrize("unit", [AVX512, AVX, NEON])
+@pytest.mark.parametrize("reduce", [topi.max, topi.min, topi.sum])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((128, 768), None), ((3, 4096), None), ((1, 64, 8, 8), (2, 3)), ((2, 512), -1)],
+)
+def test_reductions_of_neighbors_in_memory_keep_lanes_of_partial_results(unit, reduce, shape, axes):
+    text = scheduled(kernel(lambda x: reduce(x, axes), shape), unit)
+    assert "T.vectorized" in text
+    assert "T.parallel" in text
+
+
+def test_rows_that_fill_no_vectors_and_positions_of_extrema_keep_the_rules_of_tvm():
+    assert cpu_rows.schedule(kernel(lambda x: topi.sum(x, -1), (64, 49)), AVX512, 2) is None
+    assert cpu_rows.schedule(kernel(lambda x: topi.argmax(x, -1), (64, 512)), AVX512, 2) is None
+
+
 @pytest.mark.parametrize("kind", ["max", "avg"])
 @pytest.mark.parametrize(("size", "stride", "padding"), [(3, 2, 1), (2, 2, 0), (3, 1, 1)])
 def test_pooling(kind, size, stride, padding):

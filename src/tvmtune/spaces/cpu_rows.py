@@ -46,9 +46,18 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
     extents = _extents(sch, output)[: _spatial(sch, output)]
     spatial = [_extents(sch, stage)[: _spatial(sch, stage)] for stage in sums]
     if len(sums) == 1 and len(stages) <= 2 and spatial[0] == extents:
-        if _contiguous_terms(sch, sums[0]) or not _row_by_row(sch, stages, len(extents)):
+        if not _row_by_row(sch, stages, len(extents)):
             return None
-        _columns(sch, sums[0], output, unit, cores)
+        if not _contiguous_terms(sch, sums[0]):
+            _columns(sch, sums[0], output, unit, cores)
+        elif len(sch.get(sums[0]).writes) > 1:  # values and their positions
+            return None
+        elif product(_extents(sch, sums[0])[len(extents) :]) % (2 * unit.lanes):
+            return None
+        elif product(extents) >= 2 * cores:
+            _rows(sch, output, len(extents), unit)
+        else:
+            _parts(sch, sums[0], unit, cores)
         return sch
     rows = min(len(s) for s in spatial)
     if _sums(sch, output) or not 0 < rows < len(extents) or product(extents[:rows]) == 1:
@@ -205,12 +214,29 @@ def _rows(sch: Schedule, output: Any, rows: int, unit: VectorUnit) -> None:
         if _sums(sch, stage):
             _sum_in_lanes(sch, stage, unit)
     row = _fuse(sch, sch.get_loops(output)[:rows])
-    _vectorize_inner(sch, output, unit)
-    for stage in reversed(_stages(sch)):
-        if not _same(sch, stage, output):
-            sch.compute_at(stage, row, preserve_unit_loops=False)
-            if not _sums(sch, stage):
-                _vectorize_inner(sch, stage, unit)
+    if not _sums(sch, output):
+        _vectorize_inner(sch, output, unit)
+    _compute_at(sch, [s for s in _stages(sch) if not _same(sch, s, output)], row, unit)
+
+
+def _parts(sch: Schedule, total: Any, unit: VectorUnit, cores: int) -> None:
+    """Sum parts of the only row, or of few, in parallel."""
+    terms = _fuse(sch, sch.get_loops(total)[_spatial(sch, total) :])
+    vectors = int(sch.get(terms).extent) // (2 * unit.lanes)
+    after = _stages(sch)
+    part = sch.rfactor(sch.split(terms, [divisor(vectors, 2 * cores), None])[0], 0)
+    _sum_in_lanes(sch, part, unit)
+    others = [part, *after]
+    stages = [s for s in _stages(sch) if not any(_same(sch, s, other) for other in others)]
+    _compute_at(sch, stages, sch.get_loops(part)[0], unit)
+
+
+def _compute_at(sch: Schedule, stages: list[Any], row: Any, unit: VectorUnit) -> None:
+    """Compute the stages for each iteration of ``row``, which becomes parallel."""
+    for stage in reversed(stages):
+        sch.compute_at(stage, row, preserve_unit_loops=False)
+        if not _sums(sch, stage):
+            _vectorize_inner(sch, stage, unit)
     partial = []
     for stage in sch.get_child_blocks(row):
         loops = sch.get_loops(stage)
