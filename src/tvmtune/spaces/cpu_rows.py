@@ -48,12 +48,11 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
     if len(sums) == 1 and len(stages) <= 2 and spatial[0] == extents:
         if not _row_by_row(sch, stages, len(extents)):
             return None
+        terms = product(_extents(sch, sums[0])[len(extents) :])
         if not _contiguous_terms(sch, sums[0]):
             _columns(sch, sums[0], output, unit, cores)
-        elif len(sch.get(sums[0]).writes) > 1:  # values and their positions
-            return None
-        elif product(_extents(sch, sums[0])[len(extents) :]) % (2 * unit.lanes):
-            return None
+        elif len(sch.get(sums[0]).writes) > 1 or terms % (2 * unit.lanes):
+            return None  # values with their positions; no whole vectors
         elif product(extents) >= 2 * cores:
             _rows(sch, output, len(extents), unit)
         else:
@@ -66,8 +65,8 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
         return None
     if not _row_by_row(sch, stages, rows):
         return None
-    terms = [product(_extents(sch, stage)[_spatial(sch, stage) :]) for stage in sums]
-    if all(n % unit.lanes == 0 or n < 2 * unit.lanes for n in terms):
+    counts = [product(_extents(sch, stage)[_spatial(sch, stage) :]) for stage in sums]
+    if all(n % unit.lanes == 0 or n < 2 * unit.lanes for n in counts):
         _rows(sch, output, rows, unit)
     else:
         _separate(sch, rows, unit)
