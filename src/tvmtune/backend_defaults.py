@@ -71,8 +71,10 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
-    """Winograd's convolutions, and products and convolutions with padded extents."""
+    """Winograd's convolutions, products and convolutions with padded extents, and those in bfloat16."""
+    from tvmtune.operators import dot_products
     from tvmtune.operators.implementations import (
+        BFLOAT16,
         PADDED,
         WINOGRAD,
         WINOGRAD_2X2,
@@ -91,7 +93,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]
     superseded = replace(WINOGRAD, superseded=True)
-    return (*winograd, PADDED, padded_channels(columns), superseded)
+    products = BFLOAT16 if dot_products.has_bfloat16(device.target) else ()
+    return (*products, *winograd, PADDED, padded_channels(columns), superseded)
 
 
 @hookimpl

@@ -1,5 +1,5 @@
-"""The TensorIR pipeline for CPUs: TVM's default, with elementary functions in vectors and prefetches of
-weights."""
+"""The TensorIR pipeline for CPUs: TVM's default, with elementary functions in vectors, instructions for
+bfloat16, and prefetches of weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from tvmtune.operators import prefetch, vector_math
+from tvmtune.operators import dot_products, prefetch, vector_math
 
 DEFAULT_PIPELINE = "default"
 """Name of TVM's own pipeline."""
@@ -50,6 +50,6 @@ def _complete() -> Any:
     from tvm import tirx
 
     def complete(func: Any, mod: Any, context: Any) -> Any:
-        return prefetch.insert(vector_math.define(func))
+        return prefetch.insert(dot_products.define(vector_math.define(func)))
 
     return tirx.transform.prim_func_pass(complete, opt_level=0, name="tvmtune.CompleteForCPU")

@@ -1,26 +1,68 @@
-"""int8 dot products on x86: 16 outputs, four products each, in one AVX512-VNNI instruction.
-
-TVM 0.27 has this intrinsic, but passes operand types that its LLVM does not accept, so no kernel
-with it can be built. This one replaces it under the same name, which TVM's schedule rules use.
-"""
+"""Dot-product instructions of x86, for 16 outputs: four products of bytes each with AVX512-VNNI, two of
+bfloat16 with AVX512-BF16."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-NAME = "dot_16x4_vnni"
+BYTES = "dot_16x4_vnni"
+"""TVM 0.27 has this intrinsic, but passes operand types that its LLVM does not accept: no kernel with
+it can be built. The one here replaces it under the same name, which TVM's schedule rules use."""
+BFLOAT16 = {kind: f"tvmtune_dot_16x2_bf16_{kind}" for kind in ("bfloat16", "uint16")}
+"""By what the data are stored as: bfloat16 or its bits. Weights are bits: TVM would otherwise try the
+instruction for products of all kinds, whose operands it cannot read."""
+_FUNCTION = "tvmtune_dot_16x2_bf16"
+_CODE = f"""
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+define <16 x float> @{_FUNCTION}(<16 x float> %sums, <16 x i32> %x, <16 x i32> %w) alwaysinline {{
+  %values = bitcast <16 x i32> %x to <32 x bfloat>
+  %weights = bitcast <16 x i32> %w to <32 x bfloat>
+  %result = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+    <16 x float> %sums, <32 x bfloat> %values, <32 x bfloat> %weights)
+  ret <16 x float> %result
+}}
+"""
+"""TVM stores bfloat16 as integers and computes with it in float32, so that its own code cannot call the
+instruction."""
+
+
+def has_bfloat16(target: dict[str, Any]) -> bool:
+    """Whether a target has AVX512-BF16."""
+    import tvm
+    from tvm.target.codegen import llvm_cpu_has_features
+
+    # For other architectures LLVM does not know the name, and says no.
+    known = tvm.target.Target(target)
+    return target["kind"] == "llvm" and llvm_cpu_has_features("avx512bf16", known)
 
 
 @functools.cache
 def register() -> None:
-    """Replace TVM's intrinsic, which must be registered already; once."""
+    """Register the intrinsics, once; TVM's must be registered already."""
     from tvm.s_tir import TensorIntrin
 
-    TensorIntrin.register(NAME, _products(), _instruction(), override=True)
+    TensorIntrin.register(BYTES, _bytes_matched(), _bytes(), override=True)
+    for kind, name in BFLOAT16.items():
+        TensorIntrin.register(name, _bfloat16_matched(kind), _bfloat16(kind), override=True)
 
 
-def _products() -> Any:
+def define(func: Any) -> Any:
+    """The lowered PrimFunc, with the function that has the instruction for bfloat16 if it
+    calls it."""
+    from tvm import ir, tirx
+    from tvm_ffi import structural_walk
+
+    names: list[Any] = []
+    structural_walk(func.body, (ir.StringImm, names.append))
+    if all(str(name.value) != _FUNCTION for name in names):
+        return func
+    code = ir.StringImm(_CODE)
+    zero = tirx.const(0, "int32")
+    return func.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", code, func.body))
+
+
+def _bytes_matched() -> Any:
     """The computation of the instruction, for matching."""
     from tvm.script import tirx as T
 
@@ -42,7 +84,7 @@ def _products() -> Any:
     return products
 
 
-def _instruction() -> Any:
+def _bytes() -> Any:
     from tvm.script import tirx as T
 
     @T.prim_func(s_tir=True)
@@ -61,6 +103,54 @@ def _instruction() -> Any:
                 T.reinterpret(T.broadcast(four, 16), dtype="uint8x64"),
                 w.vload([0, 0], dtype="int8x64"),
                 dtype="int32x16",
+            )
+
+    return instruction
+
+
+def _bfloat16_matched(kind: str) -> Any:
+    from tvm.script import tirx as T
+
+    @T.prim_func(s_tir=True)
+    def products(
+        x: T.Buffer((2,), kind, offset_factor=1),  # type: ignore[valid-type]
+        w: T.Buffer((16, 2), "uint16", offset_factor=1),  # type: ignore[valid-type]
+        sums: T.Buffer((16,), "float32", offset_factor=1),  # type: ignore[valid-type]
+    ) -> None:
+        with T.sblock("root"):
+            T.reads(sums[0:16], x[0:2], w[0:16, 0:2])
+            T.writes(sums[0:16])
+            for i in range(16):
+                for k in range(2):
+                    with T.sblock("add"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        sums[vi] = sums[vi] + T.cast(
+                            T.reinterpret(x[vk], dtype="bfloat16"), "float32"
+                        ) * T.cast(T.reinterpret(w[vi, vk], dtype="bfloat16"), "float32")
+
+    return products
+
+
+def _bfloat16(kind: str) -> Any:
+    from tvm.script import tirx as T
+
+    pair = f"{kind}x2"
+
+    @T.prim_func(s_tir=True)
+    def instruction(
+        x: T.Buffer((2,), kind, offset_factor=1),  # type: ignore[valid-type]
+        w: T.Buffer((16, 2), "uint16", offset_factor=1),  # type: ignore[valid-type]
+        sums: T.Buffer((16,), "float32", offset_factor=1),  # type: ignore[valid-type]
+    ) -> None:
+        with T.sblock("root"):
+            T.reads(sums[0:16], x[0:2], w[0:16, 0:2])
+            T.writes(sums[0:16])
+            sums[T.ramp(T.int32(0), 1, 16)] = T.call_pure_extern(
+                "float32x16",
+                _FUNCTION,
+                sums.vload([0], dtype="float32x16"),
+                T.broadcast(T.reinterpret(x.vload([0], pair), dtype="int32"), 16),
+                T.reinterpret(w.vload([0, 0], dtype="uint16x32"), dtype="int32x16"),
             )
 
     return instruction

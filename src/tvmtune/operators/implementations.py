@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.operators import gemm, padded, winograd
+from tvmtune.operators import bfloat16_products, gemm, padded, winograd
 from tvmtune.types import Algorithm
 
 if TYPE_CHECKING:
@@ -54,6 +54,24 @@ PADDED = Algorithm(
     prefers=lambda call: True,
 )
 """For CPUs, whose schedule rules split loops into equal parts."""
+
+BFLOAT16 = (
+    Algorithm(
+        "bfloat16-convolution",
+        _CONV2D,
+        bfloat16_products.applies_to_conv2d,
+        bfloat16_products.replace_conv2d,
+        prefers=lambda call: True,
+    ),
+    Algorithm(
+        "bfloat16-product",
+        "relax.matmul",
+        bfloat16_products.applies_to_matmul,
+        bfloat16_products.replace_matmul,
+        prefers=lambda call: True,
+    ),
+)
+"""For CPUs with dot-product instructions for bfloat16."""
 
 
 def padded_channels(columns: padded.PaddedColumns) -> Algorithm:

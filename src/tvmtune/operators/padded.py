@@ -16,23 +16,13 @@ import numpy as np
 from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.packed_products import FEWEST, padded_rows
 from tvmtune.types import product
 
 PaddedColumns = Callable[[int, int], int]
 """How many columns to compute instead of (rows, columns): at least as many."""
-ROW_TILES = range(4, 17)
-"""Rows of a register tile for which products are fast."""
 COLUMNS = 8
 """Columns must be a multiple of it: half a vector of AVX-512, one of AVX2, two of NEON."""
-FEWEST = 16
-"""Extents below are left as they are."""
-
-
-def padded_rows(rows: int) -> int:
-    """The least number of rows, at least ``rows``, with a tile in :data:`ROW_TILES`."""
-    if rows < FEWEST:
-        return rows
-    return min(-(-rows // tile) * tile for tile in ROW_TILES)
 
 
 def padded_columns(columns: int) -> int:

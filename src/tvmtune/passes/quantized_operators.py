@@ -21,7 +21,8 @@ import numpy as np
 from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.passes.quantized_kernels import Rounding, Window
+from tvmtune.passes.packed_products import Window, blocked_weights
+from tvmtune.passes.quantized_kernels import Rounding
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -325,17 +326,16 @@ def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
         output = (output[0], *output[2:], output[1])
         x = builder.emit(relax.op.permute_dims(x, _NHWC))
         attrs = layer.call.attrs
-        geometry = (attrs.strides, attrs.padding, attrs.dilation)
-        window = Window(*(tuple(int(n) for n in each) for each in geometry))
+        window = Window.of(attrs)
         if int(attrs.groups) > 1:
             weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
             compute, name = kernels.depthwise, "depthwise_conv2d_quantized"
         else:
-            weights = kernels.blocked_weights(weights.transpose(0, 2, 3, 1))
+            weights = blocked_weights(weights.transpose(0, 2, 3, 1), kernels.QUAD)
             compute, name = kernels.convolution, "conv2d_quantized"
         sums = functools.partial(compute, window=window, zero=zero, output=output)
     else:
-        weights = kernels.blocked_weights(weights[:, None, None])
+        weights = blocked_weights(weights[:, None, None], kernels.QUAD)
         sums = functools.partial(kernels.product, zero=zero, output=output)
         name = "matmul_quantized"
 

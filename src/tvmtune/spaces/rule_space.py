@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.operators import dot_products
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import cpu_rows, cpu_tiles, rules, tensor_intrinsics, traces
 from tvmtune.spaces.cpu_tiles import VectorUnit
@@ -48,6 +49,8 @@ class RuleSpace:
 
         tensor_intrinsics.load_for(str(self.target["kind"]))
         rules.register()
+        if dot_products.has_bfloat16(self.target):
+            return _with_bfloat16()
         kind = _safe_rules(self.target)
         if kind is None:
             return SpaceGenerator.create("post-order-apply")
@@ -111,6 +114,33 @@ def applying(chosen: Sequence[Any], kind: str) -> SpaceGenerator:
         postprocs=Postproc.create(kind),
         mutator_probs=Mutator.create(kind),
     )
+
+
+def _with_bfloat16() -> SpaceGenerator:
+    """TVM's rules for CPUs with AVX512-VNNI, and the same for the instruction for bfloat16."""
+    from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule, postproc, schedule_rule
+    from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+
+    instructions = [
+        schedule_rule.MultiLevelTilingWithIntrin(
+            name,
+            structure="SSRSRS",
+            max_innermost_factor=64,
+            reuse_write=schedule_rule.ReuseType(req="may", levels=[1, 2], scope="global"),
+        )
+        for name in (dot_products.BYTES, *dot_products.BFLOAT16.values())
+    ]
+    chosen = []
+    for rule in ScheduleRule.create("llvm"):
+        if isinstance(rule, schedule_rule.MultiLevelTiling):
+            chosen += instructions
+        chosen.append(rule)
+    steps = []
+    for step in Postproc.create("llvm"):
+        if isinstance(step, postproc.RewriteLayout):
+            steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
+        steps.append(step)
+    return PostOrderApply(sch_rules=chosen, postprocs=steps, mutator_probs=Mutator.create("llvm"))
 
 
 def _safe_rules(target: dict[str, Any]) -> str | None:

@@ -1,0 +1,101 @@
+"""Convolutions and products in bfloat16 by dot-product instructions, with sums in float32.
+
+A sum of two products rounds once, and denormal numbers count as zero; see Intel, "Architecture
+Instruction Set Extensions Programming Reference", VDPBF16PS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.passes import constants, packed_products
+from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.packed_products import Storage, Window, blocked_weights
+
+PAIR = 2
+"""Products that an instruction sums up for each output."""
+_DTYPE = "bfloat16"
+
+
+def applies_to_conv2d(call: Any) -> bool:
+    """One group, constant weights, NHWC, bfloat16 with sums in float32."""
+    attrs = call.attrs
+    layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
+    return _applies(call) and int(attrs.groups) == 1 and layouts == ("NHWC", "HWIO", "NHWC")
+
+
+def applies_to_matmul(call: Any) -> bool:
+    """The second operand a constant matrix, bfloat16 with sums in float32."""
+    return _applies(call) and len(call.args[0].ty.shape) > 1 and len(call.args[1].ty.shape) == 2
+
+
+def _applies(call: Any) -> bool:
+    import tvm
+    from tvm import tirx
+
+    dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
+    return (
+        dtypes == [_DTYPE, _DTYPE, "float32"]
+        and isinstance(call.args[1], tvm.ir.GenericConst)
+        and all(isinstance(n, (int, tirx.IntImm)) for n in (*call.args[0].ty.shape, *call.ty.shape))
+    )
+
+
+def replace_conv2d(builder: Any, call: Any, values: bool = True) -> Any:
+    """The kernel for a ``relax.nn.conv2d`` that :func:`applies_to_conv2d` accepted. Without ``values``
+    the weights stay uninitialized."""
+    window = Window.of(call.attrs)
+    output = tuple(int(n) for n in call.ty.shape)
+
+    def program(x: Any, w: Any) -> Any:
+        sums = packed_products.convolution(
+            x, w, window, output, "float32", "conv2d_bfloat16", _storage()
+        )
+        return _outputs(sums, output)
+
+    weights = _weights(call.args[1], (3, 0, 1, 2), values)
+    return call_fusable(builder, program, call.args[0], weights, name="conv2d_bfloat16")
+
+
+def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
+    """The kernel for a ``relax.matmul`` that :func:`applies_to_matmul` accepted. Without ``values`` the
+    weights stay uninitialized."""
+    output = tuple(int(n) for n in call.ty.shape)
+
+    def program(x: Any, w: Any) -> Any:
+        sums = packed_products.product(x, w, output, "float32", "matmul_bfloat16", _storage())
+        return _outputs(sums, output)
+
+    weights = _weights(call.args[1], (3, 1, 2, 0), values)
+    return call_fusable(builder, program, call.args[0], weights, name="matmul_bfloat16")
+
+
+def _weights(constant: Any, order: tuple[int, ...], values: bool) -> Any:
+    """The bits in blocks, from an array of which ``order`` gives the axes (O, KH, KW, I); a matrix gets
+    two of length 1 in the middle."""
+    shape = [int(n) for n in constant.ty.shape]
+    array = constants.values(constant) if values else empty(shape, numpy_dtype(_DTYPE))
+    if array.ndim == 2:
+        array = array[:, None, None]
+    return constants.share(blocked_weights(np.transpose(array.view("uint16"), order), PAIR))
+
+
+def _storage() -> Storage:
+    """As bits, because TVM keeps bfloat16 within a kernel in float32."""
+    from tvm import tirx
+
+    return Storage(
+        tirx.const(0, "uint16"),
+        convert=lambda value: tirx.reinterpret("uint16", value),
+        value=lambda stored: tirx.reinterpret(_DTYPE, stored),
+    )
+
+
+def _outputs(sums: Any, output: tuple[int, ...]) -> Any:
+    """The sums of those outputs that there are."""
+    from tvm import te
+
+    return te.compute(output, lambda *at: sums(*at), name="outputs")

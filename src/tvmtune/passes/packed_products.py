@@ -1,0 +1,146 @@
+"""Convolutions and products in TE whose weights are packed for dot-product instructions.
+
+Such an instruction adds several products to each of 16 sums: it multiplies a few neighboring values of
+the data by as many weights of each of 16 outputs. Data have channels last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+LANES = 16
+"""Outputs of one dot-product instruction."""
+ROW_TILES = range(4, 17)
+"""Rows of a register tile for which products are fast."""
+FEWEST = 16
+"""Extents below are left as they are."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution moves over its input."""
+
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Top, left, bottom, right."""
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, attrs: Any) -> Window:
+        """That of a ``relax.nn.conv2d`` with these attributes."""
+        geometry = (attrs.strides, attrs.padding, attrs.dilation)
+        return cls(*(tuple(int(n) for n in each) for each in geometry))
+
+
+def blocked_weights(weights: np.ndarray, terms: int) -> np.ndarray:
+    """Weights (O, KH, KW, I) as (O/16, KH, KW, I/terms, 16, terms), with zeros for what is missing."""
+    outs, rows, columns, ins = weights.shape
+    padded = np.pad(weights, [(0, -outs % LANES), (0, 0), (0, 0), (0, -ins % terms)])
+    blocks = padded.reshape(-1, LANES, rows, columns, padded.shape[3] // terms, terms)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 3, 4, 1, 5))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How data are stored that must be padded."""
+
+    nothing: Any
+    """What stands for zero."""
+    convert: Callable[[Any], Any] | None = None
+    """From an element of the data to what is stored."""
+    always: bool = False
+    """Whether to convert data that need no padding, too."""
+    value: Callable[[Any], Any] = lambda stored: stored
+    """What an element that is stored means; also for data that are not padded, and for weights."""
+
+
+def padded_rows(rows: int) -> int:
+    """The least number of rows, at least ``rows``, with a tile in :data:`ROW_TILES`."""
+    if rows < FEWEST:
+        return rows
+    return min(-(-rows // tile) * tile for tile in ROW_TILES)
+
+
+def convolution(
+    x: Any,
+    w: Any,
+    window: Window,
+    output: tuple[int, ...],
+    dtype: str,
+    name: str,
+    storage: Storage,
+) -> Any:
+    """Sums (N, H, W, O) in ``dtype`` of (N, H, W, C) data and :func:`blocked_weights`. ``output`` is
+    the shape of the convolution's output; O is rounded up to a multiple of 16, and W as by
+    :func:`padded_rows`."""
+    from tvm import te
+
+    blocks, rows, columns, groups, _, terms = (int(n) for n in w.shape)
+    (step_y, step_x), (far_y, far_x) = window.strides, window.dilation
+    top, left, bottom, right = window.padding
+    batch, height, width, _ = (int(n) for n in x.shape)
+    pixels = padded_rows(output[2])
+    read = (pixels - 1) * step_x + (columns - 1) * far_x + 1
+    shape = (batch, top + height + bottom, max(left + width + right, read), groups * terms)
+    data = padded(x, (0, top, left, 0), shape, storage)
+    ky, kx = te.reduce_axis((0, rows), "ky"), te.reduce_axis((0, columns), "kx")
+    f, s = te.reduce_axis((0, groups), "f"), te.reduce_axis((0, terms), "s")
+
+    def element(n: Any, y: Any, z: Any, c: Any) -> Any:
+        one = data(n, y * step_y + ky * far_y, z * step_x + kx * far_x, f * terms + s)
+        other = w(c // LANES, ky, kx, f, c % LANES, s)
+        return te.sum(_product(one, other, dtype, storage), axis=[ky, kx, f, s])
+
+    return te.compute((batch, output[1], pixels, blocks * LANES), element, name=name)
+
+
+def product(
+    x: Any, w: Any, output: tuple[int, ...], dtype: str, name: str, storage: Storage
+) -> Any:
+    """As :func:`convolution`: sums (..., M, N) of (..., M, K) data and weights (N, 1, 1, K)."""
+    from tvm import te
+
+    blocks, _, _, groups, _, terms = (int(n) for n in w.shape)
+    outer, rows = output[:-2], padded_rows(output[-2])
+    data = padded(x, (0,) * len(output), (*outer, rows, groups * terms), storage)
+    f, s = te.reduce_axis((0, groups), "f"), te.reduce_axis((0, terms), "s")
+
+    def element(*at: Any) -> Any:
+        *row, c = at
+        one, other = data(*row, f * terms + s), w(c // LANES, 0, 0, f, c % LANES, s)
+        return te.sum(_product(one, other, dtype, storage), axis=[f, s])
+
+    return te.compute((*outer, rows, blocks * LANES), element, name=name)
+
+
+def _product(one: Any, other: Any, dtype: str, storage: Storage) -> Any:
+    return storage.value(one).astype(dtype) * storage.value(other).astype(dtype)
+
+
+def padded(x: Any, before: tuple[int, ...], shape: tuple[int, ...], storage: Storage) -> Any:
+    """The data in an array of this shape, ``before`` elements from its start in each axis; ``x`` itself
+    if that changes nothing."""
+    from tvm import te, tirx
+
+    own = tuple(int(n) for n in x.shape)
+    if own == shape and not storage.always:
+        return x
+
+    def element(*at: Any) -> Any:
+        place, inside = list(at), []
+        for axis, (start, extent, whole) in enumerate(zip(before, own, shape, strict=True)):
+            if start:
+                place[axis] = at[axis] - start
+                inside.append(place[axis] >= 0)
+            if start + extent < whole:
+                inside.append(place[axis] < extent)
+        value = x(*place)
+        if storage.convert:
+            value = storage.convert(value)
+        return tirx.if_then_else(tirx.all(*inside), value, storage.nothing) if inside else value
+
+    return te.compute(shape, element, name="pad")
