@@ -29,6 +29,9 @@ _NOT_EXPANDED = NOT_PURE | {"SequenceMap"}
 _DYNAMIC = {"NonMaxSuppression", "NonZero", "Unique"}
 """Operators of ONNX whose results have a shape that always depends on the data."""
 
+_MARKERS = {"DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES"}
+"""Operators of TFLite for which TVM has a converter that always raises."""
+
 
 def versions() -> str:
     """The line of the page that says what it was generated with."""
@@ -43,12 +46,12 @@ def page() -> str:
         "# Supported operators",
         versions(),
         _wrapped(
-            "These operators can be imported. *tvmtune* marks a converter of tvmtune's own, which is "
-            "tested against the framework, *TVM* one of TVM's importer, and *definition* an operator "
-            "that is expanded into those by which ONNX defines it. A converter may still refuse a form "
-            "of its operator, for instance one whose result's shape depends on the data: the message "
-            "names the node, the cause and a remedy. Shapes must be static, and operators on constants "
-            "are computed at import, whether they are listed or not. Every library is compared with "
+            "These operators can be imported. *tvmtune* marks tvmtune's own converters, which are "
+            "tested against the framework, *TVM* those of TVM's importer, and *definition* operators "
+            "that are expanded into the operators by which ONNX defines them. A converter may still "
+            "refuse some forms of an operator, such as one whose output shape depends on the data: the "
+            "message names the node, the cause and a remedy. Shapes must be static, and operators on "
+            "constants are computed at import, whether listed or not. Every library is compared with "
             "the framework's result before it ships."
         ),
         *_onnx(),
@@ -131,8 +134,8 @@ def _torch() -> list[str]:
         "## PyTorch",
         _wrapped(
             "Operators of `torch.ops.aten`. A program is decomposed into PyTorch's core operators "
-            "first (`run_decompositions`), so that many others are supported, too: for instance, "
-            "`scaled_dot_product_attention` becomes products and a softmax. Those that draw random "
+            "first (`run_decompositions`), so many others are supported, too: for instance, "
+            "`scaled_dot_product_attention` becomes products and a softmax. Operators that draw random "
             "numbers are refused."
         ),
         "\n".join(lines),
@@ -152,7 +155,10 @@ def _random(target: Any) -> bool:
 def _tflite() -> list[str]:
     from tvm.relax.frontend.tflite.tflite_frontend import ExprTable, OperatorConverter
 
-    names = sorted(OperatorConverter(None, None, ExprTable(), None).convert_map)
+    from tvmtune.networks.tflite.file import CONTROL_FLOW
+
+    converters = OperatorConverter(None, None, ExprTable(), None).convert_map
+    names = sorted({*converters} - CONTROL_FLOW - _MARKERS)
     text = f"Float networks, by TVM's converters: {_names(names)}."
     return ["## TensorFlow Lite", _wrapped(text)]
 

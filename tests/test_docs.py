@@ -58,6 +58,8 @@ def test_the_table_of_operators_lists_none_that_is_always_refused():
     text = read("docs/operators.md")
     names = ("NonZero", "Unique", "bernoulli", "exponential", "randn", "randn_like", "floordiv")
     assert [name for name in names if f"| `{name}` |" in text] == []
+    tflite = text.partition("## TensorFlow Lite")[2]
+    assert [name for name in ("IF", "WHILE", "DELEGATE") if f"`{name}`" in tflite] == []
     assert "``" not in text
 
 

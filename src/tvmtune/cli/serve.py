@@ -63,7 +63,7 @@ from tvmtune.remote.protocol import SERVER_PORTS
         "--address",
         metavar="HOST",
         show_default="the address that the tracker sees",
-        help="Host that clients connect to, if not this one, e.g. where a tunnel to it starts.",
+        help="Host that clients connect to instead of this one, e.g. where a tunnel to it starts.",
     ),
     insecure_option,
 )

@@ -30,7 +30,7 @@ FORMAT = Format(
 _PACKAGES = {"tflite": "tflite", "ai_edge_litert": "ai-edge-litert"}
 """Modules that the importer and the reference need, and their packages."""
 
-_CONTROL_FLOW = {"CALL", "CALL_ONCE", "IF", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "WHILE"}
+CONTROL_FLOW = {"CALL", "CALL_ONCE", "IF", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "WHILE"}
 """Operators that run another graph of the file."""
 
 
@@ -120,7 +120,7 @@ def parse(content: bytes, label: str) -> Any:
                 f"{where} is a custom operator, which is not supported; "
                 "replace it by TFLite's built-in operators and convert the network again"
             )
-        if name in _CONTROL_FLOW:
+        if name in CONTROL_FLOW:
             raise TvmtuneError(
                 f"{where} runs another graph of the file, which is not supported; "
                 "convert the network without control flow, variables and composites"

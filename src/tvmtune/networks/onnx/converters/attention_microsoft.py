@@ -158,7 +158,7 @@ CONVERTERS: dict[str, Converter] = {
     "com.microsoft.MultiHeadAttention": multi_head_attention,
 }
 
-_SHARED = "buffers shared by past and present; masks of cumulated lengths or of rank 4"
+_SHARED = "buffers shared by past and present; masks of cumulative lengths or of rank 4"
 
 LIMITS = {
     "com.microsoft.Attention": f"rotary embeddings; {_SHARED}",
