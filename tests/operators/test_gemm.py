@@ -104,7 +104,12 @@ FOR_CPUS = ["winograd-4x4", "winograd-2x2", "padded", "padded-channels"]
 @pytest.mark.parametrize(
     ("backend", "attrs", "names"),
     [
-        ("cpu", {}, FOR_CPUS),
+        ("cpu", {"mcpu": "haswell"}, FOR_CPUS),
+        (
+            "cpu",
+            {"mcpu": "znver4"},
+            ["bfloat16-convolution", "bfloat16-product", *FOR_CPUS],
+        ),
         ("arm", {"board": "rk3399"}, FOR_CPUS),
         ("cuda", {"arch": "sm_80"}, ["register-tiles", "winograd", "implicit-gemm", "split-k"]),
         ("rocm", {"arch": "gfx90a"}, ["register-tiles", "winograd", "implicit-gemm", "split-k"]),

@@ -51,9 +51,7 @@ def replace_conv2d(builder: Any, call: Any, values: bool = True) -> Any:
     output = tuple(int(n) for n in call.ty.shape)
 
     def program(x: Any, w: Any) -> Any:
-        sums = packed_products.convolution(
-            x, w, window, output, "float32", "conv2d_bfloat16", _storage()
-        )
+        sums = packed_products.convolution(x, w, window, output, "float32", _storage())
         return _outputs(sums, output)
 
     weights = _weights(call.args[1], (3, 0, 1, 2), values)
@@ -66,7 +64,7 @@ def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
     output = tuple(int(n) for n in call.ty.shape)
 
     def program(x: Any, w: Any) -> Any:
-        sums = packed_products.product(x, w, output, "float32", "matmul_bfloat16", _storage())
+        sums = packed_products.product(x, w, output, "float32", _storage())
         return _outputs(sums, output)
 
     weights = _weights(call.args[1], (3, 1, 2, 0), values)

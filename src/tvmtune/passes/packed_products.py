@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+NAME = "packed"
+"""What the names of the sums start with."""
 LANES = 16
 """Outputs of one dot-product instruction."""
 ROW_TILES = range(4, 17)
@@ -71,7 +73,6 @@ def convolution(
     window: Window,
     output: tuple[int, ...],
     dtype: str,
-    name: str,
     storage: Storage,
 ) -> Any:
     """Sums (N, H, W, O) in ``dtype`` of (N, H, W, C) data and :func:`blocked_weights`. ``output`` is
@@ -95,12 +96,10 @@ def convolution(
         other = w(c // LANES, ky, kx, f, c % LANES, s)
         return te.sum(_product(one, other, dtype, storage), axis=[ky, kx, f, s])
 
-    return te.compute((batch, output[1], pixels, blocks * LANES), element, name=name)
+    return te.compute((batch, output[1], pixels, blocks * LANES), element, name=f"{NAME}_conv2d")
 
 
-def product(
-    x: Any, w: Any, output: tuple[int, ...], dtype: str, name: str, storage: Storage
-) -> Any:
+def product(x: Any, w: Any, output: tuple[int, ...], dtype: str, storage: Storage) -> Any:
     """As :func:`convolution`: sums (..., M, N) of (..., M, K) data and weights (N, 1, 1, K)."""
     from tvm import te
 
@@ -114,7 +113,7 @@ def product(
         one, other = data(*row, f * terms + s), w(c // LANES, 0, 0, f, c % LANES, s)
         return te.sum(_product(one, other, dtype, storage), axis=[f, s])
 
-    return te.compute((*outer, rows, blocks * LANES), element, name=name)
+    return te.compute((*outer, rows, blocks * LANES), element, name=f"{NAME}_matmul")
 
 
 def _product(one: Any, other: Any, dtype: str, storage: Storage) -> Any:

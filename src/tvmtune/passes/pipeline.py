@@ -17,6 +17,7 @@ from tvmtune.passes import (
     constants,
     elementwise_layouts,
     folding,
+    packed_products,
     quantized_kernels,
     quantized_operators,
     rounding,
@@ -160,25 +161,38 @@ def legalize(
 
 def _keep_layouts_of_parameters(mod: tvm.IRModule) -> tvm.IRModule:
     """Unmark kernels in which no reduction reads a constant: re-ordering gains nothing there, and fails
-    on constants that are read through a reshape, as in group normalization."""
+    on constants that are read through a reshape, as in group normalization.
+
+    Of kernels whose weights are packed already, unmark all constants that no reduction reads, such as a
+    bias: TVM would load the values of a vector that crosses blocks one by one. Others keep the mark,
+    because workload keys hash it.
+    """
     from tvm import tirx
 
     for variable, function in mod.functions_items():
         free = isinstance(function, tirx.PrimFunc) and function.attrs.get("layout_free_buffers")
-        if free and not _reduces_constants(function):
-            mod.update_func(variable, function.with_attr("layout_free_buffers", []))
+        if not free:
+            continue
+        reduced = _reduced_constants(function)
+        if not reduced or _is_packed(function):
+            mod.update_func(variable, function.with_attr("layout_free_buffers", reduced))
     return mod
 
 
-def _reduces_constants(function: Any) -> bool:
-    free = [function.params[int(position)] for position in function.attrs["layout_free_buffers"]]
-    return any(
-        region.source.same_as(constant)
-        for block in blocks(function)
-        if any(int(axis.iter_type) == 2 for axis in block.iter_vars)  # a reduction
-        for region in block.reads
-        for constant in free
-    )
+def _reduced_constants(function: Any) -> list[int]:
+    """Which of the constants whose layout is free are read by a reduction."""
+    found = set()
+    for block in blocks(function):
+        if any(int(axis.iter_type) == 2 for axis in block.iter_vars):  # a reduction
+            for region in block.reads:
+                for position in map(int, function.attrs["layout_free_buffers"]):
+                    if region.source.same_as(function.params[position]):
+                        found.add(position)
+    return sorted(found)
+
+
+def _is_packed(function: Any) -> bool:
+    return any(str(b.name_hint).startswith(packed_products.NAME) for b in blocks(function))
 
 
 def pack_weights(mod: tvm.IRModule, device: Device) -> tvm.IRModule:

@@ -44,7 +44,7 @@ def convolution(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ..
     """Sums in int32; ``zero`` is what stands for zero in ``x``. See
     :func:`packed_products.convolution`."""
     storage = _storage(x, zero)
-    return packed_products.convolution(x, w, window, output, "int32", "conv2d_int8", storage)
+    return packed_products.convolution(x, w, window, output, "int32", storage)
 
 
 def depthwise(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ...]) -> Any:
@@ -68,7 +68,7 @@ def depthwise(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ...]
 
 def product(x: Any, w: Any, zero: int, output: tuple[int, ...]) -> Any:
     """Sums in int32; see :func:`packed_products.product`."""
-    return packed_products.product(x, w, output, "int32", "matmul_int8", _storage(x, zero))
+    return packed_products.product(x, w, output, "int32", _storage(x, zero))
 
 
 def requantize(

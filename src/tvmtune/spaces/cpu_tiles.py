@@ -181,6 +181,8 @@ def tensor_decisions(
     result = []
     heights, widths = (1 if axis is None else spatial[axis] for axis in (row, column))
     for height, width in _tensor_tiles(heights, widths, unit):
+        if not blocked and height > 1 and width.bit_count() > 1:
+            continue  # LLVM takes the epilogue's vectors of 48 lanes apart
         register = [1] * len(spatial)
         for axis, inner in ((row, height), (column, width)):
             if axis is not None:

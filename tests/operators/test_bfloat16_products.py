@@ -1,0 +1,98 @@
+"""Products and convolutions by AVX512-BF16: right for every shape, and all in its instruction."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+
+import tvmtune
+from kernels import error, one_conv
+from tvmtune import api
+from tvmtune.networks.bfloat16 import Bfloat16Network
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators import cpu_pipeline
+
+MACHINE = {"mcpu": "znver4"}
+"""It has AVX512-BF16; this machine need not."""
+CONVOLUTIONS = [
+    {"shape": (1, 3, 23, 23), "out": 24, "stride": 2},
+    {"shape": (2, 16, 7, 7)},
+    {"shape": (1, 7, 17, 17), "out": 33},
+    {"shape": (1, 32, 20, 20), "out": 48, "kernel": 1, "pads": (0, 0, 0, 0)},
+    {"shape": (1, 8, 19, 19), "out": 144, "dilation": 2},
+]
+PRODUCTS = [
+    ((1, 64), (64, 1000)),
+    ((1, 197, 64), (64, 48)),
+    ((31, 33), (33, 7)),
+    ((2, 3, 20, 16), (16, 80)),
+]
+
+
+def convolution(**case: Any) -> Bfloat16Network:
+    return Bfloat16Network(OnnxNetwork(one_conv(**case), name="one"))
+
+
+def product(left: tuple[int, ...], right: tuple[int, ...], *, constant: bool) -> Bfloat16Network:
+    rng = np.random.RandomState(0)
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, left)]
+    weights = [numpy_helper.from_array(rng.standard_normal(right[-1:]).astype("float32"), "b")]
+    if constant:
+        weights.append(numpy_helper.from_array(rng.standard_normal(right).astype("float32"), "w"))
+    else:
+        given.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, right))
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Add", ["product", "b"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "one", given, [output], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Bfloat16Network(OnnxNetwork(onnx.shape_inference.infer_shapes(model), name="one"))
+
+
+def networks() -> list[Any]:
+    found = [pytest.param(convolution(**case), id=f"{case}") for case in CONVOLUTIONS]
+    return [*found, *(pytest.param(product(*c, constant=True), id=f"{c}") for c in PRODUCTS)]
+
+
+@pytest.mark.parametrize("one", networks())
+def test_outputs_are_those_of_float32_rounded(one, tmp_path):
+    api.compile(api.plan(one), tmp_path / "one.so")
+    inputs = random_inputs(one.inputs)
+    (got,) = tvmtune.Library.open(tmp_path / "one.so").run(inputs)
+    (want,) = one.reference(inputs)
+    assert error(got, want) < 1e-2
+
+
+@pytest.mark.parametrize("one", networks())
+def test_all_products_are_in_the_instruction(one):
+    plan = api.plan(one, attrs=MACHINE)
+    chosen = [task.untuned for task in plan.tasks if task.untuned.name.startswith("bfloat16-")]
+    assert len(chosen) == 1
+    target = tvm.target.Target(plan.device.target)
+    schedule = chosen[0].space.default(chosen[0].mod, target)
+    pipeline = cpu_pipeline.pipeline_for(plan.device.target)
+    assembly = tvm.compile(schedule.mod, target, tir_pipeline=pipeline).mod.inspect_source("asm")
+    assert "vdpbf16ps" in assembly
+    assert not re.search(r"vfmadd\d+ps|vgather", assembly)
+
+
+def test_other_networks_and_machines_keep_the_direct_algorithm():
+    variable = product((4, 32, 16), (16, 32), constant=False)
+    for one, attrs in [
+        (variable, MACHINE),
+        (OnnxNetwork(one_conv(), name="one"), MACHINE),
+        (convolution(), {"mcpu": "skylake-avx512"}),
+    ]:
+        tasks = api.plan(one, attrs=attrs).tasks
+        names = {each.name for task in tasks for each in task.implementations}
+        assert "direct" in names
+        assert not names & {"bfloat16-convolution", "bfloat16-product"}
