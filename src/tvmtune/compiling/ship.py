@@ -69,16 +69,18 @@ class Shipped:
         return next(run.median_ms for run in self.bench.runs if run.runtime == Untuned.name)
 
     def __str__(self) -> str:
-        """The latency of the shipped library, after that of the one it was chosen over."""
+        """The latency of the library that was written, after that of the one it was chosen over."""
         other = Untuned.name if self.kind == TUNED else TUNED
-        before = ""
+        before = after = ""
         if self.kind == TUNED and not self.modelled:  # both are in the table
             before, ms = f"{other} {self.untuned_ms:.3f} ms, ", self.bench.runs[0].median_ms
+            if ms >= self.untuned_ms:
+                after = f" (in turns before, it took at most {1 / MAX_TIME_RATIO:.2f} times as long)"
         else:
             ms = 1e3 * self.seconds[self.kind]
             if other in self.seconds:
                 before = f"{other} {1e3 * self.seconds[other]:.3f} ms, "
-        return f"{before}{self.kind} (shipped) {ms:.3f} ms"
+        return f"{before}{self.kind} (written) {ms:.3f} ms{after}"
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def ship(
     remark = None
     if best is not tuned:
         why = "slower" if tuned.verdict.passed else str(tuned.verdict)
-        remark = f"the tuned library is {why}: the {best.kind} one is shipped"
+        remark = f"the tuned library is {why}: the {best.kind} one is written"
     shipped = replace(best.compiled, path=output)
     return Shipped(shipped, table, best.verdict, best.kind, remark, given_error, seconds)
 
