@@ -75,7 +75,8 @@ class Shipped:
         if self.kind == TUNED and not self.modelled:  # both are in the table
             before, ms = f"{other} {self.untuned_ms:.3f} ms, ", self.bench.runs[0].median_ms
             if ms >= self.untuned_ms:
-                after = f" (in turns before, it took at most {1 / MAX_TIME_RATIO:.2f} times as long)"
+                longer = 1 / MAX_TIME_RATIO - 1
+                after = f" (in turns before, it took at most {longer:.0%} longer)"
         else:
             ms = 1e3 * self.seconds[self.kind]
             if other in self.seconds:
