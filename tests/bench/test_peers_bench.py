@@ -58,9 +58,9 @@ def test_missing_peers_are_reported_and_the_others_timed(tiny_library, installed
     report = json.loads(done.stdout)
     assert [run["runtime"] for run in report["runs"]] == ["tvmtune", "onnxruntime"]
     for name, package in (
-        ("torch", "torch"),
-        ("torch-compile", "torch"),
-        ("ncnn", "ncnn"),
+        ("torch", "'tvmtune[torch]'"),
+        ("torch-compile", "'tvmtune[torch]'"),
+        ("ncnn", "'tvmtune[ncnn]'"),
         ("openvino", "openvino"),
     ):
         assert f"{name} is not installed: pip install {package}" in report["notes"]

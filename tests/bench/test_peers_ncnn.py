@@ -40,7 +40,7 @@ def program(monkeypatch, tmp_path):
 
 def test_a_missing_converter_is_reported_with_a_remedy(monkeypatch):
     monkeypatch.setattr(pnnx_convert, "PACKAGE", "no_such_converter")
-    assert "converter pnnx is not installed: pip install pnnx" in str(
+    assert "converter pnnx is not installed: pip install 'tvmtune[ncnn]'" in str(
         peers.peer("ncnn").available()
     )
 
@@ -101,7 +101,9 @@ def test_a_hanging_converter_is_stopped(program, monkeypatch):
 
 def test_a_converter_that_cannot_start_is_reported_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(pnnx_convert, "_program", lambda: str(tmp_path / "nothing"))
-    with pytest.raises(TvmtuneError, match="pnnx cannot be started: .*pip install pnnx"):
+    with pytest.raises(
+        TvmtuneError, match="pnnx cannot be started: .*pip install --force-reinstall pnnx"
+    ):
         peers.peer("ncnn").load(tiny(), 1)
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from cli.commands import complaint, tvmtune
 from libraries import make_library, spoiled
 from models import tiny_cnn
+from tvmtune.bench.peers.onnx_runtime import OnnxRuntime
 from tvmtune.cli import bench
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.library import metadata
@@ -109,6 +110,16 @@ def test_json_to_a_file(library, tmp_path):
     assert sum(kernel["share"] for kernel in own["kernels"]) == pytest.approx(1)
     assert other["error"] < 1e-5
     assert "time / tvmtune" in result.output
+
+
+def test_without_any_of_the_runtimes_it_fails_after_its_table(library, tmp_path, monkeypatch):
+    monkeypatch.setattr(OnnxRuntime, "package", "no_such_runtime")
+    report = tmp_path / "report.json"
+    text = error(TvmtuneError, library, "--vs", "ort", "--json", report)
+    assert text == "no runtime of --vs took part in the comparison: the notes say why"
+    contents = json.loads(report.read_text())
+    assert [run["runtime"] for run in contents["runs"]] == ["tvmtune"]
+    assert contents["notes"][0] == "onnxruntime is not installed: pip install no_such_runtime"
 
 
 def test_standard_output_is_only_the_json(library, tmp_path):

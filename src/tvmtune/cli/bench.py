@@ -158,6 +158,8 @@ def command(
             messages.info(f"the output is {verdict}")
         else:
             click.echo(f"the output is {verdict}")
+    if vs and len(result.runs) == 1 and peers.ALL not in peers.parse_names(vs):
+        raise TvmtuneError("no runtime of --vs took part in the comparison: the notes say why")
 
 
 def show(result: BenchResult, rows: Sequence[KernelTime] = ()) -> None:

@@ -28,6 +28,9 @@ class Peer(ABC):
     package: ClassVar[str]
     """The distribution that pip installs, which is also the name of the module."""
 
+    extra: ClassVar[str] = ""
+    """The extra of tvmtune that installs all it needs, if that is more than :attr:`package`."""
+
     parallel: ClassVar[bool] = True
     """Whether it uses as many threads as the library, or one."""
 
@@ -53,8 +56,15 @@ class Peer(ABC):
     def available(self) -> str | None:
         """None if it can be used; otherwise the reason and a remedy."""
         if importlib.util.find_spec(self.package) is None:
-            return f"{self.name} is not installed: pip install {self.package}"
+            return f"{self.name} is not installed: {self.remedy}"
         return None
+
+    @property
+    def remedy(self) -> str:
+        """The command that installs it."""
+        return (
+            f"pip install 'tvmtune[{self.extra}]'" if self.extra else f"pip install {self.package}"
+        )
 
     def move(self, device: str) -> str | None:
         """Run on ``device``, TVM's name of a GPU, from the next :meth:`load` on.

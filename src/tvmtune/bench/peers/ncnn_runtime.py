@@ -34,11 +34,12 @@ class Ncnn(Peer):
 
     name = "ncnn"
     package = "ncnn"
+    extra = "ncnn"
 
     def available(self) -> str | None:
         missing = super().available()
         if missing is None and not pnnx_convert.installed():
-            missing = f"ncnn's converter pnnx is not installed: {pnnx_convert.REMEDY}"
+            missing = f"ncnn's converter pnnx is not installed: {self.remedy}"
         return missing
 
     def load(self, network: Network, threads: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tvmtune.types import Network
 
 PACKAGE = "pnnx"
-REMEDY = f"pip install {PACKAGE}"
+REMEDY = "pip install 'tvmtune[torch]'"  # as doctor says; ncnn looks for the converter itself
 DEADLINE = 600.0
 """Seconds after which the converter is stopped; VGG-16 (550 MB) takes half a minute."""
 
@@ -74,7 +74,10 @@ def convert(network: Network, folder: Path, *wanted: str) -> list[Path]:
     except subprocess.TimeoutExpired:
         raise TvmtuneError(f"pnnx did not convert it within {DEADLINE:g} s") from None
     except OSError as error:
-        raise TvmtuneError(f"pnnx cannot be started: {error}; {REMEDY} again") from error
+        raise TvmtuneError(
+            f"pnnx cannot be started: {error}; install it again: "
+            f"pip install --force-reinstall {PACKAGE}"
+        ) from error
     if done.returncode != 0 or not all(file.exists() for file in written):
         last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip()
         raise TvmtuneError(f"pnnx cannot convert it (exit status {done.returncode}): {last[:200]}")

@@ -44,6 +44,7 @@ class Torch(Peer):
     name = "torch"
     aliases: ClassVar[tuple[str, ...]] = ("pytorch",)
     package = "torch"
+    extra = "torch"
     captures = True
 
     def _why_not_cuda(self) -> str | None:
