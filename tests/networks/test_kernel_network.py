@@ -137,7 +137,7 @@ def broken(old: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("import no_such_module_at_all\n", r"my_op.py, line 1: ModuleNotFoundError"),
+        ("import no_such_module_at_all\n" + SCALE, r"my_op.py, line 1: ModuleNotFoundError"),
         ("x = (\n", r"my_op.py, line 1: SyntaxError"),
         ("print('hello')\n", "declares no operator"),
         (SCALE + SCALE.replace("scale", "other"), "several operators .'scale', 'other'"),
@@ -147,13 +147,22 @@ def broken(old: str, new: str) -> str:
         (broken("te.placeholder((n,)", 'te.placeholder((te.var("m"),)'), "symbolic extent 'm'"),
         (broken("return [x, te", "return [te").replace("name=name)]", "name=name), x]"), "inputs"),
         (broken("@scale.reference", '@scale.template("cpu")\n@scale.template("cpu")'), "two templ"),
-        ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
+        ("import sys\nsys.exit(3)\n" + SCALE, "line 2: SystemExit: 3"),
     ],
 )
 def test_errors_name_the_cause_and_the_line(write, text, cause):
     with pytest.raises(TvmtuneError, match=cause) as raised:
         load(write(text))
     assert "\n" not in str(raised.value)
+
+
+def test_a_script_without_the_decorator_is_not_run(write, tmp_path):
+    mark = tmp_path / "mark"
+    with pytest.raises(TvmtuneError, match="declares no operator, so it was not run: decorate"):
+        load(write(f"open({str(mark)!r}, 'w')\n"))
+    assert not mark.exists()
+    imported = "from tvmtune import operator as op\n" + SCALE.replace("@tvmtune.operator", "@op")
+    assert load(write(imported)).operator == "scale"
 
 
 @pytest.mark.parametrize(

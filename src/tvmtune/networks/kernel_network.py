@@ -5,6 +5,7 @@ The file is executed like any script: load only files you trust.
 
 from __future__ import annotations
 
+import ast
 import sys
 import traceback
 import types
@@ -181,15 +182,22 @@ def errors_located_in(path: Path, what: str) -> Iterator[None]:
 
 
 def _declared(path: Path) -> Operator:
-    """Run the file and return the one operator that it declares."""
+    """Run the file, if it names the decorator, and return the one operator that it declares."""
     try:
-        code = compile(path.read_bytes(), str(path), "exec")
+        tree = ast.parse(path.read_bytes(), str(path))
+        code = compile(tree, str(path), "exec")
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else str(path)
         raise TvmtuneError(f"{where}: {_summary(error)}") from error
     except OSError as error:
         raise TvmtuneError(f"cannot read {path}: {error.strerror or error}") from error
+    if not any(_names_decorator(node) for node in ast.walk(tree)):
+        # It may be any script, such as one that exports a network for minutes.
+        raise TvmtuneError(
+            f"{path} declares no operator, so it was not run: decorate one function with "
+            "@tvmtune.operator, or give the file of a network"
+        )
     # TVMScript looks up the module of a class in sys.modules. An import would leave bytecode beside the
     # user's file.
     module = types.ModuleType(f"tvmtune_kernel_{path.stem}")
@@ -211,6 +219,13 @@ def _declared(path: Path) -> Operator:
             "decorate one function with @tvmtune.operator"
         )
     return next(iter(operators.values()))
+
+
+def _names_decorator(node: ast.AST) -> bool:
+    """Whether the node is ``tvmtune.operator``, ``operator``, or an import of that name."""
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name == "operator" for alias in node.names)
+    return "operator" in (getattr(node, "attr", ""), getattr(node, "id", ""))
 
 
 def _prim_func(declared: Any) -> Any:
