@@ -1,4 +1,4 @@
-"""What a long computation is doing, for whoever shows it.
+"""What a long computation is doing and has decided, for whoever shows it.
 
 Functions deep in the flow report here, so that hooks need no argument for it.
 """
@@ -14,6 +14,9 @@ Listener = Callable[[str, int, int], None]
 
 _listener: contextvars.ContextVar[Listener | None] = contextvars.ContextVar(
     "_listener", default=None
+)
+_reader: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar(
+    "_reader", default=None
 )
 
 
@@ -32,3 +35,20 @@ def report(phase: str, done: int = 0, total: int = 0) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(phase, done, total)
+
+
+@contextlib.contextmanager
+def reading(reader: Callable[[str], None]) -> Iterator[None]:
+    """Have ``reader`` receive the notes of this context."""
+    token = _reader.set(reader)
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+
+
+def note(text: str) -> None:
+    """Say what was decided for the user."""
+    reader = _reader.get()
+    if reader is not None:
+        reader(text)

@@ -39,6 +39,16 @@ def test_the_table_has_a_row_for_each_task_and_shows_the_threads(network):
     assert all(task["workload_key"] in table for task in listing["tasks"])
 
 
+def test_a_dynamic_batch_is_noted_on_stderr(tmp_path):
+    model = tiny_cnn()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(model, tmp_path / "open.onnx")
+    path = str(tmp_path / "open.onnx")
+    result = CliRunner().invoke(group, ["tasks", path], catch_exceptions=False)
+    assert result.stderr.splitlines() == ["note: dynamic batch bound to 1 (--batch N)"]
+    assert CliRunner().invoke(group, ["tasks", path, "--batch", "2"]).stderr == ""
+
+
 def test_the_layout_changes_the_kernels_but_not_the_network(network):
     inside = [
         json.loads(output("--network", network, "--json", "--layout", layout))

@@ -7,6 +7,7 @@ from onnx import TensorProto
 from onnx.helper import make_tensor_value_info
 
 from models import one_node, tiny_cnn, tiny_encoder
+from tvmtune import phases
 from tvmtune.errors import UsageError
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.shapes import resolve
@@ -32,6 +33,17 @@ def test_the_batch_binds_an_open_first_dimension(dim: str | None):
 
 def test_the_batch_binds_every_input():
     assert shapes_of({"x": ("N", 3), "y": ("N",)}, batch=2) == {"x": (2, 3), "y": (2,)}
+
+
+def test_a_batch_that_nobody_chose_is_noted():
+    notes: list[str] = []
+    with phases.reading(notes.append):
+        shapes_of({"x": ("N", 3), "y": ("N",)})
+        assert notes == ["dynamic batch bound to 1 (--batch N)"]
+        shapes_of({"x": ("N", 3)}, batch=2)
+        shapes_of({"x": ("N", 3)}, shapes={"x": (1, 3)})
+        shapes_of({"x": (1, 3)})
+    assert len(notes) == 1
 
 
 def test_a_shape_binds_the_same_symbols_of_other_inputs():

@@ -90,13 +90,14 @@ def make_plan(
 
     phases.report("loading the network")
     try:
-        loaded = api.load(
-            network_name(network, positional),
-            batch=batch,
-            shapes=parse_shapes(shape),
-            arguments=parse_pairs("--arg", arg),
-            dtype=dtype,
-        )
+        with phases.reading(lambda text: messages.info(f"note: {text}")):
+            loaded = api.load(
+                network_name(network, positional),
+                batch=batch,
+                shapes=parse_shapes(shape),
+                arguments=parse_pairs("--arg", arg),
+                dtype=dtype,
+            )
     except ArgumentError as error:
         raise UsageError(f"--arg {error}") from error
     attrs = parse_pairs("--target-attr", target_attr)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tvmtune import phases
 from tvmtune.errors import UsageError
 from tvmtune.types import product
 
@@ -52,8 +53,10 @@ def resolve(
     for name, wanted in shapes.items():
         result[name] = _bind(name, declared[name], list(wanted), symbols, batch, label)
     _substitute(result, symbols)
+    is_open = False
     for dims in result.values():
         if dims and not isinstance(dims[0], int) and all(isinstance(d, int) for d in dims[1:]):
+            is_open = True
             if isinstance(dims[0], str):
                 # An earlier input of this loop may have bound the symbol.
                 dims[0] = symbols.setdefault(dims[0], batch)
@@ -63,6 +66,8 @@ def resolve(
     static = {name: _require_static(name, dims, batch, label) for name, dims in result.items()}
     for name, extents in static.items():
         check_size(f"input '{name}' of {label}", extents, MOST_INPUT_ELEMENTS)
+    if is_open and batch == 1:  # the default, which nobody may have chosen
+        phases.note("dynamic batch bound to 1 (--batch N)")
     if batch != 1 and static and not any(dims[:1] == (batch,) for dims in static.values()):
         fixed = ", ".join(f"{name} {_text(dims)}" for name, dims in static.items())
         raise UsageError(
