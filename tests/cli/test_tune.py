@@ -157,7 +157,7 @@ def test_no_displayed_trial_is_lost_after_a_kill(folder, running):
         assert run.left() == {}
         shown = TRIAL.findall(run.output)
         if shown and before:
-            assert f"resuming: {before} trials" in run.output
+            assert f"resuming: {before} trial" in run.output
         if log.exists() and log.stat().st_size:
             logged = read_log(log).trials
             new = [t.candidate for t in logged[before:]]

@@ -224,7 +224,8 @@ def test_what_a_spent_time_budget_left_unconfirmed_is_named(log, ticking):
     assert session.unconfirmed
     assert recorder.notes == [
         f"not timed again, because the time budget is spent: {', '.join(session.unconfirmed)}. "
-        "Their best times may be too low by chance"
+        + ("Its best time" if len(session.unconfirmed) == 1 else "Their best times")
+        + " may be too low by chance"
     ]
 
 

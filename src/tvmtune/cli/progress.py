@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.cli import messages
-from tvmtune.cli.output import bar, clock, console, milliseconds
+from tvmtune.cli.output import bar, clock, console, counted, milliseconds
 from tvmtune.tuning.failures import by_stage
 from tvmtune.tuning.observer import Observer, SessionView
 
@@ -63,6 +63,7 @@ class PlainLines(ProgressObserver):
     def __init__(self, verbose: bool) -> None:
         super().__init__()
         self.verbose = verbose
+        self._state = ""
 
     def print(self, text: str) -> None:
         _line(f"  {text}")
@@ -70,23 +71,32 @@ class PlainLines(ProgressObserver):
     def started(self, session: SessionView) -> None:
         super().started(session)
         if session.resumed:
-            _line(f"resuming: {session.resumed} trials of earlier runs are in the log")
+            verb = "is" if session.resumed == 1 else "are"
+            trials = counted(session.resumed, "trial")
+            _line(f"resuming: {trials} of earlier runs {verb} in the log")
         fresh = sum(
             1 for state in session.states for impl in state.implementations if not impl.trials
         )
         if fresh:
-            _line(f"{len(session.states)} tasks; first {fresh} default schedules")
+            tasks = counted(len(session.states), "task")
+            _line(f"{tasks}; first {counted(fresh, 'default schedule')}")
 
     def transferred(self, session: SessionView) -> None:
         _line(_transferred(session))
 
     def proposing(self, state: TaskState, impl: ImplementationState) -> None:
         assert self.session is not None
+        known = (
+            f"{counted(self.session.total, 'trial')}, "
+            f"estimate {milliseconds(self.session.estimate())}; "
+        )
+        # A round may be proposed before the last one is measured.
+        changed, self._state = known if known != self._state else "", known
         _line(
-            f"[{clock(self.session.elapsed)}] {self.session.total} trials, "
-            f"estimate {milliseconds(self.session.estimate())}; next: {state.task.name} "
-            f"({impl.implementation.name}), {state.count} trials, best {milliseconds(state.best)}, "
-            f"{state.gflops:.0f} GFLOPS"
+            f"[{clock(self.session.elapsed)}] {changed}next: {state.task.name} "
+            f"({impl.implementation.name}), {counted(state.count, 'trial')}, "
+            f"best {milliseconds(state.best)}"
+            + (f", {state.gflops:.0f} GFLOPS" if state.gflops else "")
         )
 
     def trial(self, state: TaskState, trial: Trial) -> None:
@@ -157,8 +167,8 @@ class LiveTable(ProgressObserver):
         done, total, left = _advance(session)
         rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
         text = (
-            f"{session.total} trials  {rate:.0f}/min  estimate {milliseconds(session.estimate())}  "
-            f"{clock(session.elapsed)} elapsed"
+            f"{counted(session.total, 'trial')}  {rate:.0f}/min  "
+            f"estimate {milliseconds(session.estimate())}  {clock(session.elapsed)} elapsed"
         )
         budget = bar()
         description = text + (f", {clock(left)} left" if left is not None else "")
@@ -202,8 +212,12 @@ def task_table(
             str(state.task.weight),
             str(state.count),
             milliseconds(state.best),
-            f"{state.gflops:.0f}",
-            *([f"{state.gflops / session.peak:.0%}"] if session.peak else []),
+            f"{state.gflops:.0f}" if state.gflops else "-",
+            *(
+                [f"{state.gflops / session.peak:.0%}" if state.gflops else "-"]
+                if session.peak
+                else []
+            ),
             f"{share:.1%}" if share is not None else "-",
             incumbent.implementation if incumbent else "-",
             " ".join(f"{n} {stage}" for stage, (n, _) in by_stage(state.trials).items()) or "0",
@@ -220,8 +234,8 @@ def summary(session: SessionView) -> None:
     out.print(task_table(session, width=out.width))
     rate = session.new / session.elapsed * 60 if session.elapsed > 1 else 0.0
     out.print(
-        f"{session.new} trials in {clock(session.elapsed)} ({rate:.0f} a minute), {session.total} "
-        f"in total; stopped because {session.stopped_because or 'of an error'}. "
+        f"{counted(session.new, 'trial')} in {clock(session.elapsed)} ({rate:.0f} a minute), "
+        f"{session.total:,} in total; stopped because {session.stopped_because or 'of an error'}. "
         f"Estimate: {milliseconds(session.estimate())}."
     )
     for state in session.states:
@@ -257,7 +271,7 @@ def _advance(session: SessionView) -> tuple[float, float, float | None]:
 def _speed_notes(session: SessionView) -> list[str]:
     """How the machine's speed varied, and which records that affects."""
     lines = []
-    if session.speed_spread:
+    if session.speed_spread >= 0.005:  # not 0%
         lines.append(f"the machine's speed varied by {session.speed_spread:.0%}")
     if session.slow_trials:
         marked = sum(1 for s in session.states if s.incumbent and "drift" in s.incumbent.extra)

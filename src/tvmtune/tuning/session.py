@@ -353,9 +353,10 @@ class TuningSession:
         else:
             why = f"that would take more than {FINAL_CONFIRM_SHARE:.0%} of the run"
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        times = "Its best time" if len(names) == 1 else "Their best times"
         self.observer.noted(
-            f"not timed again, because {why}: {', '.join(names[:MOST_NAMES])}{more}. Their best "
-            "times may be too low by chance"
+            f"not timed again, because {why}: {', '.join(names[:MOST_NAMES])}{more}. {times} may be "
+            "too low by chance"
         )
 
     def _check_drift(self) -> None:
