@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmtune_cuda import doctor, toolkit
+from tvmtune_cuda import doctor, gpus, target, toolkit
 
 SCRIPT = """
 import json
@@ -38,9 +38,9 @@ def test_it_lists_the_compiler_and_the_gpu(nvcc, driver):
     assert result["detail"].endswith("; NVIDIA Stand-in (sm_90, 80 GiB)")
 
 
-def test_without_a_gpu_it_passes_and_states_the_reason(nvcc, driver):
+def test_without_a_gpu_it_is_a_note_with_the_reason(nvcc, driver):
     result = row(**driver(count=0))
-    assert result["status"] == "pass"
+    assert result["status"] == "note"
     assert "compiles; nothing to measure on: the driver finds no NVIDIA GPU" in result["detail"]
 
 
@@ -56,4 +56,7 @@ def test_a_compiler_that_is_not_nvcc_is_a_note(tmp_path: Path):
 def test_nvrtc_is_enough(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("cuda.bindings", reason="NVRTC is not installed")
     monkeypatch.setattr(toolkit, "find", lambda: toolkit.Compiler(toolkit.NVRTC))
+    monkeypatch.setattr(target, "look", dict)
+    gpu = {"name": "Stand-in", "arch": "sm_90", "memory_bytes": 80 << 30}
+    monkeypatch.setattr(gpus, "check", lambda found: gpu)
     assert doctor.check().startswith("nvrtc ")

@@ -7,8 +7,8 @@ from tvmtune_cuda import gpus, target, toolkit
 
 
 def check() -> str:
-    """The compiler, and the GPU or why none can be measured. Raises :class:`TvmtuneError` if there
-    is no compiler."""
+    """The compiler and the GPU. Raises :class:`TvmtuneError` if there is no compiler, or only a
+    compiler and no GPU to measure on."""
     compiler = toolkit.find()
     found = "{} {}.{}".format(compiler.name, *compiler.version())
     if compiler.command != toolkit.NVRTC:
@@ -16,5 +16,5 @@ def check() -> str:
     try:
         gpu = gpus.check(target.look())
     except TvmtuneError as error:
-        return f"{found} compiles; nothing to measure on: {error}"
+        raise TvmtuneError(f"{found} compiles; nothing to measure on: {error}") from error
     return f"{found}; {gpu['name']} ({gpu['arch']}, {gpu['memory_bytes'] >> 30} GiB)"
