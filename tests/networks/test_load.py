@@ -180,7 +180,7 @@ def test_a_bad_external_file_is_named(tmp_path: Path, damage: str):
     text = message(TvmtuneError, path)
     assert str(path) in text
     if damage == "missing":
-        assert "w.bin" in text
+        assert "there is no file 'w.bin'; put that file beside the model" in text
 
 
 def test_an_operator_unknown_to_onnx_is_named_with_its_node(tmp_path: Path):

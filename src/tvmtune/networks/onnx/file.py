@@ -48,11 +48,22 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     try:
         _load_external_data(model, path.parent)
     except Exception as error:  # missing, too short, outside the directory, ...
+        missing = _missing_data(model, path.parent)
+        cause = f"there is no file '{missing}'" if missing else one_line(error)
         raise TvmtuneError(
-            f"{path} keeps weights in another file, which cannot be read: {one_line(error)}; "
+            f"{path} keeps weights in another file, which cannot be read: {cause}; "
             "put that file beside the model under its original name"
         ) from error
     return model, weights
+
+
+def _missing_data(model: onnx.ModelProto, folder: Path) -> str:
+    """The first external data file that does not exist; empty if all do."""
+    for tensor in filter(onnx_weights.is_declared, model.graph.initializer):
+        for entry in tensor.external_data:
+            if entry.key == "location" and not (folder / entry.value).exists():
+                return entry.value
+    return ""
 
 
 def _is_unicode(message: Any) -> bool:
