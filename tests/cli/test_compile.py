@@ -93,7 +93,10 @@ def test_ctrl_c_while_kernels_are_compiled_leaves_nothing(folder):
                 break
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
         process.wait(60)
     assert process.returncode == 130
+    assert rest.endswith("tvmtune: interrupted\n")
+    assert "" not in rest.splitlines()
     assert time.monotonic() - began < 30
     assert [path.name for path in folder.iterdir()] == ["tiny.onnx"]

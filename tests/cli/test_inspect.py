@@ -37,7 +37,7 @@ def test_the_lines_describe_the_library(library):
     assert rows["device"] == "cpu: the test's CPU"
     assert rows["threads"] == "1"
     assert rows["tasks"].startswith("1: 1 with their own record")
-    assert rows["check"] == "1 outputs, seed 0"
+    assert rows["check"] == "1 output, seed 0"
     assert "apache-tvm 0.27" in rows["versions"]
     assert "conv2d" in result.output
 

@@ -56,6 +56,12 @@ class LazyGroup(command_help.Group):
         messages.show_from(messages.INFO)
         return super().make_context(info_name, args, *more, **options)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click would print an empty line
+            raise click.Abort from None
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *_backend_commands()]
 

@@ -10,6 +10,7 @@ import click
 from tvmtune.cli.choices import OneOf
 from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import PATH, positive
+from tvmtune.cli.output import counted
 from tvmtune.cli.paths import check_writable
 from tvmtune.command_help import Command
 
@@ -93,8 +94,8 @@ def command(
         emit({"path": str(target), "format": form, **kept})
         return
     click.echo(
-        f"{target}: {kept['kept']} records of {kept['tasks']} tasks on "
-        f"{kept['devices']} device(s), out of {kept['trials']} trials"
+        f"{target}: {counted(kept['kept'], 'record')} of {counted(kept['tasks'], 'task')} on "
+        f"{counted(kept['devices'], 'device')}, out of {counted(kept['trials'], 'trial')}"
     )
 
 

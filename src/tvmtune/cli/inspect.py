@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from tvmtune.cli.json_output import emit, json_flag
+from tvmtune.cli.output import counted
 from tvmtune.command_help import Command
 
 
@@ -79,7 +80,9 @@ def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
     if stored.get("estimate_ms") is not None:
         yield "estimate", f"{stored['estimate_ms']:.3f} ms"
     check = stored.get("check")
-    summary = f"{len(check['outputs'])} outputs, seed {check['seed']}" if check else "none"
+    summary = "none"
+    if check:
+        summary = f"{counted(len(check['outputs']), 'output')}, seed {check['seed']}"
     yield "check", summary
     versions = ", ".join(f"{name} {v}" for name, v in stored["versions"].items() if v)
     yield "versions", versions
@@ -109,6 +112,6 @@ def _table(rows: list[dict[str, Any]]) -> None:
             Text(row["implementation"]),
             Text(row["record"]),
             "" if latency is None else f"{1e6 * latency:.1f}",
-            "" if not latency else f"{row['flop'] / latency / 1e9:.1f}",
+            f"{row['flop'] / latency / 1e9:.1f}" if latency and row["flop"] else "",
         )
     console().print(table)
