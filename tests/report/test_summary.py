@@ -11,7 +11,7 @@ from report import sample
 from tvmtune.records import table
 from tvmtune.records.best import best_of
 from tvmtune.records.log import LogWriter, read_log
-from tvmtune.report import facts
+from tvmtune.report import charts, facts
 from tvmtune.report.summary import BINS, sections
 from tvmtune.report.thinning import ranges, thinned
 
@@ -30,6 +30,13 @@ def test_the_estimate_is_the_weighted_sum_of_the_best(section, log):
     known = [e for e in table.trials(log)["estimate_ms"] if e is not None]
     assert section.first_estimate_ms == known[0]
     assert {p["estimate_ms"] for p in section.curve} == set(known)
+
+
+def test_the_curves_start_at_zero_and_below_the_last_tick(section):
+    for x in ("trial", "seconds"):
+        encoding = charts.estimate(section.curve, x, x)["encoding"]
+        assert encoding["x"]["scale"]["zero"] is True
+        assert encoding["y"]["scale"]["nice"] == encoding["y"]["axis"]["tickCount"]
 
 
 def test_time_leaves_out_pauses_between_runs(section):

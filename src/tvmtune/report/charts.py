@@ -358,9 +358,9 @@ def _quantity(field: str, title: str, *, format: str = "", nice: bool = False) -
     axis: Spec = {"title": title, "tickCount": 6}
     if format:
         axis["format"] = format
-    scale: Spec = {"zero": field in ("trial", "trials", "ms", "first", "estimate_ms")}
+    scale: Spec = {"zero": field in ("trial", "trials", "seconds", "ms", "first", "estimate_ms")}
     if nice:
-        scale["nice"] = True
+        scale["nice"] = axis["tickCount"]  # the axis then ends with a tick, above the curve
     return {"field": field, "type": "quantitative", "axis": axis, "scale": scale}
 
 
