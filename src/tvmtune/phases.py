@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 Listener = Callable[[str, int, int], None]
 """``(phase, done, total)``; a total of 0 if the phase does not count anything."""
@@ -20,14 +22,9 @@ _reader: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.Cont
 )
 
 
-@contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: Listener) -> AbstractContextManager[None]:
     """Have ``listener`` receive what this context reports; it is called in the thread that reports."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return _set(_listener, listener)
 
 
 def report(phase: str, done: int = 0, total: int = 0) -> None:
@@ -37,14 +34,9 @@ def report(phase: str, done: int = 0, total: int = 0) -> None:
         listener(phase, done, total)
 
 
-@contextlib.contextmanager
-def reading(reader: Callable[[str], None]) -> Iterator[None]:
+def reading(reader: Callable[[str], None]) -> AbstractContextManager[None]:
     """Have ``reader`` receive the notes of this context."""
-    token = _reader.set(reader)
-    try:
-        yield
-    finally:
-        _reader.reset(token)
+    return _set(_reader, reader)
 
 
 def note(text: str) -> None:
@@ -52,3 +44,12 @@ def note(text: str) -> None:
     reader = _reader.get()
     if reader is not None:
         reader(text)
+
+
+@contextlib.contextmanager
+def _set(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

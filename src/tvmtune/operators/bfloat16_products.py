@@ -14,6 +14,7 @@ from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.passes import constants, packed_products
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Storage, Window, blocked_weights
+from tvmtune.passes.static_shapes import static_shape
 
 PAIR = 2
 """Products that an instruction sums up for each output."""
@@ -34,13 +35,12 @@ def applies_to_matmul(call: Any) -> bool:
 
 def _applies(call: Any) -> bool:
     import tvm
-    from tvm import tirx
 
     dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
     return (
         dtypes == [_DTYPE, _DTYPE, "float32"]
         and isinstance(call.args[1], tvm.ir.GenericConst)
-        and all(isinstance(n, (int, tirx.IntImm)) for n in (*call.args[0].ty.shape, *call.ty.shape))
+        and all(static_shape(each) is not None for each in (call.args[0], call))
     )
 
 

@@ -50,6 +50,22 @@ def _complete() -> Any:
     from tvm import tirx
 
     def complete(func: Any, mod: Any, context: Any) -> Any:
-        return prefetch.insert(dot_products.define(vector_math.define(func)))
+        return prefetch.insert(_with_functions(func))
 
     return tirx.transform.prim_func_pass(complete, opt_level=0, name="tvmtune.CompleteForCPU")
+
+
+def _with_functions(func: Any) -> Any:
+    """The lowered PrimFunc, with the definitions of our functions that it calls."""
+    from tvm import ir, tirx
+    from tvm_ffi import structural_walk
+
+    texts: list[Any] = []
+    structural_walk(func.body, (ir.StringImm, texts.append))
+    called = {str(text.value) for text in texts}
+    code = [*vector_math.definitions(called), *dot_products.definitions(called)]
+    if not code:
+        return func
+    imported = ir.StringImm("\n".join(code))
+    zero = tirx.const(0, "int32")
+    return func.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", imported, func.body))

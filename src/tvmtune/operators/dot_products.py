@@ -4,7 +4,10 @@ bfloat16 with AVX512-BF16."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
+
+from tvmtune import cpu_features
 
 BYTES = "dot_16x4_vnni"
 """TVM 0.27 has this intrinsic, but passes operand types that its LLVM does not accept: no kernel with
@@ -29,12 +32,7 @@ instruction."""
 
 def has_bfloat16(target: dict[str, Any]) -> bool:
     """Whether a target has AVX512-BF16."""
-    import tvm
-    from tvm.target.codegen import llvm_cpu_has_features
-
-    # For other architectures LLVM does not know the name, and says no.
-    known = tvm.target.Target(target)
-    return target["kind"] == "llvm" and llvm_cpu_has_features("avx512bf16", known)
+    return cpu_features.has(target, "avx512bf16")
 
 
 @functools.cache
@@ -42,44 +40,42 @@ def register() -> None:
     """Register the intrinsics, once; TVM's must be registered already."""
     from tvm.s_tir import TensorIntrin
 
-    TensorIntrin.register(BYTES, _bytes_matched(), _bytes(), override=True)
+    bytes_ = ("uint8", "int8")
+    matched = _products(4, bytes_, bytes_, "int32")
+    TensorIntrin.register(BYTES, matched, _bytes(), override=True)
     for kind, name in BFLOAT16.items():
-        TensorIntrin.register(name, _bfloat16_matched(kind), _bfloat16(kind), override=True)
+        matched = _products(2, (kind, "uint16"), ("bfloat16", "bfloat16"), "float32")
+        TensorIntrin.register(name, matched, _bfloat16(kind), override=True)
 
 
-def define(func: Any) -> Any:
-    """The lowered PrimFunc, with the function that has the instruction for bfloat16 if it
-    calls it."""
-    from tvm import ir, tirx
-    from tvm_ffi import structural_walk
-
-    names: list[Any] = []
-    structural_walk(func.body, (ir.StringImm, names.append))
-    if all(str(name.value) != _FUNCTION for name in names):
-        return func
-    code = ir.StringImm(_CODE)
-    zero = tirx.const(0, "int32")
-    return func.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", code, func.body))
+def definitions(called: Collection[str]) -> list[str]:
+    """In LLVM IR, of the functions here among those whose names are ``called``."""
+    return [_CODE] if _FUNCTION in called else []
 
 
-def _bytes_matched() -> Any:
-    """The computation of the instruction, for matching."""
+def _products(terms: int, stored: tuple[str, str], meant: tuple[str, str], dtype: str) -> Any:
+    """The computation of an instruction, for matching: data and weights are ``stored`` in one type and
+    ``meant`` in another with the same bits; sums are in ``dtype``."""
     from tvm.script import tirx as T
+
+    (data, weights), (value, weight) = stored, meant
 
     @T.prim_func(s_tir=True)
     def products(
-        x: T.Buffer((4,), "uint8", offset_factor=1),  # type: ignore[valid-type]
-        w: T.Buffer((16, 4), "int8", offset_factor=1),  # type: ignore[valid-type]
-        sums: T.Buffer((16,), "int32", offset_factor=1),  # type: ignore[valid-type]
+        x: T.Buffer((terms,), data, offset_factor=1),  # type: ignore[valid-type]
+        w: T.Buffer((16, terms), weights, offset_factor=1),  # type: ignore[valid-type]
+        sums: T.Buffer((16,), dtype, offset_factor=1),  # type: ignore[valid-type]
     ) -> None:
         with T.sblock("root"):
-            T.reads(sums[0:16], x[0:4], w[0:16, 0:4])
+            T.reads(sums[0:16], x[0:terms], w[0:16, 0:terms])
             T.writes(sums[0:16])
             for i in range(16):
-                for k in range(4):
+                for k in range(terms):
                     with T.sblock("add"):
                         vi, vk = T.axis.remap("SR", [i, k])
-                        sums[vi] = sums[vi] + T.cast(x[vk], "int32") * T.cast(w[vi, vk], "int32")
+                        sums[vi] = sums[vi] + T.cast(
+                            T.reinterpret(x[vk], dtype=value), dtype
+                        ) * T.cast(T.reinterpret(w[vi, vk], dtype=weight), dtype)
 
     return products
 
@@ -106,29 +102,6 @@ def _bytes() -> Any:
             )
 
     return instruction
-
-
-def _bfloat16_matched(kind: str) -> Any:
-    from tvm.script import tirx as T
-
-    @T.prim_func(s_tir=True)
-    def products(
-        x: T.Buffer((2,), kind, offset_factor=1),  # type: ignore[valid-type]
-        w: T.Buffer((16, 2), "uint16", offset_factor=1),  # type: ignore[valid-type]
-        sums: T.Buffer((16,), "float32", offset_factor=1),  # type: ignore[valid-type]
-    ) -> None:
-        with T.sblock("root"):
-            T.reads(sums[0:16], x[0:2], w[0:16, 0:2])
-            T.writes(sums[0:16])
-            for i in range(16):
-                for k in range(2):
-                    with T.sblock("add"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        sums[vi] = sums[vi] + T.cast(
-                            T.reinterpret(x[vk], dtype="bfloat16"), "float32"
-                        ) * T.cast(T.reinterpret(w[vi, vk], dtype="bfloat16"), "float32")
-
-    return products
 
 
 def _bfloat16(kind: str) -> Any:

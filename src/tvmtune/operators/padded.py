@@ -17,6 +17,7 @@ from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST, padded_rows
+from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
 
 PaddedColumns = Callable[[int, int], int]
@@ -36,7 +37,7 @@ def applies_to_matmul(call: Any) -> bool:
     """Static float32 operands, the second a matrix or of the same batch, and extents without tiles."""
     import tvm
 
-    left, right = (_shape(argument) for argument in call.args)
+    left, right = (static_shape(argument) for argument in call.args)
     if left is None or right is None or min(len(left), len(right)) < 2:
         return False
     if any(str(argument.ty.dtype) != "float32" for argument in (*call.args, call)):
@@ -47,15 +48,6 @@ def applies_to_matmul(call: Any) -> bool:
     if rows < FEWEST and not isinstance(call.args[1], tvm.ir.GenericConst):
         return False  # padding the second operand would take longer than the product
     return padded_rows(rows) > rows or padded_columns(right[-1]) > right[-1]
-
-
-def _shape(argument: Any) -> list[int] | None:
-    from tvm import tirx
-
-    shape = getattr(argument.ty, "shape", None)
-    if shape is None or not all(isinstance(n, (int, tirx.IntImm)) for n in shape):
-        return None
-    return [int(n) for n in shape]
 
 
 def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
@@ -143,8 +135,8 @@ def applies_to_conv2d(columns: PaddedColumns, call: Any) -> bool:
 
     attrs = call.attrs
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
-    data, weight = (_shape(argument) for argument in call.args)
-    output = _shape(call)
+    data, weight = (static_shape(argument) for argument in call.args)
+    output = static_shape(call)
     if data is None or weight is None or output is None:
         return False
     return (

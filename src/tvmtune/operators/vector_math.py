@@ -32,7 +32,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +116,9 @@ _active = contextvars.ContextVar("_active", default=False)
 def register() -> None:
     """Register the lowerings that :func:`active` switches on.
 
-    TVM's own pipelines compute the same as before, but take ``erf`` and ``log1p`` for vectorizable,
-    which their code for some GPUs is not prepared for: call this only to compile for CPUs.
+    TVM's own pipelines compute the same as before, but take ``erf``, ``log1p`` and ``nearbyint`` for
+    vectorizable, which their code for some GPUs is not prepared for: call this only to compile for
+    CPUs.
     """
     import tvm
 
@@ -173,19 +174,10 @@ def _by_lanes(call: Any) -> Any:
     return tirx.Shuffle(values, [*range(int(lanes))])
 
 
-def define(func: Any) -> Any:
-    """The lowered PrimFunc, with the definitions of the functions that it calls."""
-    from tvm import ir, tirx
-    from tvm_ffi import structural_walk
-
-    names: list[Any] = []
-    structural_walk(func.body, (ir.StringImm, names.append))
-    calls = {m.groups() for n in names if (m := _SYMBOL.fullmatch(str(n.value)))}
-    if not calls:
-        return func
-    code = "\n".join(llvm_ir(name, int(lanes)) for name, lanes in sorted(calls))
-    zero = tirx.const(0, "int32")
-    return func.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", ir.StringImm(code), func.body))
+def definitions(called: Collection[str]) -> list[str]:
+    """In LLVM IR, of the functions here among those whose names are ``called``."""
+    found = {match.groups() for name in called if (match := _SYMBOL.fullmatch(name))}
+    return [llvm_ir(name, int(lanes)) for name, lanes in sorted(found)]
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tvmtune import cpu_features
 from tvmtune.passes import packed_products
 from tvmtune.passes.packed_products import Storage, Window
 
@@ -22,12 +23,7 @@ LARGEST_PRODUCT = 255 * 128
 
 def has_instructions(target: dict[str, Any]) -> bool:
     """Whether a target has the instructions without which these kernels are slower than float ones."""
-    import tvm
-    from tvm.target.codegen import llvm_cpu_has_features
-
-    # For other architectures LLVM does not know the name, and says no.
-    known = tvm.target.Target(target)
-    return target["kind"] == "llvm" and llvm_cpu_has_features("avx512vnni", known)
+    return cpu_features.has(target, "avx512vnni")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window, blocked_weights
 from tvmtune.passes.quantized_kernels import Rounding
+from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -356,13 +357,7 @@ def _operator(value: Any) -> str:
 
 
 def _is_static(call: Any) -> bool:
-    from tvm import tirx
-
-    shapes = [getattr(each.ty, "shape", None) for each in (call, *call.args[:2])]
-    return all(
-        shape is not None and all(isinstance(n, (int, tirx.IntImm)) for n in shape)
-        for shape in shapes
-    )
+    return all(static_shape(each) is not None for each in (call, *call.args[:2]))
 
 
 def _is_supported(attrs: Any, weights: np.ndarray) -> bool:

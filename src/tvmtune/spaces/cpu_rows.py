@@ -45,13 +45,13 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
     output = outputs[0]
     extents = _extents(sch, output)[: _spatial(sch, output)]
     spatial = [_extents(sch, stage)[: _spatial(sch, stage)] for stage in sums]
+    terms = [product(_extents(sch, stage)[_spatial(sch, stage) :]) for stage in sums]
     if len(sums) == 1 and len(stages) <= 2 and spatial[0] == extents:
         if not _row_by_row(sch, stages, len(extents)):
             return None
-        terms = product(_extents(sch, sums[0])[len(extents) :])
         if not _contiguous_terms(sch, sums[0]):
             _columns(sch, sums[0], output, unit, cores)
-        elif len(sch.get(sums[0]).writes) > 1 or terms % (2 * unit.lanes):
+        elif len(sch.get(sums[0]).writes) > 1 or terms[0] % (2 * unit.lanes):
             return None  # values with their positions; no whole vectors
         elif product(extents) >= 2 * cores:
             _rows(sch, output, len(extents), unit)
@@ -65,8 +65,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit, cores: int = 1) -> Schedule | 
         return None
     if not _row_by_row(sch, stages, rows):
         return None
-    counts = [product(_extents(sch, stage)[_spatial(sch, stage) :]) for stage in sums]
-    if all(n % unit.lanes == 0 or n < 2 * unit.lanes for n in counts):
+    if all(n % unit.lanes == 0 or n < 2 * unit.lanes for n in terms):
         _rows(sch, output, rows, unit)
     else:
         _separate(sch, rows, unit)

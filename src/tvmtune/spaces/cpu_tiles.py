@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import cpu_features
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -79,9 +80,6 @@ NEON32 = VectorUnit(4, 12, 16)
 
 def vector_unit(target: dict[str, Any]) -> VectorUnit:
     """The vector unit of an LLVM target; 128 bits with 16 registers if it is not known."""
-    import tvm
-    from tvm.target.codegen import llvm_cpu_has_features
-
     if target["kind"] != "llvm":
         return SSE
     # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
@@ -90,9 +88,8 @@ def vector_unit(target: dict[str, Any]) -> VectorUnit:
         return NEON
     if triple.startswith(("arm", "thumb")):
         return NEON32
-    known = tvm.target.Target(target)
     for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
-        if llvm_cpu_has_features(feature, known):
+        if cpu_features.has(target, feature):
             return unit
     return SSE
 
@@ -172,11 +169,8 @@ def tensor_decisions(
         max((i for i, c in enumerate(columns) if c is kind and spatial[i] > 1), default=None)
         for kind in (False, True)
     )
-    weights = (
-        _QUAD
-        * unit.lanes
-        * product([*reduction, *(size for size, one in zip(spatial, columns, strict=True) if one)])
-    )
+    vectors = [size for size, one in zip(spatial, columns, strict=True) if one]
+    weights = _QUAD * unit.lanes * product([*reduction, *vectors])
     blocked = channels_in_blocks(columns)
     result = []
     heights, widths = (1 if axis is None else spatial[axis] for axis in (row, column))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import cpu_features
 from tvmtune.operators import dot_products
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import cpu_rows, cpu_tiles, rules, tensor_intrinsics, traces
@@ -103,23 +104,24 @@ class RuleSpace:
         return _unscheduled(mod)
 
 
-def applying(chosen: Sequence[Any], kind: str) -> SpaceGenerator:
-    """A generator that applies schedule rules to each block, with TVM's post-processors and mutators
-    for targets of this kind."""
+def applying(
+    chosen: Sequence[Any], kind: str, postprocs: Sequence[Any] | None = None
+) -> SpaceGenerator:
+    """A generator that applies schedule rules to each block, with TVM's mutators and, unless they are
+    given, post-processors for targets of this kind."""
     from tvm.s_tir.meta_schedule import Mutator, Postproc
     from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
 
     return PostOrderApply(
         sch_rules=[*chosen],
-        postprocs=Postproc.create(kind),
+        postprocs=[*postprocs] if postprocs else Postproc.create(kind),
         mutator_probs=Mutator.create(kind),
     )
 
 
 def _with_bfloat16() -> SpaceGenerator:
     """TVM's rules for CPUs with AVX512-VNNI, and the same for the instruction for bfloat16."""
-    from tvm.s_tir.meta_schedule import Mutator, Postproc, ScheduleRule, postproc, schedule_rule
-    from tvm.s_tir.meta_schedule.space_generator import PostOrderApply
+    from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
 
     instructions = [
         schedule_rule.MultiLevelTilingWithIntrin(
@@ -140,7 +142,7 @@ def _with_bfloat16() -> SpaceGenerator:
         if isinstance(step, postproc.RewriteLayout):
             steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
         steps.append(step)
-    return PostOrderApply(sch_rules=chosen, postprocs=steps, mutator_probs=Mutator.create("llvm"))
+    return applying(chosen, "llvm", steps)
 
 
 def _safe_rules(target: dict[str, Any]) -> str | None:
@@ -152,15 +154,11 @@ def _safe_rules(target: dict[str, Any]) -> str | None:
     """
     if target["kind"] != "llvm":
         return None
-    import tvm
-    from tvm.target.codegen import llvm_cpu_has_features
-
     if cpu_tiles.llvm_triple(target).startswith(("aarch64", "arm", "thumb")):
         return "llvm"
-    known = tvm.target.Target(target)
-    if llvm_cpu_has_features("avx512vnni", known):
+    if cpu_features.has(target, "avx512vnni"):
         return None
-    return "llvm" if any(llvm_cpu_has_features(f, known) for f in ("avx512f", "avxvnni")) else None
+    return "llvm" if any(cpu_features.has(target, f) for f in ("avx512f", "avxvnni")) else None
 
 
 def _tiled(design: Schedule) -> bool:

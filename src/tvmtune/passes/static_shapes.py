@@ -1,0 +1,15 @@
+"""Shapes that are known when a network is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def static_shape(value: Any) -> list[int] | None:
+    """The extents of a Relax expression; None if one is not a number, or if it is no tensor."""
+    from tvm import tirx
+
+    shape = getattr(value.ty, "shape", None)
+    if shape is None or not all(isinstance(n, (int, tirx.IntImm)) for n in shape):
+        return None
+    return [int(n) for n in shape]
