@@ -162,7 +162,7 @@ def output_option(help_text: str) -> Decorator:
         "--output",
         type=PATH,
         metavar="FILE",
-        show_default="NETWORK.so",
+        show_default="named after the network, e.g. resnet-18.so",
         help=help_text,
     )
 

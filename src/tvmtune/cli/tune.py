@@ -260,7 +260,7 @@ def command(
     plan = make_plan(**network, purpose="describe" if dry_run else "measure")
     inputs = read_inputs(input_file, plan.network.inputs) if input_file else None
     path = log or plan.default_log()
-    library = output or Path(f"{plan.network.name}.so")
+    library = output or plan.default_library()
     check_writable("--log", path, given, input_file)
     if not no_compile:
         check_library("-o", library, path, given, input_file)

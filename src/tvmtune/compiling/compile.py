@@ -75,7 +75,7 @@ def choose_records(
         networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
         raise TvmtuneError(
             f"{', '.join(str(log.path) for log in logs)} is the log of another network "
-            f"({', '.join(networks)}): none of its records fits a task of this one."
+            f"({', '.join(networks)}): none of its records fits a task of this one"
         )
     if shipped is not None:
         others = [task for task in tasks if task.key not in chosen]

@@ -98,7 +98,7 @@ def check_kind(path: Path) -> None:
     if path.is_dir() and missing:
         raise UsageError(
             f"{path} is a directory, and not that of a MetaSchedule database: it has no "
-            f"{' and no '.join(missing)}."
+            f"{' and no '.join(missing)}"
         )
 
 
@@ -135,7 +135,7 @@ def read_database(folder: Path, device: Device) -> Log:
     if others and len(others) == len(records):
         raise TvmtuneError(
             f"{folder} holds no record of this device ({device.model}, {device.threads} threads) but "
-            f"of others: {'; '.join(dict.fromkeys(others))}."
+            f"of others: {'; '.join(dict.fromkeys(others))}"
         )
     return log
 
