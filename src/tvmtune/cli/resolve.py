@@ -14,6 +14,7 @@ from tvmtune import phases
 from tvmtune.cli import messages
 from tvmtune.cli.parsing import parse_pairs, parse_params, parse_shapes
 from tvmtune.errors import ArgumentError, TvmtuneError, UsageError
+from tvmtune.tasks.dtypes import AUTO
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,6 +83,10 @@ def make_plan(
     from tvmtune import host
     from tvmtune.machine import package_versions
 
+    if dtype == AUTO:
+        raise UsageError(
+            f"--dtype {AUTO} is for tvmtune tune, which times the libraries: name a dtype"
+        )
     package_versions.check_pins()
     host.backend(target)  # fail on a wrong name before anything slow
     boards = boards_of(remote, tracker)
