@@ -146,6 +146,7 @@ def test_a_database_of_plain_metaschedule_is_read(plan, tmp_path):
         ({FILES[0]: ""}, UsageError, f"it has no {FILES[1]}"),
         ({FILES[0]: "[1]\n", FILES[1]: ""}, TvmtuneError, "no MetaSchedule database"),
         ({FILES[0]: "{", FILES[1]: "[0"}, TvmtuneError, "no MetaSchedule database"),
+        ({FILES[0]: "", FILES[1]: ""}, TvmtuneError, "a database without records"),
     ],
 )
 def test_other_directories_are_refused(plan, tmp_path, files, error, message):

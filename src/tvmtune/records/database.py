@@ -116,12 +116,14 @@ def read_database(folder: Path, device: Device) -> Log:
 
     A database stores only the target: a record counts as the device's if kind and processor agree, and
     the number of cores agrees with the device's threads. Its task is the workload, as the
-    implementation ``direct``. Raises :class:`TvmtuneError` if the database is damaged, or if it has
-    records and none is of the device.
+    implementation ``direct``. Raises :class:`TvmtuneError` if the database is damaged, or if none of
+    its records is of the device.
     """
     log = Log(folder, headers=[_header(folder, device)], starts=[0])
     others: list[str] = []
     records = _records(folder)
+    if not records:
+        raise TvmtuneError(f"{folder} is a database without records: nothing was measured")
     for record in records:
         if difference := _difference(record, device):
             others.append(difference)
