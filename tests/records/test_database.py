@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from cli.commands import tvmtune
-from models import tiny_cnn
+from cli.commands import complaint, tvmtune
+from models import tiny_cnn, tiny_encoder
 from records.sample_log import device, header, task, trial
 from tvmtune import api
 from tvmtune.compiling.compile import choose_records
@@ -102,6 +102,14 @@ def test_a_database_serves_compile_and_distill_as_the_log_does(plan, log, tmp_pa
     assert out.returncode == 0, out.stderr
     compiled = api.compile(plan, tmp_path / "lib.so", [tmp_path / "back.json"])
     assert compiled.counts["exact"] == len(plan.tasks)
+
+
+def test_a_database_of_other_kernels_is_refused(log, tmp_path):
+    export(select([log]), tmp_path / "db")
+    onnx.save(tiny_encoder(), tmp_path / "encoder.onnx")
+    out = tvmtune("compile", "encoder.onnx", "--log", "db", "-o", "lib.so", cwd=tmp_path)
+    assert out.returncode == 1
+    assert complaint(out.stderr).startswith("db: no workload of the database is a kernel of this")
 
 
 def test_records_of_other_processors_are_not_used(plan, log, tmp_path):
