@@ -13,6 +13,7 @@ import click
 from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.output import counted
 from tvmtune.command_help import Command
+from tvmtune.networks import quantization
 
 
 @click.command(
@@ -54,6 +55,9 @@ def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
     network, device, tasks = stored["network"], stored["device"], stored["tasks"]
     yield "network", f"{network['name']}, layout {network['layout']}"
     for name, value in network["source"].items():
+        if name == quantization.KEY:
+            yield f"  {name}", quantization.describe(value)
+            continue
         yield f"  {name}", json.dumps(value) if isinstance(value, dict) else str(value)
     yield "  structure", network["structure_hash"]
     yield "  weights", network["weights_hash"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import checks
 from tvmtune.errors import ArgumentError, UsageError, nearest
+from tvmtune.networks import quantization
 from tvmtune.networks.registry import DTYPES, FORMATS, convert, format_of
 from tvmtune.networks.shapes import MOST_INPUT_ELEMENTS, check_size
 
@@ -102,13 +103,19 @@ def reload(source: JSON) -> Network:
     where = source.get("zoo") or source.get("file")
     if not where:
         raise UsageError(f"no network can be loaded from {source!r}")
-    return load(
+    network = load(
         str(where),
         batch=int(source.get("batch", 1)),
         shapes=source.get("shapes"),
         arguments=source.get("arguments"),
         dtype=source.get("dtype", "float32"),
     )
+    found = source.get(quantization.KEY)
+    if found is None or source.get("dtype") != "int8":
+        return network
+    from tvmtune.networks import int8
+
+    return int8.restored(network, found)
 
 
 def _looks_like_path(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +89,7 @@ class QuantizedNetwork:
         names = dict.fromkeys(n for x in self.layers for n in (*x.inputs, x.output))
         samples = self._samples
         if samples is None:
-            warnings.warn(
-                f"{self.name} is calibrated with {calibrate.RANDOM_SAMPLES} random inputs: give real "
-                "ones with --calibration FILE.npz",
-                stacklevel=2,
-            )
+            calibrate.warn_of_random_samples(self.float)
             samples = calibrate.random_samples(self.float)
         return calibrate.record_tensors(self.prepared, list(names), samples)
 

@@ -32,7 +32,7 @@ from tvmtune.networks.shapes import resolve
 from tvmtune.types import TensorSpec, product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from tvmtune.networks.onnx.weights import Weights
     from tvmtune.networks.shapes import Dim
     from tvmtune.types import JSON
+
+    _Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+    """From inputs to outputs, by a reference."""
 
 
 def read(
@@ -161,6 +164,19 @@ class OnnxNetwork:
         check_inputs(inputs, self.inputs)
         return self._run(inputs)
 
+    def references(self, samples: Iterable[Mapping[str, np.ndarray]]) -> Iterator[list[np.ndarray]]:
+        """As :meth:`reference` for each of several inputs; the network is loaded once."""
+        run = None
+        with self._loaded() as weights:
+            for inputs in samples:
+                check_inputs(inputs, self.inputs)
+                feed = {spec.name: inputs[spec.name] for spec in self.inputs}
+                if run is None:
+                    run, outputs = self._first_run(weights, feed)
+                else:
+                    outputs = run(feed)
+                yield outputs
+
     @functools.cached_property
     def rounding_spread(self) -> list[float]:
         """How far ONNX Runtime's outputs with and without its optimizations are apart, relative to the
@@ -169,7 +185,7 @@ class OnnxNetwork:
         feed = inputs_of(self, 0)
         try:
             with self._loaded() as weights:
-                plain = _onnxruntime(self._model, weights, feed, optimized=False)
+                plain = _onnxruntime(self._model, weights, optimized=False)(feed)
         except Exception:  # not installed, or an operator that it only runs optimized
             return []
         return [
@@ -259,15 +275,22 @@ class OnnxNetwork:
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         feed = {spec.name: inputs[spec.name] for spec in self.inputs}
-        causes = []
         with self._loaded() as weights:
-            for run in (_onnxruntime, _evaluator):
-                try:
-                    return run(self._model, weights, feed)
-                except ImportError:
-                    continue
-                except Exception as error:  # each library has its own classes
-                    causes.append(one_line(error))
+            return self._first_run(weights, feed)[1]
+
+    def _first_run(
+        self, weights: Weights, feed: dict[str, np.ndarray]
+    ) -> tuple[_Run, list[np.ndarray]]:
+        """The first reference that runs the network, and its outputs."""
+        causes = []
+        for make in (_onnxruntime, _evaluator):
+            try:
+                run = make(self._model, weights)
+                return run, run(feed)
+            except ImportError:
+                continue
+            except Exception as error:  # each library has its own classes
+                causes.append(one_line(error))
         raise TvmtuneError(
             f"no reference can run {self._label}: {'; '.join(causes)}; "
             "check that ONNX Runtime runs the file by itself"
@@ -286,9 +309,7 @@ def _open(
         raise _invalid(label, error) from error
 
 
-def _onnxruntime(
-    model: onnx.ModelProto, weights: Weights, feed: dict[str, np.ndarray], *, optimized: bool = True
-) -> list[np.ndarray]:
+def _onnxruntime(model: onnx.ModelProto, weights: Weights, *, optimized: bool = True) -> _Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -302,24 +323,30 @@ def _onnxruntime(
     if len(shared) < len(weights):  # types from ml_dtypes, such as bfloat16
         rest = {name: array for name, array in weights.items() if name not in shared}
         model = onnx_weights.attach(model, rest)
+    passed: dict[str, np.ndarray] = {}
     if len(shared) == len(weights) and sum(a.nbytes for a in shared.values()) > _KEPT:
         # Sessions copy initializers, but use inputs in place.
-        model, feed, shared = skeleton(model), feed | shared, {}
+        model, passed, shared = skeleton(model), shared, {}
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in shared.values()]
     if values:
         options.add_external_initializers(list(shared), values)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return session.run(None, feed)
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        assert len(values) == len(shared)  # what the session uses in place must stay alive
+        outputs: list[np.ndarray] = session.run(None, feed | passed)
+        return outputs
+
+    return run
 
 
-def _evaluator(
-    model: onnx.ModelProto, weights: Weights, feed: dict[str, np.ndarray]
-) -> list[np.ndarray]:
+def _evaluator(model: onnx.ModelProto, weights: Weights) -> _Run:
     from onnx.reference import ReferenceEvaluator
 
-    return list(ReferenceEvaluator(onnx_weights.attach(model, weights)).run(None, feed))
+    evaluator = ReferenceEvaluator(onnx_weights.attach(model, weights))
+    return lambda feed: list(evaluator.run(None, feed))
 
 
 def _inline_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
