@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks import quantization
 from tvmtune.networks.inputs import ranges_of
 from tvmtune.types import Network
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    import numpy as np
     import onnx
     import tvm
 
     from tvmtune.networks.onnx.network import OnnxNetwork
+    from tvmtune.networks.quantization import Calibration
     from tvmtune.types import JSON
 
 DTYPE = "int8"
@@ -32,10 +34,16 @@ class Int8Network:
     same network can be loaded without the calibration data.
     """
 
-    def __init__(self, network: Network, found: JSON | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        found: JSON | None = None,
+        options: Calibration = quantization.DEFAULT,
+    ) -> None:
         """``found``: of a calibrated network, see :mod:`tvmtune.networks.quantization`. Raises
         :class:`TvmtuneError` if it is damaged."""
         self._float = network
+        self.options = options
         self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
         self.source = network.source | {"dtype": DTYPE}
         self.structure_hash, self.weights_hash = network.structure_hash, network.weights_hash
@@ -46,13 +54,18 @@ class Int8Network:
             self.source[quantization.KEY] = found
             self.computes = DTYPE
 
-    def calibrated(self, samples: Sequence[Mapping[str, np.ndarray]]) -> Int8Network | None:
+    def calibrated(
+        self, samples: Sequence[Mapping[str, np.ndarray]], data: str = ""
+    ) -> Int8Network | None:
         """The network with a range for each tensor that becomes bytes, from the inputs of some runs.
 
-        None if the network has no ONNX form. Raises :class:`TvmtuneError` if no layer can be computed
-        in integers, and for values that are not finite.
+        ``data`` says what these are. None if the network has no ONNX form. Raises
+        :class:`UsageError` for layers to skip that it has not, and :class:`TvmtuneError` if no layer
+        can be computed in integers, or not within the accuracy budget, and for values that are not
+        finite.
         """
         from tvmtune.networks import calibration
+        from tvmtune.networks.layer_errors import Comparison, within_budget
         from tvmtune.networks.onnx import quantize
         from tvmtune.networks.onnx.integer_layers import IntegerLayers
 
@@ -60,17 +73,40 @@ class Int8Network:
         if content is None:
             return None
         model = quantize.prepared(content, self.name)
-        found = IntegerLayers(model)
+        every = IntegerLayers(model).all
+        skipped = self.options.skipped([layer.name for layer in every], self.name)
+        found = IntegerLayers(model, skipped)
         if not found.layers:
-            raise TvmtuneError(f"no layer of {self.name} can be computed in int8.")
+            left = " left" if skipped else ""
+            raise TvmtuneError(f"no layer of {self.name} can be computed in int8{left}.")
         tensors = sorted(set(found.tensors.values()))
-        ranges = calibration.ranges(model, self.name, tensors, samples)
-        stored = {
+        ranges = calibration.ranges(model, self.name, tensors, samples, self.options)
+
+        def write(others: Collection[str]) -> onnx.ModelProto:
+            return quantize.quantize(model, ranges, {*skipped, *others})
+
+        comparison = Comparison(model, self.name, every, samples)
+        if self.options.accuracy_budget is not None:
+            budget = self.options.accuracy_budget
+            skipped |= within_budget(comparison, write, found.layers, budget, self.name)
+        written = write(())
+        errors = comparison.errors(written)
+        stored: JSON = {
+            "method": self.options.method,
+            "data": data,
             "samples": len(samples),
+            "global_scale": self.options.global_scale,
+            "accuracy_budget": self.options.accuracy_budget,
+            "error": errors.error if np.isfinite(errors.error) else None,
+            "skipped": [layer.name for layer in every if layer.name in skipped],
+            "layers": [
+                {"name": each.name, "operator": each.operator, "sqnr": errors.sqnr[each.name]}
+                for each in every
+            ],
             "ranges": {tensor: list(each) for tensor, each in ranges.items()},
         }
-        network = Int8Network(self._float, stored)
-        network.__dict__["_quantized"] = network._network(quantize.quantize(model, ranges))
+        network = Int8Network(self._float, stored, self.options)
+        network.__dict__["_quantized"] = network._network(written)
         return network
 
     def to_relax(self) -> tvm.IRModule:
@@ -96,11 +132,11 @@ class Int8Network:
 
         content = self._float.to_onnx()
         assert content is not None
-        ranges = {
-            n: quantize.Range(*each) for n, each in self.source[quantization.KEY]["ranges"].items()
-        }
+        found = self.source[quantization.KEY]
+        ranges = {name: quantize.Range(*each) for name, each in found["ranges"].items()}
         try:
-            model = quantize.quantize(quantize.prepared(content, self.name), ranges)
+            float_model = quantize.prepared(content, self.name)
+            model = quantize.quantize(float_model, ranges, found.get("skipped", ()))
         except KeyError as error:
             raise TvmtuneError(f"the quantization of {self.name} lacks tensor {error}") from error
         return self._network(model)

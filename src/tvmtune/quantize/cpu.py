@@ -51,9 +51,10 @@ def _calibrated(
         return network
     if calibration is not None:
         samples = calibrate.split_runs(network, calibration, "the calibration data")
+        data = network.options.data
     else:
-        samples = calibrate.random_samples(network)
-    quantized = network.calibrated(samples)
+        samples, data = calibrate.random_samples(network), "random inputs"
+    quantized = network.calibrated(samples, data)
     if quantized is not None and calibration is None:
         calibrate.warn_of_random_samples(network)
     return quantized

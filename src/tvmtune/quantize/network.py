@@ -27,9 +27,17 @@ _GROUP_FUNCTION = "tvmtune.quantize.group"
 def prepare_float_graph(network: Network, device: Device, layout: str | None) -> Prepared:
     """Prepare a network as a graph in which layers can be found.
 
-    Raises :class:`UsageError` for another ``layout`` than NCHW.
+    Raises :class:`UsageError` for another ``layout`` than NCHW, and for options of calibration, which
+    power-of-two scales do not have.
     """
     from tvmtune.passes import pipeline
+
+    options = getattr(network, "options", None)
+    if options is not None and not options.is_default:
+        raise UsageError(
+            "--calibration-method, --skip-layers, --global-scale and --accuracy-budget need a CPU with "
+            f"integer instructions (AVX512-VNNI) and an ONNX form of {network.name}: omit them"
+        )
 
     if layout is not None and layout.upper() != LAYOUT:
         raise UsageError(f"layout '{layout}': int8 tensors are packed from {LAYOUT}.")
