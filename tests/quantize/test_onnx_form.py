@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -196,6 +198,28 @@ def test_layers_without_an_integer_kernel_stay_in_float():
     network = OnnxNetwork(g.model(x), name="grouped")
     with pytest.raises(TvmtuneError, match="no layer of grouped can be computed in int8"):
         Int8Network(network).calibrated(samples(network))
+
+
+def test_weights_stay_in_integers_in_any_opset():
+    """onnx's evaluator, which folds constants, can dequantize from opset 19 on."""
+    model = onnx.load_model_from_string(transformer().to_onnx())
+    model.opset_import[0].version = 20
+    network = OnnxNetwork(model, name="later")
+    plan = api.plan(Int8Network(network), "cpu", attrs=VNNI)
+    assert sum("matmul_quantized" in task.name for task in plan.tasks) == 2
+
+
+@pytest.mark.parametrize("network", [cnn.mixed(), transformer()])
+def test_the_reference_is_nearly_the_same_without_onnx_runtime(network, monkeypatch):
+    with_it = Int8Network(network).calibrated(samples(network))
+    inputs = random_inputs(network.inputs, 1)
+    wanted = with_it.reference(inputs)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    without = Int8Network(network).calibrated(samples(network))
+    for got, other in zip(without.reference(inputs), wanted, strict=True):
+        assert relative_error(got, other) < 0.03
+    assert len(without.rounding_spread) == len(wanted)
+    assert all(0 <= apart < 0.1 for apart in without.rounding_spread)
 
 
 def test_operators_before_scales_per_channel_are_converted():
