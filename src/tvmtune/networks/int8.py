@@ -78,7 +78,7 @@ class Int8Network:
         found = IntegerLayers(model, skipped)
         if not found.layers:
             left = " left" if skipped else ""
-            raise TvmtuneError(f"no layer of {self.name} can be computed in int8{left}.")
+            raise TvmtuneError(f"no layer of {self.name} can be computed in int8{left}")
         tensors = sorted(set(found.tensors.values()))
         ranges = calibration.ranges(model, self.name, tensors, samples, self.options)
 
