@@ -83,7 +83,7 @@ def vector_unit(target: dict[str, Any]) -> VectorUnit:
     if target["kind"] != "llvm":
         return SSE
     # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
-    triple = llvm_triple(target)
+    triple = cpu_features.triple(target)
     if triple.startswith(("aarch64", "arm64")):
         return NEON
     if triple.startswith(("arm", "thumb")):
@@ -92,13 +92,6 @@ def vector_unit(target: dict[str, Any]) -> VectorUnit:
         if cpu_features.has(target, feature):
             return unit
     return SSE
-
-
-def llvm_triple(target: dict[str, Any]) -> str:
-    """The target's triple; this machine's if it has none."""
-    from tvm.target.codegen import llvm_get_system_triple
-
-    return str(target.get("mtriple") or llvm_get_system_triple())
 
 
 @dataclass(frozen=True)
@@ -185,7 +178,8 @@ def tensor_decisions(
         if blocked:
             # Columns come first if their weights would not stay in the cache for all rows.
             first = [one or weights <= CACHED for one in columns]
-            tile = [[1, inner] for inner in register]
+            # The last loop is left over where a block has several vectors: it must not become one.
+            tile = [*([1, inner] for inner in register[:-1]), [register[-1], 1]]
             terms = _terms(reduction, QUADS)
         else:
             # What comes first is shared by the threads: columns also if there are few rows. All terms
@@ -208,7 +202,7 @@ def _tensor_tiles(rows: int, columns: int, unit: VectorUnit) -> list[list[int]]:
     for height in _divisors(rows, unit.registers - 4):
         for width in _divisors(columns, TENSOR_COLUMNS):
             sums = height * width
-            if sums <= TENSOR_SUMS or width == 1:
+            if sums <= min(TENSOR_SUMS, unit.sums) or width == 1:
                 loads = (_VECTOR_LOAD * width + height) / sums
                 tiles.append((loads * max(1.0, _LATENCY / sums), height, width))
     return [tile for _, *tile in sorted(tiles)]
