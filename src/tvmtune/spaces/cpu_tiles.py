@@ -350,7 +350,7 @@ def column_group(mod: tvm.IRModule) -> int | None:
             continue
         column = spatial[-1]
         found = {n for r in block.reads for axis in r.region for n in divisors(axis.min, column)}
-        if not found and all(_uses(read.region[-1].min, column) for read in block.reads):
+        if not found and all(uses(read.region[-1].min, column) for read in block.reads):
             found = {1}
         groups |= found
     return min(groups, default=None)
@@ -363,7 +363,7 @@ def tensor_columns(block: Any) -> list[bool]:
 
     second = block.reads[-1].region
     return [
-        any(_uses(axis.min, each.var) for axis in second)
+        any(uses(axis.min, each.var) for axis in second)
         for each in block.iter_vars
         if each.iter_type == tirx.IterVar.DataPar
     ]
@@ -374,9 +374,10 @@ def channels_in_blocks(columns: Sequence[bool]) -> bool:
     return any(columns[:-1])
 
 
-def _uses(index: Any, variable: Any) -> bool:
+def uses(index: Any, variable: Any) -> bool:
+    """Whether an index depends on a variable."""
     operands = (getattr(index, "a", None), getattr(index, "b", None))
-    return index.same_as(variable) or any(o is not None and _uses(o, variable) for o in operands)
+    return index.same_as(variable) or any(o is not None and uses(o, variable) for o in operands)
 
 
 def divisor(extent: int, most: int) -> int:

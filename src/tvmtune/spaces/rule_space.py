@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import dot_instructions
-from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes.workload_keys import structure
-from tvmtune.spaces import cpu_rows, cpu_tiles, rules, tensor_intrinsics, traces
+from tvmtune.spaces import cpu_rows, cpu_tiles, instruction_rules, rules, tensor_intrinsics, traces
 from tvmtune.spaces.cpu_tiles import VectorUnit
 from tvmtune.types import Space, digest
 
@@ -53,9 +52,10 @@ class RuleSpace:
         if self.target["kind"] != "llvm":
             return SpaceGenerator.create("post-order-apply")
         products = dot_instructions.for_bytes(self.target)
-        return _for_cpu(
+        chosen, postprocs = instruction_rules.for_cpu(
             (*((products,) if products else ()), *dot_instructions.for_bfloat16(self.target))
         )
+        return applying(chosen, "llvm", postprocs)
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """The schedule from :meth:`choose`, cached: do not modify it.
@@ -115,34 +115,6 @@ def applying(
         postprocs=[*postprocs] if postprocs else Postproc.create(kind),
         mutator_probs=Mutator.create(kind),
     )
-
-
-def _for_cpu(instructions: Sequence[DotInstruction]) -> SpaceGenerator:
-    """TVM's rules for CPUs, with these instructions instead of those that TVM 0.27 would take: of its
-    own, those for ARM give wrong results or do not compile, and so do those for AVX-512 without VNNI
-    (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's)."""
-    from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
-
-    tilings = [
-        schedule_rule.MultiLevelTilingWithIntrin(
-            each.name,
-            structure="SSRSRS",
-            max_innermost_factor=64,
-            reuse_write=schedule_rule.ReuseType(req="may", levels=[1, 2], scope="global"),
-        )
-        for each in instructions
-    ]
-    chosen = []
-    for rule in ScheduleRule.create("llvm"):
-        if isinstance(rule, schedule_rule.MultiLevelTiling):
-            chosen += tilings
-        chosen.append(rule)
-    steps = []
-    for step in Postproc.create("llvm"):
-        if tilings and isinstance(step, postproc.RewriteLayout):
-            steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
-        steps.append(step)
-    return applying(chosen, "llvm", steps)
 
 
 def _tiled(design: Schedule) -> bool:

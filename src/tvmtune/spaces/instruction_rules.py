@@ -1,0 +1,81 @@
+"""Schedule rules that compute products with dot-product instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.dot_instructions import DotInstruction
+from tvmtune.spaces.cpu_tiles import uses
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+
+def for_cpu(instructions: Sequence[DotInstruction]) -> tuple[list[Any], list[Any]]:
+    """TVM's rules and post-processors for CPUs, with these instructions instead of those that TVM 0.27
+    would take. Of its own, those for ARM give wrong results or do not compile, and so do those for
+    AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's)."""
+    from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
+
+    tilings = [_tiling(each) for each in instructions]
+    chosen = []
+    for rule in ScheduleRule.create("llvm"):
+        if isinstance(rule, schedule_rule.MultiLevelTiling):
+            chosen += tilings
+        chosen.append(rule)
+    steps = []
+    for step in Postproc.create("llvm"):
+        if tilings and isinstance(step, postproc.RewriteLayout):
+            steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
+        steps.append(step)
+    return chosen, steps
+
+
+def _tiling(instruction: DotInstruction) -> Any:
+    """TVM's rule, for weights that are packed as the instruction reads them. TVM itself accepts any
+    order, such as that of a matrix (N, K), and then multiplies with the wrong weights."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule import schedule_rule
+
+    @derived_object
+    class Tiling(schedule_rule.PyScheduleRule):
+        def __init__(self, rule: Any = None) -> None:
+            super().__init__()
+            self._rule = rule or schedule_rule.MultiLevelTilingWithIntrin(
+                instruction.name,
+                structure="SSRSRS",
+                max_innermost_factor=64,
+                reuse_write=schedule_rule.ReuseType(req="may", levels=[1, 2], scope="global"),
+            )
+
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            self._rule._initialize_with_tune_context(context)
+
+        def apply(self, sch: Schedule, block: Any) -> list[Schedule]:
+            if reads_packed_weights(sch.get(block), instruction):
+                return list(self._rule.apply(sch, block))
+            return [sch]
+
+        def clone(self) -> Any:
+            return Tiling(self._rule.clone())
+
+    return Tiling()
+
+
+def reads_packed_weights(block: Any, instruction: DotInstruction) -> bool:
+    """Whether the last operand of a block has the weights that the instruction reads side by side: its
+    last two axes are outputs, a multiple of the lanes, and terms."""
+    from tvm import tirx
+
+    region = block.reads[-1].region if block.reads else ()
+    if len(region) < 2:
+        return False
+    lanes, terms = (int(extent) for extent in block.reads[-1].source.shape[-2:])
+    if lanes % instruction.lanes or terms != instruction.terms:
+        return False
+    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return all(
+        any(v.iter_type == kind and uses(axis.min, v.var) for v in block.iter_vars)
+        for axis, kind in zip(region[-2:], kinds, strict=True)
+    )
