@@ -11,6 +11,9 @@ from tvmtune.spaces.cpu_tiles import uses
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
+_TENSORIZED = "meta_schedule.auto_tensorize"
+"""Annotation of a block with the name of the instruction that is to compute it."""
+
 
 def for_cpu(instructions: Sequence[DotInstruction]) -> tuple[list[Any], list[Any]]:
     """TVM's rules and post-processors for CPUs, with these instructions instead of those that TVM 0.27
@@ -27,6 +30,7 @@ def for_cpu(instructions: Sequence[DotInstruction]) -> tuple[list[Any], list[Any
     steps = []
     for step in Postproc.create("llvm"):
         if tilings and isinstance(step, postproc.RewriteLayout):
+            steps.append(_without_inlined_data(instructions))
             steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
         steps.append(step)
     return chosen, steps
@@ -79,3 +83,46 @@ def reads_packed_weights(block: Any, instruction: DotInstruction) -> bool:
         any(v.iter_type == kind and uses(axis.min, v.var) for v in block.iter_vars)
         for axis, kind in zip(region[-2:], kinds, strict=True)
     )
+
+
+def _without_inlined_data(instructions: Sequence[DotInstruction]) -> Any:
+    """A post-processor that rejects candidates that convert or pad data within the products, which no
+    instruction computes. TVM rejects them, too, but prints a warning for each."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.postproc import PyPostproc
+
+    data = {each.name: each.data for each in instructions}
+
+    @derived_object
+    class WithoutInlinedData(PyPostproc):
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            pass
+
+        def apply(self, sch: Schedule) -> bool:
+            for child in sch.get_child_blocks(sch.get_sblock("root")):
+                block = sch.get(child)
+                name = str(block.annotations.get(_TENSORIZED, ""))
+                if name in data and not _reads_plainly(block, data[name]):
+                    return False
+            return True
+
+        def clone(self) -> Any:
+            return _without_inlined_data(instructions)
+
+    return WithoutInlinedData()
+
+
+def _reads_plainly(block: Any, dtype: str) -> bool:
+    """Whether a block multiplies elements of an array of this type as they are stored."""
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    if not any(str(read.source.dtype) == dtype for read in block.reads[:-1]):
+        return False
+    operators: list[str] = []
+
+    def note(call: Any) -> None:
+        operators.append(str(getattr(call.op, "name", "")))
+
+    structural_walk(block.body, (ir.Call, note))
+    return not any(name.endswith("if_then_else") for name in operators)
