@@ -10,7 +10,8 @@ from tvm import te
 from tvmtune import dot_instructions
 from tvmtune.machine import cpu_features
 from tvmtune.operators import cpu_pipeline
-from tvmtune.spaces.rule_space import RuleSpace
+from tvmtune.passes import quantized_kernels
+from tvmtune.spaces.rule_space import RuleSpace, replay, tune_context
 
 M, N, K = 6, 32, 64
 PROCESSORS = {"haswell": 8, "skylake-avx512": 16, "cascadelake": 16, "alderlake": 8}
@@ -65,3 +66,27 @@ def test_products_are_right_in_every_order_of_the_weights(processor, order):
     wanted = x.astype("int64") @ w.T.astype("int64")
     # int16 products leave int32, and both wrap.
     np.testing.assert_array_equal(sums.numpy(), wanted.astype("int32"))
+
+
+@pytest.mark.parametrize(("location", "usable"), [(-2, False), (-1, True)], ids=["inline", "apart"])
+def test_conversions_within_the_products_are_rejected_without_a_warning(location, usable, capfd):
+    """TVM prints one for each candidate whose products it cannot tensorize."""
+    target = {"kind": "llvm", "mcpu": "haswell", "num-cores": 1}
+    instruction = dot_instructions.for_bytes(target)
+    x = te.placeholder((M, K), "uint8", name="x")
+    w = te.placeholder((N // 8, 1, 1, K // 2, 8, 2), "int16", name="w")
+    sums = quantized_kernels.product(x, w, 0, (M, N), instruction)
+    func = te.create_prim_func([x, w, sums]).with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": func})
+    context = tune_context(mod, tvm.target.Target(target), RuleSpace(target).generator(), seed=1)
+    postprocs = list(context.space_generator.postprocs)
+    replayed = []
+    for design in context.generate_design_space():
+        if "auto_tensorize" in str(design.trace):
+            trace = design.trace
+            (place,) = (i for i in trace.insts if i.kind.name == "SampleComputeLocation")
+            trace = trace.with_decision(place, location, remove_postproc=True)
+            replayed.append(replay(mod, trace, postprocs) is not None)
+    assert replayed
+    assert set(replayed) == {usable}
+    assert "Tensorize failed" not in capfd.readouterr().err
