@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import dot_instructions
 from tvmtune.hookspecs import hookimpl
 from tvmtune.types import (
     Algorithm,
@@ -72,7 +73,6 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     """Winograd's convolutions, products and convolutions with padded extents, and those in bfloat16."""
-    from tvmtune.operators import dot_products
     from tvmtune.operators.implementations import (
         BFLOAT16,
         PADDED,
@@ -93,7 +93,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]
     superseded = replace(WINOGRAD, superseded=True)
-    products = BFLOAT16 if dot_products.has_bfloat16(device.target) else ()
+    products = BFLOAT16 if dot_instructions.for_bfloat16(device.target) else ()
     return (*products, *winograd, PADDED, padded_channels(columns), superseded)
 
 

@@ -1,4 +1,4 @@
-"""What instructions the CPU of a target has."""
+"""What the CPU of a target is and has."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def has(target: dict[str, Any], feature: str) -> bool:
     from tvm.target.codegen import llvm_cpu_has_features
 
     return bool(llvm_cpu_has_features(feature, tvm.target.Target(target)))
+
+
+def triple(target: dict[str, Any]) -> str:
+    """The triple of an LLVM target; this machine's if it has none."""
+    from tvm.target.codegen import llvm_get_system_triple
+
+    return str(target.get("mtriple") or llvm_get_system_triple())

@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    QuantFormat,
-    QuantType,
-    quantize_dynamic,
-    quantize_static,
-)
-from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 
 import tvmtune
 from quantize import cnn
+from quantize.quantized_onnx import prepared, quantized
 from tvmtune import api, host
 from tvmtune.accuracy import relative_error
 from tvmtune.bench.verify import allowed_errors
+from tvmtune.dot_instructions import for_bytes
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
-from tvmtune.passes.quantized_kernels import has_instructions
 from tvmtune.runtime.library import Library
 
-INTEGERS = has_instructions(host.backend("cpu").make_target({}, None).target)
+INTEGERS = bool(for_bytes(host.backend("cpu").make_target({}, None).target))
 """Whether this machine computes in integers at all."""
 SIGNED, UNSIGNED = QuantType.QInt8, QuantType.QUInt8
-
-
-class Samples(CalibrationDataReader):
-    def __init__(self, network: OnnxNetwork) -> None:
-        self._samples: Iterator[dict[str, np.ndarray]] = (
-            random_inputs(network.inputs, seed) for seed in range(8)
-        )
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        return next(self._samples, None)
-
-
-def quantized(
-    network: OnnxNetwork, folder: Path, form: QuantFormat = QuantFormat.QDQ, **options
-) -> Path:
-    """The network as ONNX Runtime's tools quantize it."""
-    path = folder / "quantized.onnx"
-    ready = prepared(network, folder)
-    quantize_static(ready, path, Samples(network), quant_format=form, **options)
-    return path
-
-
-def prepared(network: OnnxNetwork, folder: Path) -> Path:
-    (folder / "float.onnx").write_bytes(network.to_onnx())
-    quant_pre_process(folder / "float.onnx", folder / "ready.onnx")
-    return folder / "ready.onnx"
 
 
 def assert_within_a_step(path: Path, library: Library) -> None:
@@ -164,19 +130,6 @@ def test_weights_whose_zero_point_leaves_no_room_stay_in_float(tmp_path):
     assert any("conv2d" in task.name and "quantized" not in task.name for task in plan.tasks)
     compiled = api.compile(plan, tmp_path / "lib.so")
     assert_within_a_step(path, Library.open(compiled.path))
-
-
-@pytest.mark.parametrize("processor", ["cascadelake", "haswell"])
-def test_they_take_instructions_without_which_float_kernels_are_faster(processor, tmp_path):
-    """Read from the generated code, so that this machine need not have them."""
-    path = quantized(cnn.residual(32), tmp_path, activation_type=UNSIGNED, per_channel=True)
-    plan = api.plan(tvmtune.load(path), "cpu", attrs={"mcpu": processor})
-    task = max(plan.tasks, key=lambda task: task.flop)
-    assert ("quantized" in task.name) == (processor == "cascadelake")
-    direct = task.implementations[0]
-    target = tvm.target.Target(plan.device.target)
-    compiled = tvm.compile(direct.space.default(direct.mod, target).mod, target)
-    assert ("vpdpbusd" in compiled.mod.inspect_source("asm")) == (processor == "cascadelake")
 
 
 def test_a_product_with_a_bias_and_without_rounding_is_an_integer_kernel(tmp_path):

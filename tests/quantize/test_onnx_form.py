@@ -13,6 +13,7 @@ from quantize import cnn
 from tvmtune import api, host, networks
 from tvmtune.accuracy import relative_error
 from tvmtune.bench.verify import make_check, run_check
+from tvmtune.dot_instructions import for_bytes
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.int8 import Int8Network
@@ -21,13 +22,12 @@ from tvmtune.networks.onnx.integer_layers import IntegerLayers
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.onnx.quantize import Range
 from tvmtune.networks.zoo.graph_builder import GraphBuilder
-from tvmtune.passes.quantized_kernels import has_instructions
 from tvmtune.runtime.library import Library
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is calibrated with.*")
 
 VNNI = {"mcpu": "cascadelake"}
-INTEGERS = has_instructions(host.backend("cpu").make_target({}, None).target)
+INTEGERS = for_bytes(host.backend("cpu").make_target({}, None).target) is not None
 """Whether this machine has such a CPU."""
 
 

@@ -31,6 +31,7 @@ _LINUX_NAMES = {
     "avx512dq": "avx512dq",
     "avx512vl": "avx512vl",
     "avx512vnni": "avx512_vnni",
+    "avxvnni": "avx_vnni",
     "amx-int8": "amx_int8",
     "neon": "asimd",
     "fullfp16": "asimdhp",

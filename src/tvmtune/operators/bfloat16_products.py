@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.dot_instructions import BFLOAT16
 from tvmtune.passes import constants, packed_products
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Storage, Window, blocked_weights
 from tvmtune.passes.static_shapes import static_shape
 
-PAIR = 2
-"""Products that an instruction sums up for each output."""
 _DTYPE = "bfloat16"
 
 
@@ -78,7 +77,7 @@ def _weights(constant: Any, order: tuple[int, ...], values: bool) -> Any:
     array = constants.values(constant) if values else empty(shape, numpy_dtype(_DTYPE))
     if array.ndim == 2:
         array = array[:, None, None]
-    return constants.share(blocked_weights(np.transpose(array.view("uint16"), order), PAIR))
+    return constants.share(blocked_weights(np.transpose(array.view("uint16"), order), BFLOAT16[0]))
 
 
 def _storage() -> Storage:

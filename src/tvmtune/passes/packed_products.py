@@ -1,7 +1,6 @@
 """Convolutions and products in TE whose weights are packed for dot-product instructions.
 
-Such an instruction adds several products to each of 16 sums: it multiplies a few neighboring values of
-the data by as many weights of each of 16 outputs. Data have channels last.
+:mod:`tvmtune.dot_instructions` says what these are. Data have channels last.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tvmtune.dot_instructions import DotInstruction
+
 NAME = "packed"
 """What the names of the sums start with."""
-LANES = 16
-"""Outputs of one dot-product instruction."""
 ROW_TILES = range(4, 17)
 """Rows of a register tile for which products are fast."""
 FEWEST = 16
@@ -38,12 +37,14 @@ class Window:
         return cls(*(tuple(int(n) for n in each) for each in geometry))
 
 
-def blocked_weights(weights: np.ndarray, terms: int) -> np.ndarray:
-    """Weights (O, KH, KW, I) as (O/16, KH, KW, I/terms, 16, terms), with zeros for what is missing."""
+def blocked_weights(weights: np.ndarray, instruction: DotInstruction) -> np.ndarray:
+    """Weights (O, KH, KW, I) as (O/lanes, KH, KW, I/terms, lanes, terms), with zeros for what is
+    missing, as the instruction reads them."""
+    lanes, terms = instruction.lanes, instruction.terms
     outs, rows, columns, ins = weights.shape
-    padded = np.pad(weights, [(0, -outs % LANES), (0, 0), (0, 0), (0, -ins % terms)])
-    blocks = padded.reshape(-1, LANES, rows, columns, padded.shape[3] // terms, terms)
-    return np.ascontiguousarray(blocks.transpose(0, 2, 3, 4, 1, 5))
+    padded = np.pad(weights, [(0, -outs % lanes), (0, 0), (0, 0), (0, -ins % terms)])
+    blocks = padded.reshape(-1, lanes, rows, columns, padded.shape[3] // terms, terms)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 3, 4, 1, 5), instruction.weights)
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,11 @@ def convolution(
     storage: Storage,
 ) -> Any:
     """Sums (N, H, W, O) in ``dtype`` of (N, H, W, C) data and :func:`blocked_weights`. ``output`` is
-    the shape of the convolution's output; O is rounded up to a multiple of 16, and W as by
+    the shape of the convolution's output; O is rounded up to whole blocks, and W as by
     :func:`padded_rows`."""
     from tvm import te
 
-    blocks, rows, columns, groups, _, terms = (int(n) for n in w.shape)
+    blocks, rows, columns, groups, lanes, terms = (int(n) for n in w.shape)
     (step_y, step_x), (far_y, far_x) = window.strides, window.dilation
     top, left, bottom, right = window.padding
     batch, height, width, _ = (int(n) for n in x.shape)
@@ -93,27 +94,27 @@ def convolution(
 
     def element(n: Any, y: Any, z: Any, c: Any) -> Any:
         one = data(n, y * step_y + ky * far_y, z * step_x + kx * far_x, f * terms + s)
-        other = w(c // LANES, ky, kx, f, c % LANES, s)
+        other = w(c // lanes, ky, kx, f, c % lanes, s)
         return te.sum(_product(one, other, dtype, storage), axis=[ky, kx, f, s])
 
-    return te.compute((batch, output[1], pixels, blocks * LANES), element, name=f"{NAME}_conv2d")
+    return te.compute((batch, output[1], pixels, blocks * lanes), element, name=f"{NAME}_conv2d")
 
 
 def product(x: Any, w: Any, output: tuple[int, ...], dtype: str, storage: Storage) -> Any:
     """As :func:`convolution`: sums (..., M, N) of (..., M, K) data and weights (N, 1, 1, K)."""
     from tvm import te
 
-    blocks, _, _, groups, _, terms = (int(n) for n in w.shape)
+    blocks, _, _, groups, lanes, terms = (int(n) for n in w.shape)
     outer, rows = output[:-2], padded_rows(output[-2])
     data = padded(x, (0,) * len(output), (*outer, rows, groups * terms), storage)
     f, s = te.reduce_axis((0, groups), "f"), te.reduce_axis((0, terms), "s")
 
     def element(*at: Any) -> Any:
         *row, c = at
-        one, other = data(*row, f * terms + s), w(c // LANES, 0, 0, f, c % LANES, s)
+        one, other = data(*row, f * terms + s), w(c // lanes, 0, 0, f, c % lanes, s)
         return te.sum(_product(one, other, dtype, storage), axis=[f, s])
 
-    return te.compute((*outer, rows, blocks * LANES), element, name=f"{NAME}_matmul")
+    return te.compute((*outer, rows, blocks * lanes), element, name=f"{NAME}_matmul")
 
 
 def _product(one: Any, other: Any, dtype: str, storage: Storage) -> Any:
@@ -142,4 +143,6 @@ def padded(x: Any, before: tuple[int, ...], shape: tuple[int, ...], storage: Sto
             value = storage.convert(value)
         return tirx.if_then_else(tirx.all(*inside), value, storage.nothing) if inside else value
 
-    return te.compute(shape, element, name="pad")
+    # Schedule rules inline a conversion into the products, where it hides what instructions compute.
+    attrs = {"meta_schedule.inline_rule": "disable"} if own == shape else {}
+    return te.compute(shape, element, name="pad", attrs=attrs)

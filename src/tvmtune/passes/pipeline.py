@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tvmtune import dot_instructions
 from tvmtune.errors import UsageError, nearest
 from tvmtune.passes import (
     block_names,
@@ -18,7 +19,6 @@ from tvmtune.passes import (
     elementwise_layouts,
     folding,
     packed_products,
-    quantized_kernels,
     quantized_operators,
     rounding,
     softmax,
@@ -68,8 +68,9 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
     graph = network.to_relax()
     quantized = quantized_operators.exist(graph)
-    if quantized and quantized_kernels.has_instructions(device.target):
-        graph = quantized_operators.lower(graph)
+    instruction = dot_instructions.for_bytes(device.target)
+    if quantized and instruction is not None:
+        graph = quantized_operators.lower(graph, instruction)
     graph = constants.fold_moves(sum_in_float32(graph))
     graph = _run(
         graph,

@@ -1,8 +1,7 @@
 """Kernels of quantized networks in TE: products of bytes with sums in int32, and their requantization.
 
-Activations are uint8 or int8 with channels last, and weights int8. Dot-product instructions multiply
-unsigned by signed bytes, four at a time for 16 outputs, so that int8 activations are read with 128
-added.
+Activations are uint8 or int8 with channels last, and weights int8. The target's dot-product instruction
+says in which type it reads both.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune import cpu_features
+from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import packed_products
 from tvmtune.passes.packed_products import Storage, Window
 
-QUAD = 4
-"""Products that an instruction sums up for each output."""
-OFFSET = 128
-"""What int8 activations are read with."""
 LARGEST_PRODUCT = 255 * 128
 
 
-def has_instructions(target: dict[str, Any]) -> bool:
-    """Whether a target has the instructions without which these kernels are slower than float ones."""
-    return cpu_features.has(target, "avx512vnni")
+def offset(dtype: str, instruction: DotInstruction) -> int:
+    """What is added to activations of this type when they are read, because the instruction multiplies
+    those of the other signedness."""
+    return {("int8", "uint8"): 128, ("uint8", "int8"): -128}.get((dtype, instruction.data), 0)
 
 
 @dataclass(frozen=True)
@@ -43,14 +39,28 @@ class Rounding:
         return np.array([self.zero, self.low, self.high], "float32")
 
 
-def convolution(x: Any, w: Any, window: Window, zero: Any, output: tuple[int, ...]) -> Any:
+def convolution(
+    x: Any,
+    w: Any,
+    window: Window,
+    zero: Any,
+    output: tuple[int, ...],
+    instruction: DotInstruction,
+) -> Any:
     """Sums in int32; ``zero`` is what stands for zero in ``x``, an int or an expression of int32. See
     :func:`packed_products.convolution`."""
-    storage = _storage(x, zero)
+    storage = _storage(x, zero, instruction)
     return packed_products.convolution(x, w, window, output, "int32", storage)
 
 
-def depthwise(x: Any, w: Any, window: Window, zero: Any, output: tuple[int, ...]) -> Any:
+def depthwise(
+    x: Any,
+    w: Any,
+    window: Window,
+    zero: Any,
+    output: tuple[int, ...],
+    instruction: DotInstruction,
+) -> Any:
     """Sums (N, H, W, C) in int32 of (N, H, W, C) activations and (KH, KW, C) weights."""
     from tvm import te
 
@@ -58,7 +68,7 @@ def depthwise(x: Any, w: Any, window: Window, zero: Any, output: tuple[int, ...]
     batch, height, width, _ = (int(n) for n in x.shape)
     top, left, bottom, right = window.padding
     shape = (batch, top + height + bottom, left + width + right, channels)
-    data = packed_products.padded(x, (0, top, left, 0), shape, _storage(x, zero))
+    data = packed_products.padded(x, (0, top, left, 0), shape, _storage(x, zero, instruction))
     ky, kx = te.reduce_axis((0, rows), "ky"), te.reduce_axis((0, columns), "kx")
     (step_y, step_x), (far_y, far_x) = window.strides, window.dilation
 
@@ -69,9 +79,9 @@ def depthwise(x: Any, w: Any, window: Window, zero: Any, output: tuple[int, ...]
     return te.compute(output, element, name="depthwise_conv2d_int8")
 
 
-def product(x: Any, w: Any, output: tuple[int, ...]) -> Any:
+def product(x: Any, w: Any, output: tuple[int, ...], instruction: DotInstruction) -> Any:
     """Sums in int32; see :func:`packed_products.product`."""
-    return packed_products.product(x, w, output, "int32", _storage(x, 0))
+    return packed_products.product(x, w, output, "int32", _storage(x, 0, instruction))
 
 
 def requantize(
@@ -96,16 +106,19 @@ def requantize(
     return te.compute(output, element, name="requantize")
 
 
-def _storage(x: Any, zero: Any) -> Storage:
-    """As uint8."""
+def _storage(x: Any, zero: Any, instruction: DotInstruction) -> Storage:
+    """As the instruction reads data."""
     from tvm import tirx
 
     zero = tirx.const(zero, "int32") if isinstance(zero, int) else zero
-    if str(x.dtype) == "uint8":
-        return Storage(zero.astype("uint8"))
-    offset = tirx.const(OFFSET, "uint8")
-    return Storage(
-        (zero + OFFSET).astype("uint8"),
-        convert=lambda value: value.astype("uint8") + offset,
-        always=True,
-    )
+    dtype, stored = str(x.dtype), instruction.data
+    if dtype == stored:
+        return Storage(zero.astype(stored))
+    added = offset(dtype, instruction)
+
+    def convert(value: Any) -> Any:
+        if added:  # 128, or -128, which has the same bits; as uint8, whose sums may wrap
+            value = value.astype("uint8") + tirx.const(128, "uint8")
+        return value.astype(stored)
+
+    return Storage((zero + added).astype(stored), convert=convert, always=True)

@@ -1,4 +1,5 @@
-"""Computes the operators of quantized networks in integers, on CPUs with instructions for that.
+"""Computes the operators of quantized networks in integers, on CPUs with instructions for that
+(:mod:`tvmtune.dot_instructions`).
 
 Tools that quantize put DequantizeLinear before an operator and QuantizeLinear behind it. Here a
 convolution or product between them becomes one kernel of bytes, as the tools mean it; pooling and moves
@@ -13,11 +14,13 @@ y = sum(x w) + b = sx sw (sum(qx qw) - zx sum(qw) + qb).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
@@ -67,12 +70,12 @@ def exist(mod: tvm.IRModule) -> bool:
     return any(_operator(b.value) in ("quantize", "dequantize") for b in _bindings(mod))
 
 
-def lower(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` with integer kernels for the layers that have quantized operands; ``mod`` itself if none
-    has. To be run before constants are folded."""
+def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
+    """``mod`` with integer kernels, for targets with this instruction, for the layers that have
+    quantized operands; ``mod`` itself if none has. To be run before constants are folded."""
     from tvm import relax
 
-    finder = _Finder(mod)
+    finder = _Finder(mod, instruction)
     if not finder.layers:
         return mod
 
@@ -82,7 +85,7 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
             layer = finder.layers.get(binding.var)
             moved = None if layer else finder.move(binding.var)
             if layer:
-                made = _emit(self.builder_, layer, self.visit_expr(layer.x.bytes))
+                made = _emit(self.builder_, layer, self.visit_expr(layer.x.bytes), instruction)
             elif moved:
                 call, data = moved
                 made = relax.Call(call.op, [self.visit_expr(data), *call.args[1:]], call.attrs)
@@ -102,9 +105,10 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
 class _Finder:
     """Finds layers by the variables that hold their results."""
 
-    def __init__(self, mod: tvm.IRModule) -> None:
+    def __init__(self, mod: tvm.IRModule, instruction: DotInstruction) -> None:
         from tvm import relax
 
+        self._instruction = instruction
         self._values = {b.var: b.value for b in _bindings(mod)}
         self.layers: dict[Any, _Layer] = {}
         """By the variables that hold their results: bytes, or floats that nothing rounds."""
@@ -123,7 +127,7 @@ class _Finder:
                 self.layers[variable] = sums
                 continue
             operands = None if call in rounded else self._operands(call)
-            if operands is not None and (layer := _layer(call, operands, None, None, (0, 0))):
+            if operands is not None and (layer := self._layer(call, operands)):
                 self.layers[variable] = layer
 
     def move(self, variable: Any) -> tuple[Any, Any] | None:
@@ -151,7 +155,7 @@ class _Finder:
             bias = second if first is None else first
             call = self._only(call.args[0 if first is None else 1])
         operands = self._operands(call)
-        return _layer(call, operands, bias, out, (low, high)) if operands else None
+        return self._layer(call, operands, bias, out, (low, high)) if operands else None
 
     def _integer_product(self, call: Any) -> _Layer | None:
         """A product of bytes with constant ones that returns its sums."""
@@ -165,7 +169,7 @@ class _Finder:
             return None
         operand = _Quantized(x, np.float32(1), 0, dtypes[0])
         ones = np.ones(1, "float32")
-        layer = _layer(call, (operand, weights.T, ones), None, None, (0, 0))
+        layer = self._layer(call, (operand, weights.T, ones))
         return layer and replace(layer, factors=None)
 
     def _bounds(self, call: Any) -> tuple[float, float] | None:
@@ -260,6 +264,46 @@ class _Finder:
         )
         return steps * scales.astype(np.float64).reshape(shape)
 
+    def _layer(
+        self,
+        call: Any,
+        operands: tuple[_Quantized, np.ndarray, np.ndarray],
+        bias: np.ndarray | None = None,
+        out: _Quantized | None = None,
+        bounds: tuple[float, float] = (0, 0),
+    ) -> _Layer | None:
+        """None if its integers could leave int32, or if the bias is none of its channels."""
+        x, weights, scales = operands
+        channels = len(weights)
+        sums = weights.reshape(channels, -1).astype(np.int64).sum(axis=1)
+        total = -(x.zero + kernels.offset(x.dtype, self._instruction)) * sums
+        steps = x.scale * scales
+        if out is None and str(call.ty.dtype) not in ("float32", "int32"):
+            return None
+        if bias is not None:
+            place = len(bias.shape) - int(np.argmax(bias.shape))
+            if bias.size > 1 and (
+                bias.size != channels or place != _CHANNEL_FROM_LAST[_operator(call)]
+            ):
+                return None
+            whole = np.rint(bias.reshape(-1).astype(np.float64) / steps)
+            if not (np.abs(whole) < 2**31).all():
+                return None
+            total = total + whole.astype(np.int64)
+        sums_most = product([*weights.shape[1:]]) * kernels.LARGEST_PRODUCT
+        if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
+            return None
+        low, high = (int(bound) for bound in bounds)
+        factors = (steps / out.scale if out else steps).astype(np.float32)
+        return _Layer(
+            call,
+            x,
+            weights,
+            total.astype(np.int32),
+            np.ascontiguousarray(np.broadcast_to(factors, (channels,))),
+            Rounding(out.zero, low, high, out.dtype) if out else None,
+        )
+
     def _value(self, value: Any) -> Any:
         while value in self._values:
             value = self._values[value]
@@ -276,70 +320,30 @@ class _Finder:
         return self._values.get(value) if self._users.get(value) == 1 else None
 
 
-def _layer(
-    call: Any,
-    operands: tuple[_Quantized, np.ndarray, np.ndarray],
-    bias: np.ndarray | None,
-    out: _Quantized | None,
-    bounds: tuple[float, float],
-) -> _Layer | None:
-    """None if its integers could leave int32, or if the bias is none of its channels."""
-    x, weights, scales = operands
-    channels = len(weights)
-    sums = weights.reshape(channels, -1).astype(np.int64).sum(axis=1)
-    total = -(x.zero + kernels.OFFSET * (x.dtype == "int8")) * sums
-    steps = x.scale * scales
-    if out is None and str(call.ty.dtype) not in ("float32", "int32"):
-        return None
-    if bias is not None:
-        place = len(bias.shape) - int(np.argmax(bias.shape))
-        if bias.size > 1 and (
-            bias.size != channels or place != _CHANNEL_FROM_LAST[_operator(call)]
-        ):
-            return None
-        whole = np.rint(bias.reshape(-1).astype(np.float64) / steps)
-        if not (np.abs(whole) < 2**31).all():
-            return None
-        total = total + whole.astype(np.int64)
-    sums_most = product([*weights.shape[1:]]) * kernels.LARGEST_PRODUCT
-    if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
-        return None
-    low, high = (int(bound) for bound in bounds)
-    factors = (steps / out.scale if out else steps).astype(np.float32)
-    return _Layer(
-        call,
-        x,
-        weights,
-        total.astype(np.int32),
-        np.ascontiguousarray(np.broadcast_to(factors, (channels,))),
-        Rounding(out.zero, low, high, out.dtype) if out else None,
-    )
-
-
-def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
+def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> Any:
     """The layer's kernel, between transpositions to channels last and back for a convolution."""
     from tvm import relax
 
     output = tuple(int(n) for n in layer.call.ty.shape)
     is_convolution = _operator(layer.call) == "nn.conv2d"
     weights = layer.weights
+    compute: Callable[..., Any]
     if is_convolution:
         output = (output[0], *output[2:], output[1])
         x = builder.emit(relax.op.permute_dims(x, _NHWC))
         attrs = layer.call.attrs
         window = Window.of(attrs)
+        is_padded = any(window.padding)
         if int(attrs.groups) > 1:
             weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
             compute, name = kernels.depthwise, "depthwise_conv2d_quantized"
         else:
-            weights = blocked_weights(weights.transpose(0, 2, 3, 1), kernels.QUAD)
+            weights = blocked_weights(weights.transpose(0, 2, 3, 1), instruction)
             compute, name = kernels.convolution, "conv2d_quantized"
-        sums = functools.partial(compute, window=window, output=output)
-        is_padded = any(window.padding)
+        compute = functools.partial(compute, window=window)
     else:
-        weights = blocked_weights(weights[:, None, None], kernels.QUAD)
-        sums = functools.partial(kernels.product, output=output)
-        name, is_padded = "matmul_quantized", False
+        weights = blocked_weights(weights[:, None, None], instruction)
+        compute, name, is_padded = kernels.product, "matmul_quantized", False
 
     # Calibrated numbers are arguments: layers of equal shapes share a kernel.
     rounding = layer.rounding
@@ -354,11 +358,11 @@ def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
 
     def program(data: Any, *tensors: Any) -> Any:
         by_name = dict(zip(given, tensors, strict=True))
-        padding = {"zero": by_name["zero"](0)} if is_padded else {}
-        if is_convolution and not is_padded:
-            padding = {"zero": 0}
+        how: dict[str, Any] = {"output": output, "instruction": instruction}
+        if is_convolution:
+            how["zero"] = by_name["zero"](0) if is_padded else 0
         return kernels.requantize(
-            sums(data, by_name["w"], **padding),
+            compute(data, by_name["w"], **how),
             by_name["bias"],
             by_name.get("factors"),
             by_name.get("numbers"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tvmtune import dot_instructions
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks import int8
 from tvmtune.networks.int8 import Int8Network
@@ -29,10 +30,10 @@ def prepare(
     without an ONNX form, it is quantized by :func:`prepare_int8`. Raises :class:`UsageError` for
     calibration data that a float network does not need, and as :func:`prepare_int8` does.
     """
-    from tvmtune.passes import pipeline, quantized_kernels
+    from tvmtune.passes import pipeline
 
     if int8.is_wanted(network):
-        if quantized_kernels.has_instructions(device.target):
+        if dot_instructions.for_bytes(device.target) is not None:
             quantized = _calibrated(network, calibration)
             if quantized is not None:
                 return pipeline.prepare(quantized, device, layout or "NHWC")

@@ -36,7 +36,7 @@ def prepare_float_graph(network: Network, device: Device, layout: str | None) ->
     if options is not None and not options.is_default:
         raise UsageError(
             "--calibration-method, --skip-layers, --global-scale and --accuracy-budget need a CPU with "
-            f"integer instructions (AVX512-VNNI) and an ONNX form of {network.name}: omit them"
+            f"dot-product instructions, such as AVX2, and an ONNX form of {network.name}: omit them"
         )
 
     if layout is not None and layout.upper() != LAYOUT:

@@ -83,7 +83,7 @@ def vector_unit(target: dict[str, Any]) -> VectorUnit:
     if target["kind"] != "llvm":
         return SSE
     # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
-    triple = llvm_triple(target)
+    triple = cpu_features.triple(target)
     if triple.startswith(("aarch64", "arm64")):
         return NEON
     if triple.startswith(("arm", "thumb")):
@@ -92,13 +92,6 @@ def vector_unit(target: dict[str, Any]) -> VectorUnit:
         if cpu_features.has(target, feature):
             return unit
     return SSE
-
-
-def llvm_triple(target: dict[str, Any]) -> str:
-    """The target's triple; this machine's if it has none."""
-    from tvm.target.codegen import llvm_get_system_triple
-
-    return str(target.get("mtriple") or llvm_get_system_triple())
 
 
 @dataclass(frozen=True)
@@ -185,7 +178,8 @@ def tensor_decisions(
         if blocked:
             # Columns come first if their weights would not stay in the cache for all rows.
             first = [one or weights <= CACHED for one in columns]
-            tile = [[1, inner] for inner in register]
+            # The last loop is left over where a block has several vectors: it must not become one.
+            tile = [*([1, inner] for inner in register[:-1]), [register[-1], 1]]
             terms = _terms(reduction, QUADS)
         else:
             # What comes first is shared by the threads: columns also if there are few rows. All terms
@@ -208,7 +202,7 @@ def _tensor_tiles(rows: int, columns: int, unit: VectorUnit) -> list[list[int]]:
     for height in _divisors(rows, unit.registers - 4):
         for width in _divisors(columns, TENSOR_COLUMNS):
             sums = height * width
-            if sums <= TENSOR_SUMS or width == 1:
+            if sums <= min(TENSOR_SUMS, unit.sums) or width == 1:
                 loads = (_VECTOR_LOAD * width + height) / sums
                 tiles.append((loads * max(1.0, _LATENCY / sums), height, width))
     return [tile for _, *tile in sorted(tiles)]
@@ -356,7 +350,7 @@ def column_group(mod: tvm.IRModule) -> int | None:
             continue
         column = spatial[-1]
         found = {n for r in block.reads for axis in r.region for n in divisors(axis.min, column)}
-        if not found and all(_uses(read.region[-1].min, column) for read in block.reads):
+        if not found and all(uses(read.region[-1].min, column) for read in block.reads):
             found = {1}
         groups |= found
     return min(groups, default=None)
@@ -369,7 +363,7 @@ def tensor_columns(block: Any) -> list[bool]:
 
     second = block.reads[-1].region
     return [
-        any(_uses(axis.min, each.var) for axis in second)
+        any(uses(axis.min, each.var) for axis in second)
         for each in block.iter_vars
         if each.iter_type == tirx.IterVar.DataPar
     ]
@@ -380,9 +374,10 @@ def channels_in_blocks(columns: Sequence[bool]) -> bool:
     return any(columns[:-1])
 
 
-def _uses(index: Any, variable: Any) -> bool:
+def uses(index: Any, variable: Any) -> bool:
+    """Whether an index depends on a variable."""
     operands = (getattr(index, "a", None), getattr(index, "b", None))
-    return index.same_as(variable) or any(o is not None and _uses(o, variable) for o in operands)
+    return index.same_as(variable) or any(o is not None and uses(o, variable) for o in operands)
 
 
 def divisor(extent: int, most: int) -> int:

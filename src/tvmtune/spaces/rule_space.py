@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tvmtune import cpu_features
-from tvmtune.operators import dot_products
+from tvmtune import dot_instructions
 from tvmtune.passes.workload_keys import structure
-from tvmtune.spaces import cpu_rows, cpu_tiles, rules, tensor_intrinsics, traces
+from tvmtune.spaces import cpu_rows, cpu_tiles, instruction_rules, rules, tensor_intrinsics, traces
 from tvmtune.spaces.cpu_tiles import VectorUnit
 from tvmtune.types import Space, digest
 
@@ -50,14 +49,13 @@ class RuleSpace:
 
         tensor_intrinsics.load_for(str(self.target["kind"]))
         rules.register()
-        if dot_products.has_bfloat16(self.target):
-            return _with_bfloat16()
-        kind = _safe_rules(self.target)
-        if kind is None:
+        if self.target["kind"] != "llvm":
             return SpaceGenerator.create("post-order-apply")
-        from tvm.s_tir.meta_schedule import ScheduleRule
-
-        return applying(ScheduleRule.create(kind), kind)
+        products = dot_instructions.for_bytes(self.target)
+        chosen, postprocs = instruction_rules.for_cpu(
+            (*((products,) if products else ()), *dot_instructions.for_bfloat16(self.target))
+        )
+        return applying(chosen, "llvm", postprocs)
 
     def default(self, mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
         """The schedule from :meth:`choose`, cached: do not modify it.
@@ -117,48 +115,6 @@ def applying(
         postprocs=[*postprocs] if postprocs else Postproc.create(kind),
         mutator_probs=Mutator.create(kind),
     )
-
-
-def _with_bfloat16() -> SpaceGenerator:
-    """TVM's rules for CPUs with AVX512-VNNI, and the same for the instruction for bfloat16."""
-    from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
-
-    instructions = [
-        schedule_rule.MultiLevelTilingWithIntrin(
-            name,
-            structure="SSRSRS",
-            max_innermost_factor=64,
-            reuse_write=schedule_rule.ReuseType(req="may", levels=[1, 2], scope="global"),
-        )
-        for name in (dot_products.BYTES, *dot_products.BFLOAT16.values())
-    ]
-    chosen = []
-    for rule in ScheduleRule.create("llvm"):
-        if isinstance(rule, schedule_rule.MultiLevelTiling):
-            chosen += instructions
-        chosen.append(rule)
-    steps = []
-    for step in Postproc.create("llvm"):
-        if isinstance(step, postproc.RewriteLayout):
-            steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
-        steps.append(step)
-    return applying(chosen, "llvm", steps)
-
-
-def _safe_rules(target: dict[str, Any]) -> str | None:
-    """Kind of the rules to use instead of TVM 0.27's choice for this CPU; None for TVM's choice.
-
-    On some CPUs TVM's int8 instructions give wrong results or do not compile: on ARM (sdot: every
-    kernel that ran was wrong; neon: none compiled), on AVX-512 without VNNI, where pairs of
-    products saturate, and with AVX-VNNI alone, for which TVM takes the AVX-512 instruction.
-    """
-    if target["kind"] != "llvm":
-        return None
-    if cpu_tiles.llvm_triple(target).startswith(("aarch64", "arm", "thumb")):
-        return "llvm"
-    if cpu_features.has(target, "avx512vnni"):
-        return None
-    return "llvm" if any(cpu_features.has(target, f) for f in ("avx512f", "avxvnni")) else None
 
 
 def _tiled(design: Schedule) -> bool:

@@ -1,0 +1,152 @@
+"""Which dot-product instructions the CPU of a target has.
+
+Such an instruction adds several products to each of some sums: it multiplies a few neighboring values
+of the data, 32 bits in all, by as many weights of each of as many outputs as it has lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvmtune import cpu_features
+
+
+@dataclass(frozen=True)
+class DotInstruction:
+    """An instruction, or what takes its place on older CPUs. The types are those in which its operands
+    are stored."""
+
+    name: str
+    """Of the intrinsic in TensorIR; traces hold it."""
+    function: str
+    """In LLVM IR: ``(sums, data of 32 bits in each lane, weights of 32 bits in each lane) -> sums``."""
+    feature: str
+    """What the CPU must have, by LLVM's name."""
+    lanes: int
+    """Sums."""
+    terms: int
+    """Products that it adds to each sum."""
+    data: str
+    weights: str
+    sums: str
+    vector: str
+    """Type of data and weights in LLVM IR."""
+    call: str
+    """In LLVM IR, with ``{sums}`` for the type of the sums: ``%result`` from ``%sums``, ``%values`` and
+    ``%weights``."""
+    declaration: str
+    """Of the function that ``call`` calls."""
+    meaning: str | None = None
+    """Type of values with the same bits as the stored ones, if these stand for others."""
+    architecture: str = "x86_64"
+    """What the target's triple starts with."""
+
+
+def _accumulating(intrinsic: str, sums: str, vector: str) -> dict[str, Any]:
+    arguments = f"{{sums}} %sums, {vector} %values, {vector} %weights"
+    return {
+        "sums": sums,
+        "vector": vector,
+        "declaration": f"declare {{sums}} @{intrinsic}({{sums}}, {vector}, {vector})",
+        "call": f"%result = call {{sums}} @{intrinsic}({arguments})",
+    }
+
+
+def _multiplying(intrinsic: str, vector: str) -> dict[str, Any]:
+    arguments = f"{vector} %values, {vector} %weights"
+    return {
+        "sums": "int32",
+        "vector": vector,
+        "declaration": f"declare {{sums}} @{intrinsic}({vector}, {vector})",
+        "call": f"%products = call {{sums}} @{intrinsic}({arguments})\n"
+        "  %result = add {sums} %sums, %products",
+    }
+
+
+BYTES = (
+    # TVM 0.27 has this intrinsic, but passes operand types that its LLVM does not accept: no kernel
+    # with it can be built. The one here replaces it under the same name, which older traces hold.
+    DotInstruction(
+        "dot_16x4_vnni",
+        "tvmtune_dot_16x4_vnni",
+        "avx512vnni",
+        *(16, 4, "uint8", "int8"),
+        **_accumulating("llvm.x86.avx512.vpdpbusd.512", "int32", "<64 x i8>"),
+    ),
+    DotInstruction(
+        "tvmtune_dot_8x4_vnni",
+        "tvmtune_dot_8x4_vnni",
+        "avxvnni",
+        *(8, 4, "uint8", "int8"),
+        **_accumulating("llvm.x86.avx512.vpdpbusd.256", "int32", "<32 x i8>"),
+    ),
+    # Products of bytes (vpmaddubsw) would saturate: the sum of two exceeds 16 bits.
+    DotInstruction(
+        "tvmtune_dot_16x2_int16",
+        "tvmtune_dot_16x2_int16",
+        "avx512bw",
+        *(16, 2, "int16", "int16"),
+        **_multiplying("llvm.x86.avx512.pmaddw.d.512", "<32 x i16>"),
+    ),
+    DotInstruction(
+        "tvmtune_dot_8x2_int16",
+        "tvmtune_dot_8x2_int16",
+        "avx2",
+        *(8, 2, "int16", "int16"),
+        **_multiplying("llvm.x86.avx2.pmadd.wd", "<16 x i16>"),
+    ),
+    DotInstruction(
+        "tvmtune_dot_4x4_i8mm",
+        "tvmtune_dot_4x4_i8mm",
+        "i8mm",
+        *(4, 4, "uint8", "int8"),
+        **_accumulating("llvm.aarch64.neon.usdot.v4i32.v16i8", "int32", "<16 x i8>"),
+        architecture="aarch64",
+    ),
+    DotInstruction(
+        "tvmtune_dot_4x4_dotprod",
+        "tvmtune_dot_4x4_dotprod",
+        "dotprod",
+        *(4, 4, "int8", "int8"),
+        **_accumulating("llvm.aarch64.neon.sdot.v4i32.v16i8", "int32", "<16 x i8>"),
+        architecture="aarch64",
+    ),
+)
+"""For bytes, with exact sums; the fastest first. Where bytes are stored as int16, twice as many
+instructions are needed."""
+
+BFLOAT16 = tuple(
+    # Weights are bits: TVM would otherwise try the instruction for products of all kinds, whose
+    # operands it cannot read.
+    DotInstruction(
+        f"tvmtune_dot_16x2_bf16_{data}",
+        "tvmtune_dot_16x2_bf16",
+        "avx512bf16",
+        *(16, 2, data, "uint16"),
+        **_accumulating("llvm.x86.avx512bf16.dpbf16ps.512", "float32", "<32 x bfloat>"),
+        meaning="bfloat16",
+    )
+    for data in ("bfloat16", "uint16")
+)
+"""By what the data are stored as: bfloat16 or its bits."""
+
+
+def for_bytes(target: dict[str, Any]) -> DotInstruction | None:
+    """The fastest for products of bytes; None where float32 is as fast: plain NEON, for example, has a
+    Cortex-A72 start 8 products of bytes in each cycle, or 8 of floats."""
+    return next((each for each in BYTES if _has(target, each)), None)
+
+
+def for_bfloat16(target: dict[str, Any]) -> tuple[DotInstruction, ...]:
+    """Those for products of bfloat16; none where there is no such instruction."""
+    return tuple(each for each in BFLOAT16 if _has(target, each))
+
+
+def _has(target: dict[str, Any], instruction: DotInstruction) -> bool:
+    return cpu_features.has(target, instruction.feature) and cpu_features.triple(target).startswith(
+        (instruction.architecture, *_OTHER_NAMES.get(instruction.architecture, ()))
+    )
+
+
+_OTHER_NAMES = {"aarch64": ("arm64",), "x86_64": ("x86-64", "amd64")}

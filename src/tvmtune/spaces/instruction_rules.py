@@ -1,0 +1,128 @@
+"""Schedule rules that compute products with dot-product instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.dot_instructions import DotInstruction
+from tvmtune.spaces.cpu_tiles import uses
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+_TENSORIZED = "meta_schedule.auto_tensorize"
+"""Annotation of a block with the name of the instruction that is to compute it."""
+
+
+def for_cpu(instructions: Sequence[DotInstruction]) -> tuple[list[Any], list[Any]]:
+    """TVM's rules and post-processors for CPUs, with these instructions instead of those that TVM 0.27
+    would take. Of its own, those for ARM give wrong results or do not compile, and so do those for
+    AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's)."""
+    from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
+
+    tilings = [_tiling(each) for each in instructions]
+    chosen = []
+    for rule in ScheduleRule.create("llvm"):
+        if isinstance(rule, schedule_rule.MultiLevelTiling):
+            chosen += tilings
+        chosen.append(rule)
+    steps = []
+    for step in Postproc.create("llvm"):
+        if tilings and isinstance(step, postproc.RewriteLayout):
+            steps.append(_without_inlined_data(instructions))
+            steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
+        steps.append(step)
+    return chosen, steps
+
+
+def _tiling(instruction: DotInstruction) -> Any:
+    """TVM's rule, for weights that are packed as the instruction reads them. TVM itself accepts any
+    order, such as that of a matrix (N, K), and then multiplies with the wrong weights."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule import schedule_rule
+
+    @derived_object
+    class Tiling(schedule_rule.PyScheduleRule):
+        def __init__(self, rule: Any = None) -> None:
+            super().__init__()
+            self._rule = rule or schedule_rule.MultiLevelTilingWithIntrin(
+                instruction.name,
+                structure="SSRSRS",
+                max_innermost_factor=64,
+                reuse_write=schedule_rule.ReuseType(req="may", levels=[1, 2], scope="global"),
+            )
+
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            self._rule._initialize_with_tune_context(context)
+
+        def apply(self, sch: Schedule, block: Any) -> list[Schedule]:
+            if reads_packed_weights(sch.get(block), instruction):
+                return list(self._rule.apply(sch, block))
+            return [sch]
+
+        def clone(self) -> Any:
+            return Tiling(self._rule.clone())
+
+    return Tiling()
+
+
+def reads_packed_weights(block: Any, instruction: DotInstruction) -> bool:
+    """Whether the last operand of a block has the weights that the instruction reads side by side: its
+    last two axes are outputs, a multiple of the lanes, and terms."""
+    from tvm import tirx
+
+    region = block.reads[-1].region if block.reads else ()
+    if len(region) < 2:
+        return False
+    lanes, terms = (int(extent) for extent in block.reads[-1].source.shape[-2:])
+    if lanes % instruction.lanes or terms != instruction.terms:
+        return False
+    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return all(
+        any(v.iter_type == kind and uses(axis.min, v.var) for v in block.iter_vars)
+        for axis, kind in zip(region[-2:], kinds, strict=True)
+    )
+
+
+def _without_inlined_data(instructions: Sequence[DotInstruction]) -> Any:
+    """A post-processor that rejects candidates that convert or pad data within the products, which no
+    instruction computes. TVM rejects them, too, but prints a warning for each."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.postproc import PyPostproc
+
+    data = {each.name: each.data for each in instructions}
+
+    @derived_object
+    class WithoutInlinedData(PyPostproc):
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            pass
+
+        def apply(self, sch: Schedule) -> bool:
+            for child in sch.get_child_blocks(sch.get_sblock("root")):
+                block = sch.get(child)
+                name = str(block.annotations.get(_TENSORIZED, ""))
+                if name in data and not _reads_plainly(block, data[name]):
+                    return False
+            return True
+
+        def clone(self) -> Any:
+            return _without_inlined_data(instructions)
+
+    return WithoutInlinedData()
+
+
+def _reads_plainly(block: Any, dtype: str) -> bool:
+    """Whether a block multiplies elements of an array of this type as they are stored."""
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    if not any(str(read.source.dtype) == dtype for read in block.reads[:-1]):
+        return False
+    operators: list[str] = []
+
+    def note(call: Any) -> None:
+        operators.append(str(getattr(call.op, "name", "")))
+
+    structural_walk(block.body, (ir.Call, note))
+    return not any(name.endswith("if_then_else") for name in operators)

@@ -1,0 +1,92 @@
+"""Schedule rules use dot-product instructions where the weights are packed for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+from tvmtune import dot_instructions
+from tvmtune.machine import cpu_features
+from tvmtune.operators import cpu_pipeline
+from tvmtune.passes import quantized_kernels
+from tvmtune.spaces.rule_space import RuleSpace, replay, tune_context
+
+M, N, K = 6, 32, 64
+PROCESSORS = {"haswell": 8, "skylake-avx512": 16, "cascadelake": 16, "alderlake": 8}
+"""With the lanes of their instructions."""
+
+
+def product(order: str, lanes: int, terms: int, data: str, weights: str) -> tvm.IRModule:
+    """Sums of products in int32 with weights (N, K), (K, N), or packed in blocks of ``lanes``."""
+    x = te.placeholder((M, K), data, name="x")
+    outer, inner = (te.reduce_axis((0, n), name) for n, name in ((K // terms, "f"), (terms, "s")))
+    whole = te.reduce_axis((0, K), "k")
+    shape = {"nk": (N, K), "kn": (K, N), "packed": (N // lanes, K // terms, lanes, terms)}[order]
+    w = te.placeholder(shape, weights, name="w")
+
+    def element(i, j):
+        if order == "packed":
+            one, other = x[i, outer * terms + inner], w[j // lanes, outer, j % lanes, inner]
+            return te.sum(one.astype("int32") * other.astype("int32"), axis=[outer, inner])
+        other = w[j, whole] if order == "nk" else w[whole, j]
+        return te.sum(x[i, whole].astype("int32") * other.astype("int32"), axis=whole)
+
+    func = te.create_prim_func([x, w, te.compute((M, N), element, name="sums")])
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+@pytest.mark.parametrize("order", ["nk", "kn", "packed"])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_products_are_right_in_every_order_of_the_weights(processor, order):
+    """Only packed weights are what the instruction reads."""
+    target = {"kind": "llvm", "mcpu": processor, "num-cores": 1}
+    instruction = dot_instructions.for_bytes(target)
+    lanes, terms = instruction.lanes, instruction.terms
+    assert lanes == PROCESSORS[processor]
+    mod = product(order, lanes, terms, instruction.data, instruction.weights)
+    sch = RuleSpace(target).default(mod, tvm.target.Target(target))
+    assert (instruction.function in str(sch.mod)) == (order == "packed")
+    library = tvm.compile(
+        sch.mod, tvm.target.Target(target), tir_pipeline=cpu_pipeline.pipeline_for(target)
+    )
+    if not cpu_features.can_run(target, ""):
+        return
+    rng = np.random.default_rng(0)
+    x, w = (
+        rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+        for dtype, shape in ((instruction.data, (M, K)), (instruction.weights, (N, K)))
+    )
+    blocks = w.reshape(N // lanes, lanes, K // terms, terms).transpose(0, 2, 1, 3)
+    stored = {"nk": w, "kn": w.T, "packed": blocks}[order]
+    sums = tvm.runtime.tensor(np.zeros((M, N), "int32"))
+    arrays = [tvm.runtime.tensor(np.ascontiguousarray(each)) for each in (x, stored)]
+    library["main"](*arrays, sums)
+    wanted = x.astype("int64") @ w.T.astype("int64")
+    # int16 products leave int32, and both wrap.
+    np.testing.assert_array_equal(sums.numpy(), wanted.astype("int32"))
+
+
+@pytest.mark.parametrize(("location", "usable"), [(-2, False), (-1, True)], ids=["inline", "apart"])
+def test_conversions_within_the_products_are_rejected_without_a_warning(location, usable, capfd):
+    """TVM prints one for each candidate whose products it cannot tensorize."""
+    target = {"kind": "llvm", "mcpu": "haswell", "num-cores": 1}
+    instruction = dot_instructions.for_bytes(target)
+    x = te.placeholder((M, K), "uint8", name="x")
+    w = te.placeholder((N // 8, 1, 1, K // 2, 8, 2), "int16", name="w")
+    sums = quantized_kernels.product(x, w, (M, N), instruction)
+    func = te.create_prim_func([x, w, sums]).with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": func})
+    context = tune_context(mod, tvm.target.Target(target), RuleSpace(target).generator(), seed=1)
+    postprocs = list(context.space_generator.postprocs)
+    replayed = []
+    for design in context.generate_design_space():
+        if "auto_tensorize" in str(design.trace):
+            trace = design.trace
+            (place,) = (i for i in trace.insts if i.kind.name == "SampleComputeLocation")
+            trace = trace.with_decision(place, location, remove_postproc=True)
+            replayed.append(replay(mod, trace, postprocs) is not None)
+    assert replayed
+    assert set(replayed) == {usable}
+    assert "Tensorize failed" not in capfd.readouterr().err
