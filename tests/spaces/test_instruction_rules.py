@@ -75,7 +75,7 @@ def test_conversions_within_the_products_are_rejected_without_a_warning(location
     instruction = dot_instructions.for_bytes(target)
     x = te.placeholder((M, K), "uint8", name="x")
     w = te.placeholder((N // 8, 1, 1, K // 2, 8, 2), "int16", name="w")
-    sums = quantized_kernels.product(x, w, 0, (M, N), instruction)
+    sums = quantized_kernels.product(x, w, (M, N), instruction)
     func = te.create_prim_func([x, w, sums]).with_attr("global_symbol", "main")
     mod = tvm.IRModule({"main": func})
     context = tune_context(mod, tvm.target.Target(target), RuleSpace(target).generator(), seed=1)

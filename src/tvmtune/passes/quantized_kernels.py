@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import packed_products
 from tvmtune.passes.packed_products import Storage, Window
@@ -31,16 +33,21 @@ class Rounding:
     high: int
     dtype: str
 
+    def numbers(self) -> np.ndarray:
+        """Zero point and bounds as an argument of the kernel, in float32: so kernels are the same for
+        all layers of equal shapes, however they are calibrated."""
+        return np.array([self.zero, self.low, self.high], "float32")
+
 
 def convolution(
     x: Any,
     w: Any,
     window: Window,
-    zero: int,
+    zero: Any,
     output: tuple[int, ...],
     instruction: DotInstruction,
 ) -> Any:
-    """Sums in int32; ``zero`` is what stands for zero in ``x``. See
+    """Sums in int32; ``zero`` is what stands for zero in ``x``, an int or an expression of int32. See
     :func:`packed_products.convolution`."""
     storage = _storage(x, zero, instruction)
     return packed_products.convolution(x, w, window, output, "int32", storage)
@@ -50,7 +57,7 @@ def depthwise(
     x: Any,
     w: Any,
     window: Window,
-    zero: int,
+    zero: Any,
     output: tuple[int, ...],
     instruction: DotInstruction,
 ) -> Any:
@@ -72,16 +79,17 @@ def depthwise(
     return te.compute(output, element, name="depthwise_conv2d_int8")
 
 
-def product(x: Any, w: Any, zero: int, output: tuple[int, ...], instruction: DotInstruction) -> Any:
+def product(x: Any, w: Any, output: tuple[int, ...], instruction: DotInstruction) -> Any:
     """Sums in int32; see :func:`packed_products.product`."""
-    return packed_products.product(x, w, output, "int32", _storage(x, zero, instruction))
+    return packed_products.product(x, w, output, "int32", _storage(x, 0, instruction))
 
 
 def requantize(
-    sums: Any, bias: Any, factors: Any, rounding: Rounding | None, output: tuple[int, ...]
+    sums: Any, bias: Any, factors: Any, numbers: Any, dtype: str, output: tuple[int, ...]
 ) -> Any:
-    """What is stored of ``sums``, with an int32 bias and a float32 factor per channel; the products of
-    sums and factors in float32 without ``rounding``; the sums without ``factors``."""
+    """What is stored of ``sums`` as ``dtype``, with an int32 bias, a float32 factor per channel and
+    :meth:`Rounding.numbers`; the products of sums and factors in float32 without ``numbers``; the sums
+    without ``factors``."""
     from tvm import te, tirx
 
     def element(*at: Any) -> Any:
@@ -89,23 +97,23 @@ def requantize(
         if factors is None:
             return total
         value = total.astype("float32") * factors(at[-1])
-        if rounding is None:
+        if numbers is None:
             return value
-        zero = tirx.const(float(rounding.zero), "float32")
-        low, high = (tirx.const(float(n), "float32") for n in (rounding.low, rounding.high))
+        zero, low, high = (numbers(place) for place in range(3))
         steps = tirx.nearbyint(value) + zero
-        return tirx.min(tirx.max(steps, low), high).astype("int32").astype(rounding.dtype)
+        return tirx.min(tirx.max(steps, low), high).astype("int32").astype(dtype)
 
     return te.compute(output, element, name="requantize")
 
 
-def _storage(x: Any, zero: int, instruction: DotInstruction) -> Storage:
+def _storage(x: Any, zero: Any, instruction: DotInstruction) -> Storage:
     """As the instruction reads data."""
     from tvm import tirx
 
     dtype, stored = str(x.dtype), instruction.data
+    zero = tirx.const(zero, "int32") if isinstance(zero, int) else zero
     if dtype == stored:
-        return Storage(tirx.const(zero, stored))
+        return Storage(zero.astype(stored))
     added = offset(dtype, instruction)
 
     def convert(value: Any) -> Any:
@@ -113,4 +121,4 @@ def _storage(x: Any, zero: int, instruction: DotInstruction) -> Storage:
             value = value.astype("uint8") + tirx.const(128, "uint8")
         return value.astype(stored)
 
-    return Storage(tirx.const(zero + added, stored), convert=convert, always=True)
+    return Storage((zero + added).astype(stored), convert=convert, always=True)

@@ -327,7 +327,7 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
     is_convolution = _operator(layer.call) == "nn.conv2d"
     if is_convolution:
         output = (output[0], *output[2:], output[1])
-    how: dict[str, Any] = {"zero": layer.x.zero, "output": output, "instruction": instruction}
+    how: dict[str, Any] = {"output": output, "instruction": instruction}
     weights = layer.weights
     compute: Callable[..., Any]
     if is_convolution:
@@ -339,15 +339,38 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
         else:
             weights = blocked_weights(weights.transpose(0, 2, 3, 1), instruction)
             compute, name = kernels.convolution, "conv2d_quantized"
-        how["window"] = Window.of(attrs)
+        how["window"] = window = Window.of(attrs)
+        is_padded = any(window.padding)
     else:
         weights = blocked_weights(weights[:, None, None], instruction)
-        compute, name = kernels.product, "matmul_quantized"
+        compute, name, is_padded = kernels.product, "matmul_quantized", False
 
-    def program(data: Any, w: Any, bias: Any, factors: Any = None) -> Any:
-        return kernels.requantize(compute(data, w, **how), bias, factors, layer.rounding, output)
+    # Calibrated numbers are arguments: layers of equal shapes share a kernel.
+    rounding = layer.rounding
+    named: dict[str, np.ndarray | None] = {
+        "w": weights,
+        "bias": layer.bias,
+        "factors": layer.factors,
+        "numbers": rounding.numbers() if rounding else None,
+        "zero": np.array([layer.x.zero], "int32") if is_padded else None,
+    }
+    given = {key: array for key, array in named.items() if array is not None}
 
-    constants = [each for each in (weights, layer.bias, layer.factors) if each is not None]
+    def program(data: Any, *tensors: Any) -> Any:
+        by_name = dict(zip(given, tensors, strict=True))
+        padding = {"zero": by_name["zero"](0)} if is_padded else {}
+        if is_convolution and not is_padded:
+            padding = {"zero": 0}
+        return kernels.requantize(
+            compute(data, by_name["w"], **how, **padding),
+            by_name["bias"],
+            by_name.get("factors"),
+            by_name.get("numbers"),
+            rounding.dtype if rounding else "",
+            output,
+        )
+
+    constants = list(given.values())
     made = call_fusable(builder, program, x, *map(share, constants), name=name)
     return relax.op.permute_dims(builder.emit(made), _NCHW) if is_convolution else made
 
