@@ -173,6 +173,9 @@ class _Finder:
         operator = _operator(call)
         if operator == "nn.relu":
             return 0.0, np.inf
+        if operator == "clip":
+            low, high = (float(bound.value) for bound in call.args[1:])
+            return low, high
         if operator in ("maximum", "minimum"):
             bound = self._array(call.args[1])
             if bound is None or bound.size != 1:
