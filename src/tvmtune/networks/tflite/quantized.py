@@ -40,6 +40,9 @@ _STATEFUL = ("LSTM", "RNN", "SVDF")
 """Parts of the names of operators that round inside as well."""
 
 
+_UNSUPPORTED = "which is not supported; convert the network without quantization"
+
+
 @dataclass(frozen=True)
 class Parameters:
     """``value = scale * (integer - zero)``"""
@@ -104,26 +107,25 @@ def check(model: Any, label: str) -> bool:
     """
     graph = model.subgraphs[0]
     scales = [parameters(tensor, label) for tensor in graph.tensors]
+    dtypes = [tflite_file.dtype(tensor) for tensor in graph.tensors]
     found = False
     for index, node in enumerate(graph.operators or ()):
         name = tflite_file.operator_name(model.operatorCodes[node.opcodeIndex])
-        ends = [place for place in (*node.inputs, *node.outputs) if place >= 0]
+        where = f"{tflite_file.describe(name, index)} of {label}"
+        ends = [int(place) for place in (*node.inputs, *node.outputs) if place >= 0]
+        computed = [p for p in ends if tflite_file.value(model, graph.tensors[p]) is None]
+        is_quantized = any(scales[place] for place in computed)
+        found = found or is_quantized
+        if name in _AS_THEY_ARE:
+            continue
         if any(word in name for word in _STATEFUL) and any(scales[place] for place in ends):
-            raise TvmtuneError(
-                f"{tflite_file.describe(name, index)} of {label} is quantized and keeps a state, which "
-                "is not supported; convert the network without quantization"
-            )
-        found = found or any(scales[place] for place in node.outputs)
-        for place in node.inputs[:1]:
-            missing = name in _BIASES and place >= 0 and scales[place] is None
-            tensor = graph.tensors[place]
-            if missing and tflite_file.dtype(tensor) in _DTYPES:
-                raise _error(
-                    label,
-                    tflite_file.text(tensor.name),
-                    f"{tflite_file.dtype(tensor)} without a scale, which "
-                    f"{tflite_file.describe(name, index)} needs",
-                )
+            raise TvmtuneError(f"{where} is quantized and keeps a state, {_UNSUPPORTED}")
+        if is_quantized and any(dtypes[place] == "float32" for place in ends):
+            raise TvmtuneError(f"{where} mixes quantized tensors and floats, {_UNSUPPORTED}")
+        for place in ends[:2] if name in _BIASES else ():
+            if dtypes[place] in _DTYPES and not scales[place]:
+                what = f"{dtypes[place]} without a scale, which {tflite_file.describe(name, index)}"
+                raise _error(label, tflite_file.text(graph.tensors[place].name), f"{what} needs")
     return found
 
 
