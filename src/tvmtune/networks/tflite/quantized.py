@@ -118,7 +118,7 @@ def check(model: Any, label: str) -> bool:
         found = found or is_quantized
         if name in _AS_THEY_ARE:
             continue
-        if any(word in name for word in _STATEFUL) and any(scales[place] for place in ends):
+        if keeps_state(name) and any(scales[place] for place in ends):
             raise TvmtuneError(f"{where} is quantized and keeps a state, {_UNSUPPORTED}")
         if is_quantized and any(dtypes[place] == "float32" for place in ends):
             raise TvmtuneError(f"{where} mixes quantized tensors and floats, {_UNSUPPORTED}")
@@ -127,6 +127,11 @@ def check(model: Any, label: str) -> bool:
                 what = f"{dtypes[place]} without a scale, which {tflite_file.describe(name, index)}"
                 raise _error(label, tflite_file.text(graph.tensors[place].name), f"{what} needs")
     return found
+
+
+def keeps_state(name: str) -> bool:
+    """Whether the operator of this name rounds values inside, if it is quantized."""
+    return any(word in name for word in _STATEFUL)
 
 
 def widen_weights(model: Any, label: str) -> bool:
