@@ -24,6 +24,7 @@ from tvmtune.passes import (
     softmax,
     squeeze_axes,
     transposes,
+    unsigned_activations,
 )
 from tvmtune.passes.call_sites import blocks
 from tvmtune.passes.precision import sum_in_float32
@@ -69,7 +70,7 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     graph = network.to_relax()
     quantized = quantized_operators.exist(graph)
     if quantized and quantized_kernels.has_instructions(device.target):
-        graph = quantized_operators.lower(graph)
+        graph = quantized_operators.lower(unsigned_activations.shift(graph))
     graph = constants.fold_moves(sum_in_float32(graph))
     graph = _run(
         graph,

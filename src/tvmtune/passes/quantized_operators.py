@@ -190,7 +190,7 @@ class _Finder:
         x, found = self._dequantized(call.args[0]), self._weights(call.args[1])
         if x is None or found is None:
             return None
-        order = (1, 0)
+        order: tuple[int, ...] = (1, 0)
         if operator == "nn.conv2d":
             order = tuple(str(call.attrs.kernel_layout).find(axis) for axis in "OIHW")
         if found[0].ndim != len(order) or -1 in order or len(call.args[0].ty.shape) < 2:
@@ -232,8 +232,8 @@ class _Finder:
                 axes = None if call.attrs.axes is None else _integers(call.attrs.axes)
                 return found[0].transpose(axes), found[1].transpose(axes)
             shape = _integers(call.ty.shape)
-            weights, scales = found
-            return weights.reshape(shape), np.broadcast_to(scales, weights.shape).reshape(shape)
+            whole, steps = found
+            return whole.reshape(shape), np.broadcast_to(steps, whole.shape).reshape(shape)
         if _operator(call) != "dequantize":
             return None
         weights, scales, zeros = (self._array(each) for each in call.args[:3])
@@ -241,12 +241,12 @@ class _Finder:
             return None
         if str(weights.dtype) not in _BOUNDS or not _are_sound(scales):
             return None
-        shape = [1] * weights.ndim
-        axis = int(call.attrs.axis) % max(weights.ndim, 1)
-        if scales.size > 1 or zeros.size > 1:
-            shape[axis] = -1
+        one = [1] * weights.ndim
+        each_channel = [*one]
+        if weights.ndim:
+            each_channel[int(call.attrs.axis) % weights.ndim] = -1
         scales, zeros = (
-            each.reshape(shape if each.size > 1 else [1] * weights.ndim)
+            each.reshape(each_channel if each.size > 1 else one)
             for each in (scales.astype(np.float32), zeros.astype(np.int32))
         )
         whole = weights.astype(np.int32) - zeros
