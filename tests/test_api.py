@@ -54,7 +54,23 @@ def test_a_plan_describes_its_network_device_and_log(tmp_path):
     assert plan.device.threads == 1
     assert plan.prepared.layout == "NHWC"
     assert plan.default_log() == Path("network-NHWC-B2-cpu.json")
+    assert plan.default_library() == Path("network-B2.so")
     assert len(plan.tasks) > 5
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "library"),
+    [
+        ({}, {}, "mobilenet.so"),
+        ({"batch": 2}, {}, "mobilenet-B2.so"),
+        ({"shapes": {"data": (1, 3, 96, 96)}}, {}, "mobilenet-1x3x96x96.so"),
+        ({"dtype": "bfloat16"}, {}, "mobilenet-bfloat16.so"),
+        ({}, {"target": "arm", "attrs": {"board": "rk3399"}}, "mobilenet-arm.so"),
+    ],
+)
+def test_each_variant_of_a_network_has_a_library_name_of_its_own(options, target, library):
+    plan = api.plan(api.load("mobilenet", **options), **target)
+    assert plan.default_library() == Path(library)
 
 
 @pytest.mark.parametrize(

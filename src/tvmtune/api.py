@@ -107,7 +107,7 @@ def plan(
     if measured and device.board:
         backend.make_runner(device)  # refuses a board that cannot run the code, before any is made
     if int8.is_wanted(network) and not backend.calibrates:
-        raise UsageError(f"backend '{target}' does not support int8: omit --dtype int8.")
+        raise UsageError(f"backend '{target}' does not support int8: omit --dtype int8")
     phases.report("preparing the network")
     prepared = backend.prepare(network, device, layout, calibration)
     phases.report("extracting tasks")

@@ -112,7 +112,7 @@ class Backend:
         if calibration is not None and not self.calibrates:
             raise UsageError(
                 f"backend '{self.name}' takes no calibration data, because it does not quantize: "
-                "omit --calibration."
+                "omit --calibration"
             )
         prepared: Prepared = self._call("prepare", network, device, layout, calibration)
         return prepared

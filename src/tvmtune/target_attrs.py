@@ -22,9 +22,9 @@ def number(name: str, given: Any, most: int | None = None) -> int:
     try:
         count = int(given)
     except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"{name}={given} is not a number.") from None
+        raise UsageError(f"{name}={given} is not a number") from None
     if most is None:
         checks.at_least(name, count, 1)
     elif not 1 <= count <= most:
-        raise UsageError(f"{name}={given}: it must be from 1 to {most}.")
+        raise UsageError(f"{name}={given}: it must be from 1 to {most}")
     return count

@@ -328,10 +328,10 @@ def test_an_unreadable_log_is_rejected(invoke, tmp_path, plan, args, kind):
     "args", [["compile", "--network", "tiny.onnx", "--log", "log.json"], ["distill", "log.json"]]
 )
 def test_an_empty_or_missing_log_is_rejected(invoke, tmp_path, args):
-    assert invoke(*args) == (1, "there is no log at log.json.")
+    assert invoke(*args) == (1, "there is no log at log.json")
     for content in (b"", b'{"type":"header","format":2,"netw'):  # the second after a power cut
         (tmp_path / "log.json").write_bytes(content)
-        assert invoke(*args) == (1, "log.json is empty: there is nothing in this log.")
+        assert invoke(*args) == (1, "log.json is empty: there is nothing in this log")
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_a_grid_of_unknown_size_is_rejected_before_anything_is_built(invoke, fol
 def test_a_transfer_log_is_checked_before_anything_is_built(invoke, folder):
     code, text = invoke("--transfer-from", "absent.json")
     assert code == 1
-    assert complaint(text) == "--transfer-from: there is no log at absent.json."
+    assert complaint(text) == "--transfer-from: there is no log at absent.json"
     (folder / "log.json").write_text(
         '{"type": "header", "format": 99, "device": {}, "network": {}}'
     )

@@ -92,7 +92,7 @@ def test_only_identical_gpus_are_used_together():
 
 def test_requesting_more_gpus_than_exist_is_an_error(machine):
     machine(2)
-    with pytest.raises(UsageError, match=r"gpus=3: this machine has 2 \(NVIDIA Stand-in\)\."):
+    with pytest.raises(UsageError, match=r"gpus=3: this machine has 2 \(NVIDIA Stand-in\)"):
         describe_device({"gpus": 3}, None)
     with pytest.raises(UsageError, match="gpus=2: only for GPUs of this machine"):
         describe_device({"gpus": 2, "arch": "sm_75"}, None)

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from cli.commands import tvmtune
-from models import tiny_cnn
+from cli.commands import complaint, tvmtune
+from models import tiny_cnn, tiny_encoder
 from records.sample_log import device, header, task, trial
 from tvmtune import api
 from tvmtune.compiling.compile import choose_records
@@ -104,6 +104,14 @@ def test_a_database_serves_compile_and_distill_as_the_log_does(plan, log, tmp_pa
     assert compiled.counts["exact"] == len(plan.tasks)
 
 
+def test_a_database_of_other_kernels_is_refused(log, tmp_path):
+    export(select([log]), tmp_path / "db")
+    onnx.save(tiny_encoder(), tmp_path / "encoder.onnx")
+    out = tvmtune("compile", "encoder.onnx", "--log", "db", "-o", "lib.so", cwd=tmp_path)
+    assert out.returncode == 1
+    assert complaint(out.stderr).startswith("db: no workload of the database is a kernel of this")
+
+
 def test_records_of_other_processors_are_not_used(plan, log, tmp_path):
     export(select([log]), tmp_path / "db")
     for change, message in (
@@ -146,6 +154,7 @@ def test_a_database_of_plain_metaschedule_is_read(plan, tmp_path):
         ({FILES[0]: ""}, UsageError, f"it has no {FILES[1]}"),
         ({FILES[0]: "[1]\n", FILES[1]: ""}, TvmtuneError, "no MetaSchedule database"),
         ({FILES[0]: "{", FILES[1]: "[0"}, TvmtuneError, "no MetaSchedule database"),
+        ({FILES[0]: "", FILES[1]: ""}, TvmtuneError, "a database without records"),
     ],
 )
 def test_other_directories_are_refused(plan, tmp_path, files, error, message):

@@ -220,7 +220,7 @@ def test_disassembly_is_readable():
         "    3  compute  ALU SHR uop=0:8 out=1 in=1 dst+0,0 src+0,0 imm=7 push_next",
         "    4  compute  LOAD UOP nothing pop_next",
         "    5  ?        bit 64 of a FINISH is unused and must be 0 "
-        "(0x00000000000000010000000000000003).",
+        "(0x00000000000000010000000000000003)",
     ]
     assert str(instructions[3]).startswith("ALU SHR uop=0:8")
     assert isa.disassemble_uops(isa.encode_uops([Uop(1, 2, 3)], Config()), Config()) == [

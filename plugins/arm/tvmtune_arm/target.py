@@ -38,7 +38,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     mtriple = str(attrs.get("mtriple") or board.mtriple)
     if not mtriple.startswith(("aarch64", "arm64", "armv7", "armv8", "thumbv7")):
         raise UsageError(
-            f"mtriple={mtriple} is not an ARM system: give e.g. {LINUX64}, or another --target."
+            f"mtriple={mtriple} is not an ARM system: give e.g. {LINUX64}, or another --target"
         )
     here = remote is None and name is None and triples.runs_here(mtriple)
     count = _threads(attrs.get("threads"), board, here)
@@ -95,7 +95,7 @@ def check_board(device: Device) -> None:
     if not triples.runs_on(mtriple, str(found.get("machine", mtriple))):
         raise TvmtuneError(
             f"the board '{key}' is {found['machine']} ({cpu}), and the target is {mtriple}: choose "
-            "another board, or another --target."
+            "another board, or another --target"
         )
     missing = cpu_features.missing_on_board(cpu_features.required(device.target), found)
     if missing:
@@ -117,7 +117,7 @@ def _name(attrs: dict[str, Any], key: str | None) -> str | None:
         return None
     what = f"'{key}' names no board that is known: give" if key else "which board? Give"
     raise UsageError(
-        f"{what} --target-attr board=NAME ({', '.join(sorted(BOARDS))}) or --target-attr mcpu=NAME."
+        f"{what} --target-attr board=NAME ({', '.join(sorted(BOARDS))}) or --target-attr mcpu=NAME"
     )
 
 
@@ -144,7 +144,7 @@ def _check_features(target: dict[str, Any], given: list[str]) -> None:
 
     for word in given:
         if word[0] not in "+-" or not word[1:]:
-            raise UsageError(f"mattr={','.join(given)}: features are given as +NAME or -NAME.")
+            raise UsageError(f"mattr={','.join(given)}: features are given as +NAME or -NAME")
     wanted = [word[1:] for word in given if word[0] == "+"]
     if not wanted:
         return

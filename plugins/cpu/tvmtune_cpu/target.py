@@ -42,7 +42,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         threads = parse(given, here=False)
         most = int(found["cpus"]) if found else threads
         if threads > most:
-            raise UsageError(f"threads={threads}: too many, the board has {most}.")
+            raise UsageError(f"threads={threads}: too many, the board has {most}")
         mcpu = str(attrs.get("mcpu") or _processor(_of(found)))
         params = {"num_cores": found["cpus"]} if found else {}
         model = str(found["cpu"]) if found else f"the boards '{split_remote(remote)[0]}'"
@@ -85,11 +85,11 @@ def _ask(remote: str) -> dict[str, Any] | None:
     if not runs_here(machine):
         raise UsageError(
             f"the board '{key}' has a different architecture ({machine}) from this machine: choose "
-            "its own target, e.g. --target arm."
+            "its own target, e.g. --target arm"
         )
     trouble = boards.version_trouble(found)
     if trouble:
-        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
+        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}")
     return found
 
 
@@ -97,7 +97,7 @@ def _of(found: dict[str, Any] | None) -> dict[str, Any]:
     if found is None:
         raise UsageError(
             "TVM's own server serves this board and cannot describe it: give --target-attr "
-            "mcpu=NAME and --target-attr threads=N, or serve it with tvmtune serve."
+            "mcpu=NAME and --target-attr threads=N, or serve it with tvmtune serve"
         )
     return found
 
@@ -123,5 +123,5 @@ def _check_features(target: dict[str, Any], found: dict[str, Any]) -> None:
     if missing:
         raise UsageError(
             f"the board ({found['cpu']}) lacks {', '.join(missing)}, which mcpu={target['mcpu']} "
-            "uses: omit it, or give the board's own --target-attr mcpu=."
+            "uses: omit it, or give the board's own --target-attr mcpu="
         )

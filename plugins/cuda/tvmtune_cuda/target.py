@@ -84,7 +84,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     target_attrs.check(attrs, ATTRIBUTES)
     wanted = [name for name in SWITCHES if _wanted(name, attrs)]
     if "tag" in attrs and "arch" in attrs:
-        raise UsageError("tag= and arch= both name a GPU: give one of them.")
+        raise UsageError("tag= and arch= both name a GPU: give one of them")
     compiler = toolkit.find()
     here = None
     if "tag" in attrs:
@@ -173,13 +173,13 @@ def _of_the_board(remote: str) -> Gpu:
     if reported is None:
         raise UsageError(
             f"TVM's own server serves the board '{key}' and cannot describe it: give "
-            "--target-attr arch=sm_90 or the like, or serve it with tvmtune serve --target cuda."
+            "--target-attr arch=sm_90 or the like, or serve it with tvmtune serve --target cuda"
         )
     if trouble := boards.version_trouble(reported):
-        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
+        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}")
     rows = [row for row in reported.get("gpus", ()) if row["kind"] == "cuda"]
     if not rows:
-        raise TvmtuneError(f"the board '{key}' has {boards.no_device('cuda', 'cuda')}.")
+        raise TvmtuneError(f"the board '{key}' has {boards.no_device('cuda', 'cuda')}")
     row = rows[0]
     return Gpu(
         name=row["device_name"],
@@ -196,10 +196,10 @@ def _of_the_board(remote: str) -> Gpu:
 def _of_arch(arch: str) -> Gpu:
     number = _number_of(arch)
     if number is None:
-        raise UsageError(f"arch={arch} is not an NVIDIA architecture: give e.g. sm_90.")
+        raise UsageError(f"arch={arch} is not an NVIDIA architecture: give e.g. sm_90")
     if number < EARLIEST:
         raise UsageError(
-            f"arch={arch}: TVM's runtime needs CUDA {gpus.NEEDED}, for sm_{EARLIEST} and later."
+            f"arch={arch}: TVM's runtime needs CUDA {gpus.NEEDED}, for sm_{EARLIEST} and later"
         )
     return Gpu(f"NVIDIA GPU of {arch}", arch)
 
@@ -213,7 +213,7 @@ def _tagged(tag: str) -> Gpu:
         raise UsageError(f"TVM has no tag '{tag}'.{nearest(tag, ours)}")
     target = tvm.target.Target(tag)
     if str(target.kind.name) != "cuda":
-        raise UsageError(f"tag={tag} is not an NVIDIA GPU: its target kind is {target.kind.name}.")
+        raise UsageError(f"tag={tag} is not an NVIDIA GPU: its target kind is {target.kind.name}")
     attrs = target.attrs
     base = _of_arch(str(attrs["arch"]))
     host = target.host
@@ -242,11 +242,11 @@ def _parallel_gpus(given: Any, here: dict[str, Any] | None) -> list[str]:
     """CUDA's names of the first ``given`` GPUs of this machine that are identical to its first."""
     count = target_attrs.number("gpus", given)
     if here is None:
-        raise UsageError(f"gpus={given}: only for GPUs of this machine.")
+        raise UsageError(f"gpus={given}: only for GPUs of this machine")
     alike = gpus.alike(here)
     if count > len(alike):
         name = here["devices"][0]["name"]
-        raise UsageError(f"gpus={count}: this machine has {len(alike)} ({name}).")
+        raise UsageError(f"gpus={count}: this machine has {len(alike)} ({name})")
     shown = os.environ.get(VISIBLE)
     names = shown.split(",") if shown else [str(n) for n in range(len(here["devices"]))]
     return [names[n] for n in alike[:count]]
@@ -256,7 +256,7 @@ def _wanted(name: str, attrs: dict[str, Any]) -> bool:
     """The value of an attribute that must be 0 or 1."""
     given = attrs.get(name, 0)
     if given not in (0, 1):
-        raise UsageError(f"{name}={given}: give 1, or omit it.")
+        raise UsageError(f"{name}={given}: give 1, or omit it")
     return bool(given)
 
 

@@ -72,7 +72,7 @@ def check(tasks: Sequence[Task], device: Device) -> None:
     if not any(each.name == NAME for task in tasks for each in task.implementations):
         raise UsageError(
             "--tensor-cores: no kernel of this network multiplies float16 in a layout that tensor "
-            "cores take: give --dtype float16 and --layout NHWC, or omit --tensor-cores."
+            "cores take: give --dtype float16 and --layout NHWC, or omit --tensor-cores"
         )
 
 

@@ -73,8 +73,8 @@ def find() -> Compiler:
     if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
         if _include_folders():
             return Compiler(NVRTC)
-        raise TvmtuneError(f"NVRTC is installed, but CUDA's headers are not: {_HINT}.")
-    raise TvmtuneError(f"no CUDA compiler was found: {_HINT}.")
+        raise TvmtuneError(f"NVRTC is installed, but CUDA's headers are not: {_HINT}")
+    raise TvmtuneError(f"no CUDA compiler was found: {_HINT}")
 
 
 def nvcc() -> Compiler | None:
@@ -82,7 +82,7 @@ def nvcc() -> Compiler | None:
     packages; None if there is none, or no C++ compiler for its preprocessing."""
     if named := os.environ.get(VARIABLE):
         if shutil.which(named) is None:
-            raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run.")
+            raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run")
         return Compiler(str(shutil.which(named)))
     if not any(shutil.which(name) for name in ("g++", "c++", "clang++")):
         return None

@@ -101,7 +101,7 @@ def load() -> None:
         from tvmtune_cuda import gpus
 
         gpus.check(gpus.describe())
-        raise TvmtuneError("the driver finds a GPU, but CUDA's runtime does not: see nvidia-smi.")
+        raise TvmtuneError("the driver finds a GPU, but CUDA's runtime does not: see nvidia-smi")
 
 
 def _load_runtime(library: Path) -> None:
@@ -118,7 +118,7 @@ def _load_runtime(library: Path) -> None:
             continue
     else:
         raise TvmtuneError(
-            f"{RUNTIME} is not installed: run pip install 'tvmtune[cuda]', or install CUDA's toolkit."
+            f"{RUNTIME} is not installed: run pip install 'tvmtune[cuda]', or install CUDA's toolkit"
         )
     try:
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)

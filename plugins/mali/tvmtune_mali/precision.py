@@ -25,5 +25,5 @@ def check(tasks: Sequence[Task], device: Device) -> None:
             if dtype in used:
                 raise TvmtuneError(
                     f"{device.model} cannot compute in {dtype} ({why}), which {task.name} does: "
-                    "omit --dtype, or provide the network in float32."
+                    "omit --dtype, or provide the network in float32"
                 )

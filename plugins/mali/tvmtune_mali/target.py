@@ -91,7 +91,7 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
     )
     if name_of is not None and not BOARDS[name_of].gpu:
         if attrs.get("board"):
-            raise UsageError(f"the board '{name_of}' has no GPU that runs OpenCL.")
+            raise UsageError(f"the board '{name_of}' has no GPU that runs OpenCL")
         name_of = None
     board = BOARDS[name_of] if name_of else UNNAMED
     found: OpenClDevice | None = None
@@ -172,11 +172,11 @@ def _of_the_board(remote: str, *, needed: bool) -> OpenClDevice | None:
         if needed:
             raise UsageError(
                 f"TVM's own server serves the board '{key}' and cannot describe it: give "
-                "--target-attr board=NAME or mtriple=TRIPLE, or serve it with tvmtune serve."
+                "--target-attr board=NAME or mtriple=TRIPLE, or serve it with tvmtune serve"
             )
         return None
     if trouble := boards.version_trouble(reported):
-        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
+        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}")
     rows = [
         row.get("details") or tvmtune_opencl.from_attributes(row["index"], row)
         for row in reported.get("gpus", ())
@@ -197,7 +197,7 @@ def _triple(given: Any, board: KnownBoard, found: OpenClDevice | None, remote: s
         return str(given or board.mtriple)
     if given:
         if not triples.runs_on(str(given), found.machine):
-            raise UsageError(f"mtriple={given}: the machine of {found.name} is {found.machine}.")
+            raise UsageError(f"mtriple={given}: the machine of {found.name} is {found.machine}")
         return str(given)
     return triple_of(found.machine) if remote is not None else ""
 
@@ -210,7 +210,7 @@ def _limits(attrs: dict[str, Any], found: OpenClDevice | None) -> dict[str, int]
         if name in attrs:
             limits[name] = target_attrs.number(name, attrs[name])
             if found and limits[name] > there:
-                raise UsageError(f"{name}={attrs[name]}: {found.name} has {there}.")
+                raise UsageError(f"{name}={attrs[name]}: {found.name} has {there}")
     return limits
 
 

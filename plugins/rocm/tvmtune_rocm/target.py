@@ -91,10 +91,10 @@ def check_runtime() -> None:
     if not has_runtime():
         raise TvmtuneError(
             "this TVM has no ROCm runtime (TVM's wheels have none): build TVM with USE_ROCM, or "
-            "use the GPU through OpenCL (--target opencl)."
+            "use the GPU through OpenCL (--target opencl)"
         )
     if not tvm.rocm(0).exist:
-        raise TvmtuneError("ROCm's runtime finds no GPU: see rocminfo.")
+        raise TvmtuneError("ROCm's runtime finds no GPU: see rocminfo")
 
 
 def _known() -> list[str]:

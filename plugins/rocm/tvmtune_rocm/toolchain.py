@@ -117,7 +117,7 @@ def _linker() -> tuple[str, ...]:
     candidates: list[tuple[str, ...]] = []
     if named := os.environ.get(VARIABLE):
         if shutil.which(named) is None:
-            raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run.")
+            raise TvmtuneError(f"{VARIABLE} names '{named}', which cannot be run")
         candidates = [(named,)]
     else:
         names = [str(root / "llvm/bin/ld.lld") for root in _roots()]
@@ -133,7 +133,7 @@ def _linker() -> tuple[str, ...]:
         old = old or f" ({command[0]} has version {version})"
     raise TvmtuneError(
         f"programs for AMD GPUs need lld {MIN_LLD} or later{old}: run pip install "
-        f"'tvmtune[rocm]', or name one in {VARIABLE}."
+        f"'tvmtune[rocm]', or name one in {VARIABLE}"
     )
 
 

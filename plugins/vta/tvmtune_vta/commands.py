@@ -94,7 +94,7 @@ def layers(
     from tvmtune_vta.graph_pack import lowering
 
     if calibration is not None and not scales:
-        raise UsageError("--calibration requires --scales.")
+        raise UsageError("--calibration requires --scales")
     loaded = networks.load(network, batch=batch)
     attrs = _attributes(target_attr, {"config": config, "start-op": start_op, "stop-op": stop_op})
     device = target.describe_device("vta", attrs, None)
@@ -114,9 +114,9 @@ def _attributes(pairs: tuple[str, ...], named: dict[str, str | None]) -> dict[st
     for pair in pairs:
         name, sign, value = (part.strip() for part in pair.partition("="))
         if not sign or not name:
-            raise UsageError(f"--target-attr takes K=V, not '{pair}'.")
+            raise UsageError(f"--target-attr takes K=V, not '{pair}'")
         if name in attrs:
-            raise UsageError(f"{name} is given twice.")
+            raise UsageError(f"{name} is given twice")
         attrs[name] = value
     return attrs
 
@@ -197,7 +197,7 @@ def _compare(file: Path, program: Program) -> str:
         if wrong:
             raise TvmtuneError(
                 f"{file}: {wrong} of {expected.size} values of '{program.buffers[number].name}' are "
-                "wrong."
+                "wrong"
             )
     return ", and its outputs are right in all orders"
 
@@ -259,7 +259,7 @@ def profile(file: Path, output: Path | None, as_json: bool) -> None:
 def dump(library: Path, output: Path) -> None:
     """Write a library's programs as stream files, with the inputs and outputs of a run."""
     if not _is_library(library):
-        raise UsageError(f"{library} is not a library: make one with tvmtune compile --target vta.")
+        raise UsageError(f"{library} is not a library: make one with tvmtune compile --target vta")
     for number, program in enumerate(_programs(library)):
         path = _numbered(output, number)
         program.save(path)
@@ -283,7 +283,7 @@ def _programs(file: Path) -> list[Program]:
     with packed_functions.recorded() as programs:
         library.run(library.random_inputs())
     if not programs:
-        raise TvmtuneError(f"{file} runs nothing on VTA: it was compiled for another target.")
+        raise TvmtuneError(f"{file} runs nothing on VTA: it was compiled for another target")
     return programs
 
 
@@ -346,7 +346,7 @@ def reconfig_runtime(remote: str, config: str) -> None:
         if name != wanted.bitstream:
             raise TvmtuneError(
                 f"the FPGA of the board '{board.key}' has {name} loaded, not {wanted.bitstream}: "
-                "run tvmtune vta program-fpga."
+                "run tvmtune vta program-fpga"
             )
     what = "simulates" if reply["device"] == "sim" else "has its FPGA loaded with"
     click.echo(f"the board '{board.key}' {what} {wanted.bitstream}")

@@ -92,7 +92,7 @@ def _remote_cpu(remote: str) -> tuple[KnownBoard | None, dict[str, Any] | None]:
     name = board_name(key)
     reported = boards.ask_if_there(remote) if name else boards.ask(remote)
     if reported and (trouble := boards.version_trouble(reported)):
-        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}.")
+        raise TvmtuneError(f"the board '{key}' cannot be used: {trouble}")
     if name and (
         reported is None or triples.runs_on(BOARDS[name].mtriple, str(reported["machine"]))
     ):
@@ -100,7 +100,7 @@ def _remote_cpu(remote: str) -> tuple[KnownBoard | None, dict[str, Any] | None]:
     if reported is None:
         raise UsageError(
             f"the board '{key}' is served by TVM's own server, which reports no CPU: give "
-            f"--target-attr board=NAME or {CPU_ATTRIBUTES}, or serve it with tvmtune serve."
+            f"--target-attr board=NAME or {CPU_ATTRIBUTES}, or serve it with tvmtune serve"
         )
     return None, reported
 

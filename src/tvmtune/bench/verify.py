@@ -205,7 +205,7 @@ def compare(
         every = [entry.get("varies") for entry in wanted]
         varies = check["varies"]
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise TvmtuneError(f"the library's check is damaged ({exc!r}). Compile it again") from exc
+        raise TvmtuneError(f"the library's check is damaged ({exc!r}). Compile it again.") from exc
     reasons = []
     for result, most in zip(results, allowed, strict=True):
         if not result.error <= most:

@@ -158,7 +158,7 @@ def _set_level(ctx: click.Context, param: click.Parameter, value: bool | str | N
     level = {"verbose": "debug", "quiet": "warning"}.get(str(param.name), str(value))
     here = ctx.meta.setdefault(f"tvmtune.level.{ctx.command_path}", level)
     if here != level:
-        raise UsageError("-v, -q and --log-level contradict each other: give one of them.")
+        raise UsageError("-v, -q and --log-level contradict each other: give one of them")
     messages.show_from(messages.LEVELS.index(level))
 
 
@@ -200,7 +200,7 @@ def group(ctx: click.Context, config: Path | None, no_config: bool) -> None:
     """
     name = ctx.invoked_subcommand
     if config is not None and no_config:
-        raise UsageError("--config and --no-config contradict each other: give one of them.")
+        raise UsageError("--config and --no-config contradict each other: give one of them")
     if no_config or name is None:
         return
     path, ignored = (config, "") if config is not None else project_file.find()

@@ -108,7 +108,7 @@ def command(
         plan = make_plan(**network)
         from tvmtune.library import static_library
 
-        target = output or Path(f"{plan.network.name}.so")
+        target = output or plan.default_library()
         check_library("-o", target, *logs, given, suffixes=SHARED + STATIC)
         if static_library.is_static(target):
             static_library.check_device(target, plan.device)

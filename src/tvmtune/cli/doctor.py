@@ -258,8 +258,10 @@ def _optional() -> list[CheckRow]:
     """A row for each package of :data:`EXTRAS`, as tvmtune's own metadata list them."""
     from importlib import metadata
 
+    from tvmtune.bench.peers import PEERS
     from tvmtune.machine import package_versions
 
+    remedies = {peer.package: peer().remedy for peer in PEERS.values()}
     try:
         requirements = metadata.requires("tvmtune") or []
     except metadata.PackageNotFoundError:  # run from a checkout
@@ -271,11 +273,12 @@ def _optional() -> list[CheckRow]:
             if match is None or match[1] in rows:
                 continue
             version = package_versions.version_of(match[1])
-            remedy = "" if version else f"pip install 'tvmtune[{extra}]'"
-            status: Status = "pass" if version else "note"
-            rows[match[1]] = CheckRow(
-                match[1], status, version or "not installed (optional)", remedy
-            )
+            if version:
+                row = CheckRow(match[1], "pass", version)
+            else:
+                remedy = remedies.get(match[1], f"pip install 'tvmtune[{extra}]'")
+                row = CheckRow(match[1], "note", "not installed (optional)", remedy)
+            rows[match[1]] = row
     return list(rows.values())
 
 

@@ -162,7 +162,7 @@ def output_option(help_text: str) -> Decorator:
         "--output",
         type=PATH,
         metavar="FILE",
-        show_default="NETWORK.so",
+        show_default="named after the network, e.g. resnet-18.so",
         help=help_text,
     )
 
@@ -201,7 +201,8 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
                 show_default=True,
                 metavar="DTYPE",
                 help="Compute in float32, float16, bfloat16 (inputs and outputs stay float32) or int8 "
-                "(cpu and arm; vta always does). Converts networks of the zoo and float32 ONNX files.",
+                "(cpu and arm; vta always does). Converts networks of the zoo and float32 ONNX files. "
+                "tune also takes auto, which compares those that suit the device.",
             ),
             click.option(
                 "--calibration",

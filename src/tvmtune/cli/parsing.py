@@ -32,7 +32,7 @@ def select_tasks(tasks: Sequence[Task], only: str | None) -> list[Task]:
             selected = [t for t in tasks if fnmatch(t.name, word)]
         if not selected:
             raise UsageError(
-                f"--tasks {word} matches none of the {len(tasks)} tasks; tvmtune tasks lists them."
+                f"--tasks {word} matches none of the {len(tasks)} tasks; tvmtune tasks lists them"
             )
         chosen += [t for t in selected if t not in chosen]
     return sorted(chosen, key=lambda t: t.index)
@@ -44,9 +44,9 @@ def parse_pairs(option: str, values: Sequence[str]) -> dict[str, Any]:
     for value in values:
         key, sign, text = value.partition("=")
         if not sign or not key.strip():
-            raise UsageError(f"{option} takes K=V, not '{value}'.")
+            raise UsageError(f"{option} takes K=V, not '{value}'")
         if key.strip() in result:
-            raise UsageError(f"{option} {key.strip()} is given twice.")
+            raise UsageError(f"{option} {key.strip()} is given twice")
         result[key.strip()] = _number(text.strip())
     return result
 
@@ -67,7 +67,7 @@ def parse_shapes(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
         name, sign, text = value.rpartition(":")
         parts = text.lower().replace(",", "x").split("x")
         if not sign or not name or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
-            raise UsageError(f"--shape takes NAME:1x3x224x224, not '{value}'.")
+            raise UsageError(f"--shape takes NAME:1x3x224x224, not '{value}'")
         shapes[name] = tuple(int(p) for p in parts)
     return shapes
 
@@ -92,7 +92,7 @@ def seconds_of(option: str, value: object) -> float:
     except ValueError:
         pass
     raise UsageError(
-        f"{option} takes seconds, or a time such as 90s, 30m or 1h30m, not '{value}'."
+        f"{option} takes seconds, or a time such as 90s, 30m or 1h30m, not '{value}'"
     ) from None
 
 
@@ -107,7 +107,7 @@ def bytes_of(option: str, value: object) -> int:
                 return int(size)
     except ValueError:
         pass
-    raise UsageError(f"{option} takes bytes, or a size such as 512K, 64M or 2G, not '{value}'.")
+    raise UsageError(f"{option} takes bytes, or a size such as 512K, 64M or 2G, not '{value}'")
 
 
 def parse_params(values: Sequence[str]) -> dict[str, Any]:

@@ -152,13 +152,13 @@ def read(path: Path) -> ProjectFile:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > _MOST_BYTES:
-        raise UsageError(f"{path} is too large for a project file.")
+        raise UsageError(f"{path} is too large for a project file")
     try:
         tables = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}.") from None
+        raise UsageError(f"{path} is not TOML: {error}") from None
     return ProjectFile(path, tables)
 
 

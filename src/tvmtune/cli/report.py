@@ -71,16 +71,14 @@ def command(
     """
     if matrix:
         if watch or no_code or csv_path:
-            raise UsageError("--watch, --no-code and --csv are for logs, not for --matrix.")
+            raise UsageError("--watch, --no-code and --csv are for logs, not for --matrix")
         summary = _matrix(files, output or Path("matrix.html"), png)
         if as_json:
             emit(summary)
         return
     target = output or files[0].with_name(_stem(files[0]) + ".html")
     if target.suffix not in (".html", ".htm"):
-        raise UsageError(
-            f"-o {target}: a report is an HTML page; choose a name that ends in .html."
-        )
+        raise UsageError(f"-o {target}: a report is an HTML page; choose a name that ends in .html")
     check_writable("-o", target, *files)
     if csv_path is not None:
         from tvmtune.report.export import csv_paths
@@ -158,7 +156,7 @@ def _matrix(files: Sequence[Path], target: Path, png: Path | None) -> dict[str, 
     from tvmtune.report import matrix
 
     if target.suffix not in (".html", ".htm", ".md"):
-        raise UsageError(f"-o {target}: choose a name that ends in .html or .md.")
+        raise UsageError(f"-o {target}: choose a name that ends in .html or .md")
     check_writable("-o", target, *files)
     made = matrix.Matrix([matrix.read(path) for path in files])
     page = made.markdown() if target.suffix == ".md" else made.html()

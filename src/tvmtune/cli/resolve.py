@@ -14,6 +14,7 @@ from tvmtune import phases
 from tvmtune.cli import messages
 from tvmtune.cli.parsing import parse_pairs, parse_params, parse_shapes
 from tvmtune.errors import ArgumentError, TvmtuneError, UsageError
+from tvmtune.tasks.dtypes import AUTO
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,10 +39,10 @@ def network_name(network: str | None, positional: str | None) -> str:
         source = click.get_current_context().get_parameter_source("network")
         if source in (ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT):
             return positional  # the command line wins
-        raise UsageError(f"two networks are given: '{positional}' and --network {network}.")
+        raise UsageError(f"two networks are given: '{positional}' and --network {network}")
     name = network or positional
     if not name:
-        raise UsageError("no network given: pass NAME|FILE or --network.")
+        raise UsageError("no network given: pass NAME|FILE or --network")
     return name
 
 
@@ -55,7 +56,7 @@ def refuse_with(ctx: click.Context, name: str, *others: str) -> None:
     for other in others:
         if ctx.get_parameter_source(other) is ParameterSource.COMMANDLINE:
             raise UsageError(
-                f"{params[other].opts[-1]} has no effect with {params[name].opts[-1]}: omit one."
+                f"{params[other].opts[-1]} has no effect with {params[name].opts[-1]}: omit one"
             )
 
 
@@ -82,6 +83,10 @@ def make_plan(
     from tvmtune import host
     from tvmtune.machine import package_versions
 
+    if dtype == AUTO:
+        raise UsageError(
+            f"--dtype {AUTO} is for tvmtune tune, which times the libraries: name a dtype"
+        )
     package_versions.check_pins()
     host.backend(target)  # fail on a wrong name before anything slow
     boards = boards_of(remote, tracker)
@@ -129,11 +134,11 @@ def boards_of(remote: str | None, tracker: str | None) -> str | None:
 
     if remote.startswith(tunnel.SCHEME):
         if tracker:
-            raise UsageError(f"--remote {remote} is a board without a tracker: omit --tracker.")
+            raise UsageError(f"--remote {remote} is a board without a tracker: omit --tracker")
         return click.get_current_context().with_resource(tunnel.opened(remote))
     key, _, address = remote.partition("@")
     if address and tracker:
-        raise UsageError(f"--remote {remote} and --tracker {tracker} both name a tracker.")
+        raise UsageError(f"--remote {remote} and --tracker {tracker} both name a tracker")
     boards = f"{key}@{address or tracker}" if address or tracker else key
     with prefix_errors("--tracker" if tracker else "--remote"):
         protocol.split_remote(boards)

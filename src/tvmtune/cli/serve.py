@@ -116,7 +116,7 @@ def command(
     check_key(key)
     for path in libraries:
         if not path.is_file():
-            raise UsageError(f"--load-library: there is no file {path}.")
+            raise UsageError(f"--load-library: there is no file {path}")
     check_if_open(host, "server", insecure)
     config = ServerConfig(
         key=key,

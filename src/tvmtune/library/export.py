@@ -52,7 +52,7 @@ def export_lib(
         splits = embedded_weights.can_write_objects(device.mtriple)
         if change is not None and not splits:
             raise TvmtuneError(
-                f"libraries for {device.model} can only be made for Linux on x86-64 and 64-bit ARM."
+                f"libraries for {device.model} can only be made for Linux on x86-64 and 64-bit ARM"
             )
         module, weights = embedded_weights.take_weights(lowered) if splits else (lowered, [])
         written: list[int] = []

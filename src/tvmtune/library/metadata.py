@@ -152,7 +152,9 @@ def _checked(path: str | os.PathLike[str], data: JSON) -> None:
         _check(data)
     except (KeyError, ValueError) as exc:
         what = f"it lacks {exc}" if isinstance(exc, KeyError) else str(exc)
-        raise TvmtuneError(f"the metadata of {path} is damaged: {what}. Compile it again") from None
+        raise TvmtuneError(
+            f"the metadata of {path} is damaged: {what}. Compile it again."
+        ) from None
 
 
 def _check(data: JSON) -> None:
@@ -237,7 +239,7 @@ def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | N
     if machine != here:
         raise TvmtuneError(
             f"{path} holds code for {machine} and {what} is {here}: "
-            f"it was compiled for {model}. Run it there, or compile it for {what}"
+            f"it was compiled for {model}. Run it there, or compile it for {what}."
         )
     where = runtime(metadata)
     if board and where != "cpu" and not any(g["kind"] == where for g in board.get("gpus", ())):
@@ -249,7 +251,7 @@ def check_runnable(path: str | os.PathLike[str], metadata: JSON, board: JSON | N
         whose = "this CPU" if board is None else "the board's CPU"
         raise TvmtuneError(
             f"{path} uses {', '.join(missing)}, which {whose} lacks: it was compiled for {model}. "
-            f"Compile it for {what}"
+            f"Compile it for {what}."
         )
 
 

@@ -41,10 +41,10 @@ def check_device(path: Path, device: Device) -> None:
     if device.runtime != "cpu" or device.needs_init:
         raise UsageError(
             f"{path}: static libraries hold kernels for CPUs only, and {device.model} is none: name a "
-            ".so file."
+            ".so file"
         )
     if not embedded_weights.can_write_objects(device.mtriple):
-        raise UsageError(f"{path}: static libraries are for Linux on x86-64 and 64-bit ARM only.")
+        raise UsageError(f"{path}: static libraries are for Linux on x86-64 and 64-bit ARM only")
 
 
 def link_shared(objects: Path, output: Path, device: Device) -> None:
@@ -106,7 +106,7 @@ def read_metadata(path: Path) -> tuple[JSON, str] | None:
 def _extract(objects: Path, folder: Path) -> list[Path]:
     """The objects as files, in the order of the tar file."""
     if not tarfile.is_tarfile(objects):
-        raise TvmtuneError("this backend writes shared libraries only: name a .so file.")
+        raise TvmtuneError("this backend writes shared libraries only: name a .so file")
     with tarfile.open(objects) as archive:
         archive.extractall(folder, filter="data")
         return [folder / name for name in archive.getnames()]
@@ -169,7 +169,7 @@ def _write_archive(objects: Sequence[Path], output: Path) -> None:
         offsets.append(offset)
         offset += _MEMBER.size + len(content) + len(content) % 2
     if offset >= 1 << 32:
-        raise TvmtuneError(f"{output}: archives hold less than 4 GB: name a .o file.")
+        raise TvmtuneError(f"{output}: archives hold less than 4 GB: name a .o file")
     index = struct.pack(f">{1 + len(symbols)}I", len(symbols), *(offsets[i] for _, i in symbols))
     with output.open("wb") as file:
         file.write(_ARCHIVE)

@@ -123,7 +123,7 @@ def check_code(path: str | os.PathLike[str], trailer: Trailer) -> None:
         raise TvmtuneError(f"cannot read {path}: {exc.strerror or exc}") from exc
     if not same:
         raise TvmtuneError(
-            f"{path} is damaged: its code is not the code that was compiled. Compile it again"
+            f"{path} is damaged: its code is not the code that was compiled. Compile it again."
         )
 
 
@@ -154,14 +154,14 @@ def _read(path: Path, file: BinaryIO) -> Trailer:
     _, _, code_size, code_crc, body_size, text_size, body_crc = _HEAD.unpack(head)
     body = file.read(body_size) if body_size <= size else b""
     if code_size != start or zlib.crc32(body) != body_crc or text_size > _LARGEST:
-        raise TvmtuneError(f"the metadata of {path} is damaged. Compile it again")
+        raise TvmtuneError(f"the metadata of {path} is damaged. Compile it again.")
     try:
         text = bounded.inflate(body, text_size)
         data = bounded.parse_json(text)
     except ValueError as exc:
-        raise TvmtuneError(f"the metadata of {path} is damaged ({exc}). Compile it again") from exc
+        raise TvmtuneError(f"the metadata of {path} is damaged ({exc}). Compile it again.") from exc
     if not isinstance(data, dict) or len(text) != text_size:
-        raise TvmtuneError(f"the metadata of {path} is damaged. Compile it again")
+        raise TvmtuneError(f"the metadata of {path} is damaged. Compile it again.")
     return Trailer(data, code_size, code_crc)
 
 

@@ -133,7 +133,7 @@ def host_target(mcpu: Any = None, mtriple: str = "") -> dict[str, Any]:
     if mcpu is None:
         mcpu = "x86-64" if triple.startswith("x86_64") else "generic"
     elif not tvm.get_global_func("target.llvm_is_valid_cpu")(str(mcpu), triple):
-        raise UsageError(f"LLVM has no processor '{mcpu}' for {triple}.")
+        raise UsageError(f"LLVM has no processor '{mcpu}' for {triple}")
     return cpu_target(str(mcpu), mtriple)
 
 

@@ -38,7 +38,7 @@ def find_linker(mtriple: str = "") -> list[str]:
         raise TvmtuneError(
             "libraries for Android are linked by the C++ compiler of its NDK: name it in TVM_NDK_CC, "
             "e.g. TVM_NDK_CC=$NDK/toolchains/llvm/prebuilt/linux-x86_64/bin/"
-            "aarch64-linux-android24-clang++."
+            "aarch64-linux-android24-clang++"
         )
     drivers = ["gcc", "cc", "clang"]
     names = drivers if sys.platform == "darwin" else ["ld.lld", "ld", *drivers]

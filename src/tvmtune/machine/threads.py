@@ -66,7 +66,7 @@ def parse(given: Any, *, here: bool) -> int:
     try:
         count = int(given)
     except (ValueError, TypeError, OverflowError):
-        raise UsageError(f"threads={given} is not a number.") from None
+        raise UsageError(f"threads={given} is not a number") from None
     if here:
         return choose(count, count)
     checks.at_least("threads", count, 1)
@@ -112,5 +112,5 @@ def _configure(mode: int, threads: int, cpus: list[int]) -> None:
     if actual != threads:
         raise TvmtuneError(
             f"TVM's thread pool has {actual} threads instead of {threads}: an earlier kernel in this "
-            f"process created it. Set TVM_NUM_THREADS={threads} before the process starts"
+            f"process created it. Set TVM_NUM_THREADS={threads} before the process starts."
         )

@@ -46,7 +46,7 @@ def runner(device: Device, *, flush: str = "", **overrides: Any) -> RunnerSpec:
         )
     if not triples.can_run(device) or (device.mtriple and not on_cpu):
         raise TvmtuneError(
-            f"this machine cannot run kernels for {device.model}: name its board with --remote KEY."
+            f"this machine cannot run kernels for {device.model}: name its board with --remote KEY"
         )
     spec: dict[str, Any] = {
         "run": "tvmtune.measure.local:run",

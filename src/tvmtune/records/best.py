@@ -80,7 +80,7 @@ def select(logs: Sequence[Log], top: int = 1) -> list[Selection]:
         selections.append(Selection(header, {k: lines[k] for k in chosen if k in lines}, chosen))
     if not selections:
         paths = ", ".join(str(log.path) for log in logs)
-        raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill.")
+        raise TvmtuneError(f"{paths} holds no valid trial: there is nothing to distill")
     return selections
 
 
@@ -106,14 +106,14 @@ def distill(
     selections = select(logs, top)
     for log in logs:
         if output.exists() and output.samefile(log.path):
-            raise UsageError(f"{output} is also an input: choose another -o.")
+            raise UsageError(f"{output} is also an input: choose another -o")
     with contextlib.ExitStack() as held:
         if output.exists():
             held.enter_context(LogWriter(output))  # raises while a session writes to it
             if not (force or is_empty(output) or _is_distilled(output)):
                 raise UsageError(
                     f"{output} exists and is not a distilled log: choose another -o, or replace it "
-                    "with --force."
+                    "with --force"
                 )
         _write(selections, output)
     return counts(logs, selections)
@@ -150,4 +150,4 @@ def _temporary(output: Path) -> tuple[int, str]:
     try:
         return tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
     except OSError as error:
-        raise TvmtuneError(f"cannot write {output}: {error.strerror}.") from None
+        raise TvmtuneError(f"cannot write {output}: {error.strerror}") from None

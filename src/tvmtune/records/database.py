@@ -98,7 +98,7 @@ def check_kind(path: Path) -> None:
     if path.is_dir() and missing:
         raise UsageError(
             f"{path} is a directory, and not that of a MetaSchedule database: it has no "
-            f"{' and no '.join(missing)}."
+            f"{' and no '.join(missing)}"
         )
 
 
@@ -116,12 +116,14 @@ def read_database(folder: Path, device: Device) -> Log:
 
     A database stores only the target: a record counts as the device's if kind and processor agree, and
     the number of cores agrees with the device's threads. Its task is the workload, as the
-    implementation ``direct``. Raises :class:`TvmtuneError` if the database is damaged, or if it has
-    records and none is of the device.
+    implementation ``direct``. Raises :class:`TvmtuneError` if the database is damaged, or if none of
+    its records is of the device.
     """
     log = Log(folder, headers=[_header(folder, device)], starts=[0])
     others: list[str] = []
     records = _records(folder)
+    if not records:
+        raise TvmtuneError(f"{folder} is a database without records: nothing was measured")
     for record in records:
         if difference := _difference(record, device):
             others.append(difference)
@@ -135,7 +137,7 @@ def read_database(folder: Path, device: Device) -> Log:
     if others and len(others) == len(records):
         raise TvmtuneError(
             f"{folder} holds no record of this device ({device.model}, {device.threads} threads) but "
-            f"of others: {'; '.join(dict.fromkeys(others))}."
+            f"of others: {'; '.join(dict.fromkeys(others))}"
         )
     return log
 

@@ -39,7 +39,7 @@ def read(path: Path) -> Iterator[tuple[int, bytes]]:
                 if len(line) > LONGEST:
                     raise TvmtuneError(
                         f"{path} is not a tvmtune log, or is damaged: line {number} is longer than "
-                        f"{LONGEST >> 20} MiB."
+                        f"{LONGEST >> 20} MiB"
                     )
                 if path.suffix in COMPRESSED and total > limit:
                     raise TvmtuneError(
@@ -50,15 +50,15 @@ def read(path: Path) -> Iterator[tuple[int, bytes]]:
                 if not line.isspace():
                     yield number, line
     except FileNotFoundError:
-        raise TvmtuneError(f"there is no log at {path}.") from None
+        raise TvmtuneError(f"there is no log at {path}") from None
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError, zlib.error):
         raise TvmtuneError(
             f"{path} is truncated, damaged or, in spite of its name, not compressed with "
             f"{COMPRESSED[path.suffix]}: restore the file, or give a plain log a name without "
-            f"{path.suffix}."
+            f"{path.suffix}"
         ) from None
     except OSError as error:
-        raise TvmtuneError(f"cannot read the log {path}: {error.strerror}.") from None
+        raise TvmtuneError(f"cannot read the log {path}: {error.strerror}") from None
 
 
 def parse(line: bytes) -> JSON | None:

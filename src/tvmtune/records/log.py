@@ -210,17 +210,17 @@ def read_log(path: Path) -> Log:
                     "only line is not a JSON record. Delete it, or choose another file."
                 )
             where = "its first line" if not log.headers else f"line {number}"
-            raise TvmtuneError(f"{path} is not a tvmtune log: {where} is not a JSON record.")
+            raise TvmtuneError(f"{path} is not a tvmtune log: {where} is not a JSON record")
         try:
             reader.take(number, record, len(line))
         except (KeyError, TypeError) as error:
             raise TvmtuneError(
-                f"{path} is not a tvmtune log: line {number} lacks a required field ({error})."
+                f"{path} is not a tvmtune log: line {number} lacks a required field ({error})"
             ) from None
         except ValueError as error:
-            raise TvmtuneError(f"{path} is damaged: line {number}: {error}.") from None
+            raise TvmtuneError(f"{path} is damaged: line {number}: {error}") from None
     if not log.headers:
-        raise TvmtuneError(f"{path} is empty: there is nothing in this log.")
+        raise TvmtuneError(f"{path} is empty: there is nothing in this log")
     reader.finish()
     return log
 
@@ -264,7 +264,7 @@ class _Reader:
         elif not log.headers:
             if other := foreign.tool(record):
                 raise TvmtuneError(f"{log.path} {foreign.refusal(other)}")
-            raise TvmtuneError(f"{log.path} is not a tvmtune log: it does not begin with a header.")
+            raise TvmtuneError(f"{log.path} is not a tvmtune log: it does not begin with a header")
         elif kind == schema.TASK:
             schema.check_task(record)
             log.tasks[record["task"]] = record

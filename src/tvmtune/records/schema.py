@@ -117,7 +117,7 @@ def check_header(record: JSON) -> None:
     version: Any = record.get("format")
     parts = (record.get("device"), record.get("network"))
     if type(version) is not int or not all(isinstance(part, dict) for part in parts):
-        raise TvmtuneError("is not a tvmtune log: its header is incomplete.")
+        raise TvmtuneError("is not a tvmtune log: its header is incomplete")
     if version > FORMAT:
         raise TvmtuneError(
             f"was written by a newer tvmtune (log format {version}; this one reads up to {FORMAT}). "

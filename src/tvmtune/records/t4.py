@@ -50,7 +50,7 @@ def write(selections: Iterable[Selection], path: Path, *, force: bool = False) -
     """
     if path.exists() and not (force or _is_ours(path)):
         raise UsageError(
-            f"{path} exists and holds no T4 results: choose another -o, or replace it with --force."
+            f"{path} exists and holds no T4 results: choose another -o, or replace it with --force"
         )
     listed: list[JSON] = []
     for selection in selections:

@@ -51,11 +51,11 @@ def read(path: Path) -> bytes:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
                 raise UsageError(
-                    f"every user of this machine can read the secret in {path}: chmod o-r {path}."
+                    f"every user of this machine can read the secret in {path}: chmod o-r {path}"
                 )
             data = file.read(1 << 16)
     except OSError as error:
-        raise UsageError(f"the secret in {path} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"the secret in {path} cannot be read: {error.strerror}") from None
     return _checked(data, str(path))
 
 
@@ -63,7 +63,7 @@ def _checked(data: bytes, source: str) -> bytes:
     data = data.strip()
     if len(data) < SHORTEST:
         raise UsageError(
-            f"the secret in {source} is too short: it needs at least {SHORTEST} characters; {_REMEDY}."
+            f"the secret in {source} is too short: it needs at least {SHORTEST} characters; {_REMEDY}"
         )
     return data
 

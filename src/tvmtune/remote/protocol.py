@@ -93,7 +93,7 @@ class Address:
             host, number = text, str(port)  # a bare IPv6 address
         host = host.removeprefix("[").removesuffix("]")
         if not host or not number.isdecimal() or not 0 < int(number) < 65536:
-            raise UsageError(f"'{text}' is not an address: give HOST:PORT, e.g. {LOCAL}:{port}.")
+            raise UsageError(f"'{text}' is not an address: give HOST:PORT, e.g. {LOCAL}:{port}")
         return Address(host, int(number))
 
 
@@ -113,7 +113,7 @@ def split_remote(remote: str) -> tuple[str, Address]:
     if not address and ":" in key:
         raise UsageError(
             f"'{key[:100]}' cannot be the key of a board: give KEY, KEY@HOST:PORT (of its tracker) or "
-            "ssh://[USER@]HOST."
+            "ssh://[USER@]HOST"
         )
     return check_key(key), tracker_address(address or None)
 
@@ -126,7 +126,7 @@ def check_key(key: str) -> str:
     invalid = any(c.isspace() or c in ":@" or not c.isprintable() for c in key)
     if invalid or not 0 < len(key.encode()) <= LONGEST_KEY:
         raise UsageError(
-            f"'{key[:100]}' cannot be the key of a board: choose a short one without spaces, : and @."
+            f"'{key[:100]}' cannot be the key of a board: choose a short one without spaces, : and @"
         )
     return key
 
@@ -432,7 +432,7 @@ def listen(host: str, ports: range) -> socket.socket:
     try:
         family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise TvmtuneError(f"cannot listen at '{host}': {error.strerror or error}.") from None
+        raise TvmtuneError(f"cannot listen at '{host}': {error.strerror or error}") from None
     for port in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -444,7 +444,7 @@ def listen(host: str, ports: range) -> socket.socket:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise TvmtuneError(
                     f"cannot listen at {host}: {error.strerror}. --host has to be an address of this "
-                    "machine."
+                    "machine"
                 ) from None
             if port != ports[-1]:
                 continue
@@ -454,7 +454,7 @@ def listen(host: str, ports: range) -> socket.socket:
             ) from None
         listener.setblocking(False)
         return listener
-    raise TvmtuneError("there is no port to listen on.")
+    raise TvmtuneError("there is no port to listen on")
 
 
 def is_alive(server: Address, patience: float = 3.0) -> bool:

@@ -97,9 +97,9 @@ class TrackerSupervisor:
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT
         while not await self._answers():
             if self._process.returncode is not None:
-                raise TvmtuneError("TVM's tracker could not be started: see above.")
+                raise TvmtuneError("TVM's tracker could not be started: see above")
             if asyncio.get_running_loop().time() > deadline:
-                raise TvmtuneError(f"TVM's tracker did not answer within {START_TIMEOUT:.0f} s.")
+                raise TvmtuneError(f"TVM's tracker did not answer within {START_TIMEOUT:.0f} s")
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 0.2)
 

@@ -61,7 +61,7 @@ def write_png(charts: Mapping[str, Spec], folder: Path) -> list[Path]:
 
 def _make(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} exists and is no directory: choose another name.")
+        raise UsageError(f"{folder} exists and is no directory: choose another name")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -203,9 +203,9 @@ def read(path: Path) -> Measurement:
     try:
         record = bounded.parse_json(path.read_bytes())
     except OSError as error:
-        raise TvmtuneError(f"cannot read {path}: {error.strerror}.") from None
+        raise TvmtuneError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise TvmtuneError(f"{path} is not the output of tvmtune bench --json: {error}.") from None
+        raise TvmtuneError(f"{path} is not the output of tvmtune bench --json: {error}") from None
     try:
         return _measurement(path, record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -181,7 +181,7 @@ def _load(whole: Path, weights: Sequence[StoredWeight]) -> list[Any]:
             tensor = tvm.runtime.empty(weight.shape, str(weight.dtype))
             file.seek(weight.start)
             if file.readinto(np.from_dlpack(tensor).reshape(-1).view(np.uint8).data) != weight.size:
-                raise TvmtuneError(f"{whole} is truncated. Copy or compile it again")
+                raise TvmtuneError(f"{whole} is truncated. Copy or compile it again.")
             tensors.append(tensor)
     return tensors
 

@@ -60,7 +60,7 @@ class RemoteSession:
         if 0 < free < size:
             raise TvmtuneError(
                 f"the board '{board.key}' has {free / 1e6:.0f} MB of free memory, and {path} alone is "
-                f"{size / 1e6:.0f} MB. Stop what else runs there, or use another board"
+                f"{size / 1e6:.0f} MB. Stop what else runs there, or use another board."
             )
         tuned = int(metadata_["threads"])
         wanted = threads or (min(tuned, cpus) if cpus else tuned)

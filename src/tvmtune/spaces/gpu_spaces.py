@@ -82,7 +82,7 @@ class GpuSpace(RuleSpace):
             )
             raise TvmtuneError(
                 f"no GPU kernel computes {names}: leave that part of the network to the program that "
-                "uses the library, or compile for a CPU."
+                "uses the library, or compile for a CPU"
             )
         return remaining
 

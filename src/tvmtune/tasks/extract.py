@@ -63,7 +63,7 @@ def extract_tasks(
         )
     direct = call_sites(program)
     if not direct:
-        raise TvmtuneError(f"{prepared.network.name} has no kernels: there is nothing to compile.")
+        raise TvmtuneError(f"{prepared.network.name} has no kernels: there is nothing to compile")
     tasks: dict[str, Task] = {}
     keys: dict[int, str] = {}
     for site in direct:

@@ -28,11 +28,29 @@ class Plan:
         After the network's name come its dtype unless float32, an operator's arguments, and the
         shapes that were bound; after the kind, the key of the boards.
         """
+        words = [*self._variant(), self.prepared.layout, f"B{self._batch}", self.device.backend]
+        return _path([*words, self.device.key or ""], ".json")
+
+    def default_library(self) -> Path:
+        """``NETWORK.so`` in the working directory.
+
+        After the network's name come the same as in :meth:`default_log`, then ``Bbatch`` unless 1, and
+        the kind unless cpu: what is made of one network for another use gets another name.
+        """
+        words = [f"B{self._batch}" if self._batch != 1 else "", self.device.backend]
+        return _path([*self._variant(), *(word for word in words if word != "cpu")], ".so")
+
+    @property
+    def _batch(self) -> int:
+        return batch_of(self.network.source, self.network.inputs)
+
+    def _variant(self) -> list[str]:
+        """The network's name and what was chosen of it."""
         source = self.network.source
-        words = [self.network.name, source.get("dtype", "")]
-        words += [f"{key}{value}" for key, value in source.get("arguments", {}).items()]
-        words += ["x".join(map(str, dims)) for dims in source.get("shapes", {}).values()]
-        batch = batch_of(source, self.network.inputs)
-        words += [self.prepared.layout, f"B{batch}", self.device.backend]
-        words += [self.device.key or ""]
-        return Path("-".join(filter(None, words)).replace("/", "_") + ".json")
+        arguments = [f"{key}{value}" for key, value in source.get("arguments", {}).items()]
+        shapes = ["x".join(map(str, dims)) for dims in source.get("shapes", {}).values()]
+        return [self.network.name, source.get("dtype", ""), *arguments, *shapes]
+
+
+def _path(words: list[str], suffix: str) -> Path:
+    return Path("-".join(filter(None, words)).replace("/", "_") + suffix)

@@ -50,7 +50,7 @@ def read(sources: Sequence[str | Path | Log], own: Path) -> list[Log]:
     for source in sources:
         path = source.path if isinstance(source, Log) else Path(source)
         if own.exists() and path.exists() and own.samefile(path):
-            raise UsageError(f"{path} is the log of this run, which continues it already: omit it.")
+            raise UsageError(f"{path} is the log of this run, which continues it already: omit it")
         log = source if isinstance(source, Log) else read_log(path)
         header.check_tvm(
             log,

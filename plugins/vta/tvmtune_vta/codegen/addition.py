@@ -54,10 +54,10 @@ class Addition:
         if not all(0 <= factor <= LARGEST for factor in (self.left or 0, self.right or 0)):
             raise TvmtuneError(
                 f"a sum of operands times 2^{self.left} and 2^{self.right}: weights hold 2^0 to "
-                f"2^{LARGEST}."
+                f"2^{LARGEST}"
             )
         if not 0 <= self.shift <= 15:
-            raise TvmtuneError(f"a sum shifted by {self.shift}: must be 0 to 15.")
+            raise TvmtuneError(f"a sum shifted by {self.shift}: must be 0 to 15")
 
     def weights(self) -> npt.NDArray[np.int8]:
         """(2, c, c): the factors on the diagonals."""
@@ -84,7 +84,7 @@ def generate(addition: Addition, config: Config, *, name: str = "") -> Program:
     total = addition.vectors
     tile = min(largest_tile(config), -(-total // _SLOTS))
     if not tile:
-        raise TvmtuneError(f"{config.bitstream} has no room for a sum.")
+        raise TvmtuneError(f"{config.bitstream} has no room for a sum")
     bases = [(slot * tile, slot * 2 * tile) for slot in range(_SLOTS)]
     # Per slot: the products of both sides, and what follows, whose source is an accumulator, too.
     uops = isa.pack_uops(

@@ -101,12 +101,12 @@ class Convolution:
         ):
             if value < 1 or value % unit:
                 raise TvmtuneError(
-                    f"{self}: its {name} are {value}: pad them to a multiple of {unit}."
+                    f"{self}: its {name} are {value}: pad them to a multiple of {unit}"
                 )
         if self.up_h > 1 < self.stride_h or self.up_w > 1 < self.stride_w:
-            raise TvmtuneError(f"{self}: an input dilated by more than 1 requires stride 1.")
+            raise TvmtuneError(f"{self}: an input dilated by more than 1 requires stride 1")
         if self.out_height < 1 or self.out_width < 1:
-            raise TvmtuneError(f"{self}: the kernel is larger than its input with padding.")
+            raise TvmtuneError(f"{self}: the kernel is larger than its input with padding")
 
     def shapes(self, config: Config) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Shapes of the packed input (N/b, CI/c, H, W, b, c), weights (CO/c, CI/g/c, KH, KW, c, c)
@@ -151,7 +151,7 @@ class Epilogue:
     def operations(self) -> list[tuple[AluOp, int]]:
         """The operations after the bias with their immediates; one SHR shifts by at most 15."""
         if not 0 <= self.shift <= 30:
-            raise TvmtuneError(f"a shift by {self.shift}: must be 0 to 30.")
+            raise TvmtuneError(f"a shift by {self.shift}: must be 0 to 30")
         first = min(self.shift, 15)
         operations = [(AluOp.SHR, amount) for amount in (first, self.shift - first) if amount]
         operations += [(AluOp.MAX, self.low)] if self.low is not None else []

@@ -46,7 +46,7 @@ class Bitstream:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
         header = _header(data)
         if header is None:
-            raise TvmtuneError(f"{path} is not a Xilinx bitstream (.bit), or is truncated.")
+            raise TvmtuneError(f"{path} is not a Xilinx bitstream (.bit), or is truncated")
         date = f"{header['c']} {header['d']}"
         digest = hashlib.sha256(data).hexdigest()
         return cls(path.stem, header["a"], header["b"], date, digest)
@@ -56,16 +56,16 @@ class Bitstream:
         if self.name != config.bitstream:
             raise TvmtuneError(
                 f"the bitstream is {self.name}, but the configuration is {config.bitstream}: "
-                "bitstreams must be named by their configuration."
+                "bitstreams must be named by their configuration"
             )
         part = PARTS.get(config.target)
         if part is None:
             raise TvmtuneError(
-                f"loading a {config.target} is not supported, only {', '.join(PARTS)}."
+                f"loading a {config.target} is not supported, only {', '.join(PARTS)}"
             )
         if part not in self.part:
             raise TvmtuneError(
-                f"the bitstream is for the chip {self.part}, but {config.target} has a {part}."
+                f"the bitstream is for the chip {self.part}, but {config.target} has a {part}"
             )
 
 
@@ -78,7 +78,7 @@ def load(path: str, config: Config) -> None:
         import pynq
     except ImportError:
         raise TvmtuneError(
-            "no Python package pynq, which loads the FPGA: use a PYNQ image."
+            "no Python package pynq, which loads the FPGA: use a PYNQ image"
         ) from None
     STATE.unlink(missing_ok=True)
     try:

@@ -44,7 +44,7 @@ class RemoteAccelerator:
         if served is not None and config is not None and (keys := served.differences(config)):
             raise TvmtuneError(
                 f"the server at {self.address} has {served.bitstream}, not {config.bitstream}: "
-                f"{', '.join(keys)} differ."
+                f"{', '.join(keys)} differ"
             )
         self.config = config if served is None else served
 
@@ -56,7 +56,7 @@ class RemoteAccelerator:
         if status == http.client.UNAUTHORIZED:
             raise TvmtuneError(
                 f"the VTA server at {self.address} has {'a' if self._token is None else 'another'} "
-                f"secret: give its own with --secret-file FILE or {access.SECRET}."
+                f"secret: give its own with --secret-file FILE or {access.SECRET}"
             )
         try:
             reply: dict[str, Any] = json.loads(data)

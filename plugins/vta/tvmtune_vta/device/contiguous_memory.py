@@ -56,7 +56,7 @@ class PynqAllocator:
         except ImportError:
             raise TvmtuneError(
                 "no Python package pynq, which allocates memory for the accelerator: use a PYNQ "
-                "image, or u-dma-buf with --target-attr memory=/dev/udmabuf0."
+                "image, or u-dma-buf with --target-attr memory=/dev/udmabuf0"
             ) from None
         try:
             return _PynqRegion(pynq.allocate(shape=(size + ALIGNMENT,), dtype="u1"))

@@ -118,7 +118,7 @@ class FpgaProgram:
         try:
             if start + places[-1] > _ADDRESS_SPACE:
                 raise TvmtuneError(
-                    f"memory at {start:#x} exceeds the accelerator's 32-bit addresses."
+                    f"memory at {start:#x} exceeds the accelerator's 32-bit addresses"
                 )
             words = program.link([start + place for place in self._places], start + places[1])
             self._put(places[0], words)
@@ -185,7 +185,7 @@ class FpgaAccelerator:
             state = f"has {name}" if name else "has not been loaded since the board was started"
             raise TvmtuneError(
                 f"the FPGA {state}, and {self.config.bitstream} is needed: load it with tvmtune vta "
-                "program-fpga, or serve the board with loaded=yes if it is loaded by other means."
+                "program-fpga, or serve the board with loaded=yes if it is loaded by other means"
             )
         if self._check_programs:
             rules.check(program)

@@ -42,7 +42,7 @@ def open_accelerator(options: Mapping[str, Any], *, check_programs: bool = False
     if device == "fpga":
         return _fpga(options, config, check_programs)
     if other := sorted(options.keys() - {"config", "device"}):
-        raise UsageError(f"vta: {other[0]}= is for an FPGA: add device=fpga.")
+        raise UsageError(f"vta: {other[0]}= is for an FPGA: add device=fpga")
     if device.startswith(REMOTE):
         return RemoteAccelerator(device.removeprefix(REMOTE), config)
     if device not in DEVICES:
@@ -53,22 +53,22 @@ def open_accelerator(options: Mapping[str, Any], *, check_programs: bool = False
 
 def _fpga(options: Mapping[str, Any], config: Config | None, check: bool) -> FpgaAccelerator:
     if config is None:
-        raise UsageError("vta: an FPGA has one configuration: name it with config=.")
+        raise UsageError("vta: an FPGA has one configuration: name it with config=")
     base = fpga.BASES.get(config.target)
     if "base" in options:
         try:
             base = int(str(options["base"]), 0)
         except ValueError:
             raise UsageError(
-                f"vta: base={options['base']} is not an address such as 0x43C00000."
+                f"vta: base={options['base']} is not an address such as 0x43C00000"
             ) from None
     if base is None:
         raise UsageError(
-            f"vta: the register address of {config.target} is not known: give base=0x43C00000."
+            f"vta: the register address of {config.target} is not known: give base=0x43C00000"
         )
     loaded = str(options.get("loaded", "no"))
     if loaded not in ("yes", "no"):
-        raise UsageError(f"vta: loaded={loaded}: must be yes or no.")
+        raise UsageError(f"vta: loaded={loaded}: must be yes or no")
     registers = fpga.Registers(str(options.get("registers", fpga.REGISTERS)), base)
     memory = str(options.get("memory", "pynq"))
     allocator: contiguous_memory.Allocator = (

@@ -66,7 +66,7 @@ def run(blob: Any, *tensors: Any) -> None:
     if len(tensors) != len(inputs) + len(outputs):
         raise TvmtuneError(
             f"the program '{program.name}' has {len(inputs)} inputs and {len(outputs)} outputs, and "
-            f"was called with {len(tensors)} tensors."
+            f"was called with {len(tensors)} tensors"
         )
     memory = {n: np.from_dlpack(t) for n, t in zip(inputs, tensors, strict=False)}
     after = loaded.run(memory)

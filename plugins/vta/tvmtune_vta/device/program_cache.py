@@ -64,7 +64,7 @@ class ProgramCache:
 
     def _load(self, key: bytes, data: bytes) -> tuple[Program, LoadedProgram]:
         if digest(data) != key:
-            raise TvmtuneError("the library's program is damaged: compile it again.")
+            raise TvmtuneError("the library's program is damaged: compile it again")
         program = Program.from_bytes(data, "the library's program", self.accelerator.config)
         while len(self._loaded) >= CAPACITY:
             self._evict()

@@ -280,7 +280,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         pairs = [option.partition("=") for option in given.options]
         if wrong := [name for name, sign, _ in pairs if not sign]:
-            raise UsageError(f"'{wrong[0]}' is not OPTION=VALUE, such as config=pynq.")
+            raise UsageError(f"'{wrong[0]}' is not OPTION=VALUE, such as config=pynq")
         if given.secret_file is not None:
             os.environ[access.SECRET_FILE] = str(given.secret_file.absolute())
         secret, where = access.secret(), Address(given.host, given.port or 1)

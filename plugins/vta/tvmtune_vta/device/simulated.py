@@ -41,7 +41,7 @@ class SimulatedAccelerator:
 
     def program_fpga(self, path: str) -> None:
         raise TvmtuneError(
-            "this board simulates VTA and has no FPGA to program: serve it with device=fpga."
+            "this board simulates VTA and has no FPGA to program: serve it with device=fpga"
         )
 
 

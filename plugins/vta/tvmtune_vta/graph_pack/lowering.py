@@ -47,7 +47,7 @@ def prepare(
     """
     if (dtype := str(network.source.get("dtype", "float32"))) in ("float16", "bfloat16"):
         raise UsageError(
-            f"VTA quantizes float32 networks to int8, and this one is {dtype}: omit --dtype {dtype}."
+            f"VTA quantizes float32 networks to int8, and this one is {dtype}: omit --dtype {dtype}"
         )
     prepared = prepare_float_graph(network, device, layout)
     start, stop = device.attrs["start_op"], device.attrs["stop_op"]

@@ -70,7 +70,7 @@ def partition(
         reasons = sorted(refused.values(), key=lambda reason: reason == _NO_OPERAND)
         raise TvmtuneError(
             f"VTA can run none of the {len(refused)} layers of {name} between start and stop: "
-            f"{reasons[0]}. tvmtune vta layers lists them all; start-op= and stop-op= move the ends."
+            f"{reasons[0]}. tvmtune vta layers lists them all; start-op= and stop-op= move the ends"
         )
     return Partition(region, packed, refused, tuple(layers))
 

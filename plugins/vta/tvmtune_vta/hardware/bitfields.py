@@ -54,7 +54,7 @@ class Field:
         """The error for a value that does not fit."""
         least, most = self.limits
         return TvmtuneError(
-            f"{what}: {self.name}={value} does not fit its field: {least} to {most}."
+            f"{what}: {self.name}={value} does not fit its field: {least} to {most}"
         )
 
 
@@ -132,7 +132,7 @@ def pack(layout: Layout, values: Mapping[str, npt.ArrayLike | int], count: int) 
     words = np.zeros((count, 2), np.uint64)
     for name in values:
         if name not in {f.name for f in layout.fields}:
-            raise TvmtuneError(f"{layout.name} has no field '{name}'.")
+            raise TvmtuneError(f"{layout.name} has no field '{name}'")
     for field in layout.fields:
         if field.name in values:
             column = _checked(layout.name, field, values[field.name])
@@ -176,7 +176,7 @@ def unpack_uops(layout: Layout, words: Uops) -> Columns:
 def _checked(what: str, field: Field, value: npt.ArrayLike | int) -> npt.NDArray[np.int64]:
     array = np.asarray(value)
     if array.dtype.kind not in "iub":
-        raise TvmtuneError(f"{what}: {field.name}={value!r} is not a 64-bit integer.")
+        raise TvmtuneError(f"{what}: {field.name}={value!r} is not a 64-bit integer")
     least, most = field.limits
     wrong = (array < least) | (array > most)
     if np.any(wrong):

@@ -105,14 +105,14 @@ class Config:
     def parse(cls, values: Any, origin: str) -> Config:
         """A configuration from decoded JSON; ``origin`` names the source in messages."""
         if not isinstance(values, dict):
-            raise UsageError(f"{origin}: a VTA configuration is a JSON object, {{...}}.")
+            raise UsageError(f"{origin}: a VTA configuration is a JSON object, {{...}}")
         keys = [key.name.upper() for key in fields(cls)]
         for key in values:
             if key not in keys and key not in _DERIVED:
                 raise UsageError(f"{origin}: key '{key}' is not known.{_near(key, keys)}")
         for key in keys:
             if key not in values:
-                raise UsageError(f"{origin}: key '{key}' is missing.")
+                raise UsageError(f"{origin}: key '{key}' is missing")
         try:
             config = cls(**{key.lower(): values[key] for key in keys})
         except UsageError as error:
@@ -123,7 +123,7 @@ class Config:
             if key in values and (values[key] != derive(config) or isinstance(values[key], bool)):
                 raise UsageError(
                     f"{origin}: {key}={values[key]!r} contradicts {source}: "
-                    f"it must be {derive(config)}."
+                    f"it must be {derive(config)}"
                 )
         return config
 

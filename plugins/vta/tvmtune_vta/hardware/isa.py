@@ -190,7 +190,7 @@ def encode(instruction: Instruction, config: Config) -> bytes:
         try:
             number = operator.index(value)
         except TypeError:
-            raise TvmtuneError(f"{name}: {field.name}={value!r} is not an integer.") from None
+            raise TvmtuneError(f"{name}: {field.name}={value!r} is not an integer") from None
         least, most = field.limits
         if not least <= number <= most:
             raise field.out_of_range(name, number)
@@ -205,17 +205,17 @@ def decode(data: bytes, config: Config) -> Instruction:
     operation, and for unused bits that are not 0.
     """
     if len(data) != BYTES:
-        raise TvmtuneError(f"an instruction has {BYTES} bytes, not {len(data)}.")
+        raise TvmtuneError(f"an instruction has {BYTES} bytes, not {len(data)}")
     word = int.from_bytes(data, "little")
     number = word & 7
     if number not in _CLASSES:
-        raise TvmtuneError(f"no instruction has opcode {number} ({_hex(word)}).")
+        raise TvmtuneError(f"no instruction has opcode {number} ({_hex(word)})")
     opcode = Opcode(number)
     place = config.instructions[opcode.name]
     if word & place.unused:
         unused = word & place.unused
         bit = (unused & -unused).bit_length() - 1
-        raise TvmtuneError(f"bit {bit} of a {opcode.name} is unused and must be 0 ({_hex(word)}).")
+        raise TvmtuneError(f"bit {bit} of a {opcode.name} is unused and must be 0 ({_hex(word)})")
     values: dict[str, Any] = {}
     for field in place.fields[1:]:
         value: Any = word >> field.low & (1 << field.width) - 1
@@ -229,11 +229,11 @@ def decode(data: bytes, config: Config) -> Instruction:
             except ValueError:
                 raise TvmtuneError(
                     f"{opcode.name}: no {'memory' if field.name == 'memory' else 'ALU operation'} "
-                    f"has the number {value} ({_hex(word)})."
+                    f"has the number {value} ({_hex(word)})"
                 ) from None
         values[field.name] = value
     if opcode is Opcode.ALU and values.pop("reset"):
-        raise TvmtuneError(f"ALU: the reset bit belongs to GEMM and must be 0 ({_hex(word)}).")
+        raise TvmtuneError(f"ALU: the reset bit belongs to GEMM and must be 0 ({_hex(word)})")
     return _CLASSES[opcode](**values)
 
 

@@ -114,18 +114,18 @@ class Program:
             if array.dtype != dtype or array.shape != shape:
                 raise TvmtuneError(
                     f"a program's {what} are {np.dtype(dtype)} {shape}, "
-                    f"not {array.dtype} {array.shape}."
+                    f"not {array.dtype} {array.shape}"
                 )
         for index, operand in enumerate(self.operands):
             if not UOPS <= operand < len(self.buffers):
                 raise TvmtuneError(
                     f"instruction {index}: there is no operand {operand}: "
-                    f"the program has {len(self.buffers)} buffers."
+                    f"the program has {len(self.buffers)} buffers"
                 )
         for kind, arrays in (("contents", self.contents), ("expected", self.expected)):
             for number, array in arrays.items():
                 if not 0 <= number < len(self.buffers):
-                    raise TvmtuneError(f"{kind} of a buffer {number} that does not exist.")
+                    raise TvmtuneError(f"{kind} of a buffer {number} that does not exist")
                 _check_array(self.buffers[number], array, kind)
 
     @classmethod
@@ -179,9 +179,7 @@ class Program:
         numbers = self.numbers(role)
         needed = sum(self.buffers[n].nbytes for n in numbers)
         if len(data) != needed:
-            raise TvmtuneError(
-                f"the {role}s of '{self.name}' have {needed} bytes, not {len(data)}."
-            )
+            raise TvmtuneError(f"the {role}s of '{self.name}' have {needed} bytes, not {len(data)}")
         arrays, place = {}, 0
         for number in numbers:
             buffer = self.buffers[number]
@@ -201,13 +199,13 @@ class Program:
         Raises :class:`TvmtuneError` for an address that is unaligned or out of range.
         """
         if len(addresses) != len(self.buffers):
-            raise TvmtuneError(f"{len(self.buffers)} addresses are needed, not {len(addresses)}.")
+            raise TvmtuneError(f"{len(self.buffers)} addresses are needed, not {len(addresses)}")
         unit = alignment(self.config)
         for operand, address in [*enumerate(addresses), (UOPS, uops)]:
             if address < 0 or address % unit:
                 raise TvmtuneError(
                     f"{self.operand_name(operand)} at {address:#x}: "
-                    f"addresses are multiples of {unit}."
+                    f"addresses are multiples of {unit}"
                 )
         shift, mask = _DRAM
         linked = self.instructions.copy()
@@ -226,7 +224,7 @@ class Program:
             index = int(moved[int(np.argmax(base > mask))])
             raise TvmtuneError(
                 f"instruction {index}: the address of {self.operand_name(int(self.operands[index]))} "
-                "exceeds the 32 bits of dram_base."
+                "exceeds the 32 bits of dram_base"
             )
         linked[moved, 0] &= ~np.uint64(mask << shift)
         linked[moved, 0] |= base.astype(np.uint64) << np.uint64(shift)
@@ -304,22 +302,22 @@ def _parse(
     members: dict[str, npt.NDArray[Any]], path: str | Path, config: Config | None
 ) -> Program:
     if "header" not in members:
-        raise TvmtuneError(f"{path} is not a VTA program: it has no header.")
+        raise TvmtuneError(f"{path} is not a VTA program: it has no header")
     header = bounded.parse_json(members["header"].tobytes())
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
     if header.get("format") != FORMAT:
-        raise TvmtuneError(f"{path} is not a VTA program: its format is {header.get('format')!r}.")
+        raise TvmtuneError(f"{path} is not a VTA program: its format is {header.get('format')!r}")
     if header.get("version") != VERSION:
         raise TvmtuneError(
-            f"{path} has version {header.get('version')!r} of the format; only {VERSION} is supported."
+            f"{path} has version {header.get('version')!r} of the format; only {VERSION} is supported"
         )
     of = Config.parse(header["config"], str(path))
     if config is not None and (keys := of.differences(config)):
         theirs, ours = of.as_dict(), config.as_dict()
         differing = ", ".join(f"{key} {theirs[key]} instead of {ours[key]}" for key in keys)
         raise TvmtuneError(
-            f"{path} is for another configuration, {of.bitstream}, not {config.bitstream}: {differing}."
+            f"{path} is for another configuration, {of.bitstream}, not {config.bitstream}: {differing}"
         )
     buffers = tuple(_buffer(entry) for entry in header["buffers"])
     for buffer in buffers:
@@ -360,10 +358,10 @@ def _check_array(buffer: Buffer, array: npt.NDArray[Any], what: str) -> None:
     if array.shape != buffer.shape or array.dtype != buffer.dtype:
         raise TvmtuneError(
             f"{what} of '{buffer.name}': {buffer.dtype} {buffer.shape} is needed, "
-            f"not {array.dtype} {array.shape}."
+            f"not {array.dtype} {array.shape}"
         )
 
 
 def _damaged(path: str | Path, error: Exception) -> TvmtuneError:
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return TvmtuneError(f"{path} is not a VTA program, or is truncated or damaged ({reason}).")
+    return TvmtuneError(f"{path} is not a VTA program, or is truncated or damaged ({reason})")

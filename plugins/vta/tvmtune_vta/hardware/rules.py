@@ -51,7 +51,7 @@ def check(program: Program, config: Config | None = None) -> None:
     index, text and the reason. ``config`` is the hardware to run on, by default the program's
     own."""
     if broken := violations(program, config, limit=1):
-        raise TvmtuneError(f"not a valid VTA program: {broken[0]}.")
+        raise TvmtuneError(f"not a valid VTA program: {broken[0]}")
 
 
 def violations(

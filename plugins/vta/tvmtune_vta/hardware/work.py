@@ -36,10 +36,10 @@ def check(program: Program, most: int) -> None:
     if len(program.instructions) > MOST_INSTRUCTIONS:
         raise TvmtuneError(
             f"the program has {len(program.instructions)} instructions, and this server takes at most "
-            f"{MOST_INSTRUCTIONS}."
+            f"{MOST_INSTRUCTIONS}"
         )
     if (found := operations(program)) > most:
         raise TvmtuneError(
             f"the program takes {found:.2g} operations, and this server takes at most {most:.2g}: "
-            "simulate it on your own machine (device=sim), or split it."
+            "simulate it on your own machine (device=sim), or split it"
         )

@@ -81,7 +81,7 @@ def run(
     text, :class:`TvmtuneError` for words that cannot be decoded and for arrays that do not match.
     """
     if not isinstance(order, int) and order not in ORDERS:
-        raise UsageError(f"order '{order}' is not known: use {', '.join(ORDERS)}, or a seed.")
+        raise UsageError(f"order '{order}' is not known: use {', '.join(ORDERS)}, or a seed")
     if limit is None:
         limit = STEPS * max(_MIN_INSTRUCTIONS, len(program.instructions))
     return _Simulation(program, memory, limit).run(order)
@@ -295,20 +295,20 @@ def initial_memory(
     zeros. Raises :class:`TvmtuneError` for one that is missing, or of another shape or dtype."""
     for number in memory:
         if not 0 <= number < len(program.buffers):
-            raise TvmtuneError(f"memory is given for operand {number}, which does not exist.")
+            raise TvmtuneError(f"memory is given for operand {number}, which does not exist")
     arrays = {}
     for number, buffer in enumerate(program.buffers):
         array = memory.get(number, program.contents.get(number))
         if array is None:
             if buffer.role in ("input", "constant"):
                 raise TvmtuneError(
-                    f"the {buffer.role} '{buffer.name}' (operand {number}) is missing."
+                    f"the {buffer.role} '{buffer.name}' (operand {number}) is missing"
                 )
             array = np.zeros(buffer.shape, buffer.dtype)
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
             raise TvmtuneError(
                 f"memory of '{buffer.name}': {buffer.dtype} {buffer.shape} is needed, "
-                f"not {array.dtype} {array.shape}."
+                f"not {array.dtype} {array.shape}"
             )
         arrays[number] = array
     return arrays

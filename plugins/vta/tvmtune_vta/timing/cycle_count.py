@@ -45,7 +45,7 @@ def count_cycles(
     _compiled()(*(tvm.runtime.tensor(array) for array in (table, edges, pending)), result)
     total, stuck = result.numpy().tolist()
     if stuck:
-        raise TvmtuneError("the program deadlocks: tokens are missing.")
+        raise TvmtuneError("the program deadlocks: tokens are missing")
     return int(total)
 
 

@@ -185,7 +185,7 @@ class _TimelineSimulation:
                 if first < 0 or at < ready:
                     first, ready = engine, at
         if first < 0:
-            raise TvmtuneError("the program deadlocks: tokens are missing.")
+            raise TvmtuneError("the program deadlocks: tokens are missing")
         cost = self.commands[first].popleft()
         late, reason = self.free[first], -1
         for queue in cost.pops:

@@ -72,7 +72,7 @@ class Target:
         """Raises :class:`UsageError` for anything but ssh://[USER@]HOST[:PORT][/SERVER-PORT]."""
         wrong = UsageError(
             f"'{url[:100]}' is not {SCHEME}[USER@]HOST[:PORT], where PORT is that of SSH; if tvmtune "
-            f"serve listens on another port than {SERVER_PORTS[0]}, append it: {SCHEME}HOST/9091."
+            f"serve listens on another port than {SERVER_PORTS[0]}, append it: {SCHEME}HOST/9091"
         )
         try:
             parts = urlsplit(url)

@@ -130,7 +130,7 @@ class SessionForkserver:
         try:
             first = await asyncio.wait_for(self._ready, START_TIMEOUT)
         except asyncio.TimeoutError:
-            raise TvmtuneError(f"TVM could not be imported within {START_TIMEOUT:.0f} s.") from None
+            raise TvmtuneError(f"TVM could not be imported within {START_TIMEOUT:.0f} s") from None
         if "ready" not in first:
             raise TvmtuneError(f"this machine cannot serve: {first['failed']}")
         self.versions = first["ready"]

@@ -65,7 +65,7 @@ def check_options(name: str, given: Mapping[str, Any]) -> dict[str, int | float]
         number = isinstance(value, int) or (isinstance(value, float) and not integer)
         if not number or not (value >= 1 if integer else 0 <= value <= 1):
             expected = "an integer of at least 1" if integer else "a number between 0 and 1"
-            raise UsageError(f"--tuner-option {key}={value}: expected {expected}.")
+            raise UsageError(f"--tuner-option {key}={value}: expected {expected}")
         checked[key] = value if integer else float(value)
     return checked
 
@@ -81,7 +81,7 @@ def check_space(name: str, tasks: Sequence[Task], limited: bool) -> None:
         raise UsageError(
             f"tuner '{canonical(name)}' enumerates the whole space, and that of "
             f"{', '.join(unknown[:3])}{more} has no known size: limit the trials or the "
-            "time, or choose another tuner."
+            "time, or choose another tuner"
         )
 
 
