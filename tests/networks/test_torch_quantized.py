@@ -175,6 +175,24 @@ def test_a_network_that_torchao_quantized(quantizer: str, tmp_path: Path):
     assert are_integer_kernels(names) == INTEGERS
 
 
+def test_a_product_of_a_reshaped_operand_is_an_integer_kernel():
+    """PyTorch flattens tokens before a product, and makes them three axes again behind it."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights, self.bias = Weights(3, 16, 32), torch.nn.Parameter(torch.randn(16))
+
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.linear(rounded(x, 0.05, 3), self.weights(), self.bias)
+
+    program = torch.export.export(Model().eval(), (torch.zeros(2, 5, 32),))
+    made = TorchNetwork(program, name="net", label="net.pt2")
+    plan = api.plan(made, "cpu", attrs={"mcpu": "cascadelake"})
+    assert [task.name for task in plan.tasks if "matmul_quantized" in task.name]
+    assert_tvm_agrees(made)
+
+
 def test_scales_of_activations_may_be_computed_at_run_time():
     """As the flow's dynamic quantization does."""
 

@@ -19,6 +19,7 @@ from tvmtune.passes import (
     folding,
     packed_products,
     quantized_kernels,
+    quantized_moves,
     quantized_operators,
     rounding,
     softmax,
@@ -70,7 +71,8 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     graph = network.to_relax()
     quantized = quantized_operators.exist(graph)
     if quantized and quantized_kernels.has_instructions(device.target):
-        graph = quantized_operators.lower(unsigned_activations.shift(graph))
+        graph = quantized_moves.reshape_integers(unsigned_activations.shift(graph))
+        graph = quantized_operators.lower(graph)
     graph = constants.fold_moves(sum_in_float32(graph))
     graph = _run(
         graph,
