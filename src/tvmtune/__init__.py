@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tvmtune.api import compile, load, plan, ship, tune
     from tvmtune.errors import TvmtuneError, UsageError
     from tvmtune.networks.declaration import Operator, operator
+    from tvmtune.networks.quantization import Calibration
     from tvmtune.notebook import progress
     from tvmtune.records.trial_log import read_log
     from tvmtune.runtime.inference import InferenceSession
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Budget",
+    "Calibration",
     "InferenceSession",
     "Library",
     "Operator",
@@ -38,6 +40,7 @@ __all__ = [
 
 _MODULES = {
     "Budget": "tvmtune.tuning.budget",
+    "Calibration": "tvmtune.networks.quantization",
     "InferenceSession": "tvmtune.runtime.inference",
     "Library": "tvmtune.runtime.library",
     "Operator": "tvmtune.networks.declaration",

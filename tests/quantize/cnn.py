@@ -95,6 +95,12 @@ def decoder() -> OnnxNetwork:
     return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="decoder")
 
 
+def one_convolution(shape: tuple[int, ...]) -> OnnxNetwork:
+    """Of the network's input."""
+    g = GraphBuilder("one")
+    return OnnxNetwork(g.model(g.conv_bn(g.input("data", shape), "only", 4, 1)), name="one")
+
+
 def _finished(g: GraphBuilder, x: Value) -> OnnxNetwork:
     pooled = g.global_average_pool(x, "average")
     return OnnxNetwork(g.model(g.dense(pooled, "classifier", 10, output="logits")), name="cnn")

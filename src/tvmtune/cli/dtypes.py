@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmtune.cli import messages
-from tvmtune.cli.resolve import make_plan
+from tvmtune.cli.resolve import INT8_OPTIONS, make_plan
 from tvmtune.cli.tune_one import TuneRequest, tune_one
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.tasks.dtypes import FLOAT32, INT8, to_compare
@@ -63,7 +63,7 @@ def _plan_each(request: TuneRequest, network: Mapping[str, Any]) -> dict[str, Pl
 
     def plan(dtype: str) -> Plan:
         own: dict[str, Any] = {"dtype": dtype}
-        own |= {} if dtype == INT8 else {"calibration": None}
+        own |= {} if dtype == INT8 else dict.fromkeys(INT8_OPTIONS)
         return make_plan(**{**network, **own}, purpose=purpose)
 
     plans = {FLOAT32: plan(FLOAT32)}
@@ -91,14 +91,14 @@ def _samples(
     request: TuneRequest, network: Mapping[str, Any], plan: Plan
 ) -> Sequence[Mapping[str, np.ndarray]]:
     """The user's inputs: those of ``--input``, or else of ``--calibration``; random ones otherwise."""
-    from tvmtune.networks.inputs import read_arrays, read_inputs
+    from tvmtune.networks.inputs import read_inputs, read_samples
     from tvmtune.quantize.calibrate import split_runs
 
     inputs = plan.network.inputs
     if request.input_file is not None:
         return [read_inputs(request.input_file, inputs)]
     if network["calibration"] is not None:
-        data = read_arrays(network["calibration"], inputs)
+        data = read_samples(network["calibration"], inputs)
         return split_runs(plan.network, data, "the calibration data")
     return ()
 

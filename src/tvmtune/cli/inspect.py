@@ -13,6 +13,7 @@ import click
 from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.output import counted
 from tvmtune.command_help import Command
+from tvmtune.networks import quantization
 
 
 @click.command(
@@ -48,12 +49,20 @@ def command(library: Path, as_json: bool) -> None:
     if rows:
         click.echo()
         _table(rows)
+    quantized = stored["network"]["source"].get(quantization.KEY, {})
+    if quantized.get("layers"):
+        click.echo()
+        _layer_table(quantized)
 
 
 def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
     network, device, tasks = stored["network"], stored["device"], stored["tasks"]
     yield "network", f"{network['name']}, layout {network['layout']}"
     for name, value in network["source"].items():
+        if name == quantization.KEY:
+            quantization.check(value, network["name"])
+            yield f"  {name}", quantization.describe(value)
+            continue
         yield f"  {name}", json.dumps(value) if isinstance(value, dict) else str(value)
     yield "  structure", network["structure_hash"]
     yield "  weights", network["weights_hash"]
@@ -89,6 +98,31 @@ def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(stored["created"]))
     host = stored.get("machine", {})
     yield "compiled", f"{when}, on {host.get('cpu', 'an unknown machine')}"
+
+
+def _layer_table(quantized: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tvmtune.cli.output import console
+
+    table = Table()
+    table.add_column("", justify="right")
+    table.add_column("layer", overflow="fold")
+    table.add_column("operator")
+    table.add_column("computed in")
+    table.add_column("SQNR dB", justify="right")
+    skipped = set(quantized.get("skipped", ()))
+    for place, layer in enumerate(quantized["layers"]):
+        sqnr = layer["sqnr"]
+        table.add_row(
+            str(place),
+            Text(layer["name"]),
+            Text(layer["operator"]),
+            "float" if layer["name"] in skipped else "int8",
+            "" if sqnr is None else f"{sqnr:.1f}",
+        )
+    console().print(table)
 
 
 def _table(rows: list[dict[str, Any]]) -> None:

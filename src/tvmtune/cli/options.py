@@ -11,8 +11,10 @@ import click
 
 from tvmtune import checks
 from tvmtune.cli import completion, messages
+from tvmtune.cli.choices import OneOf
 from tvmtune.cli.parsing import seconds_of
 from tvmtune.command_help import Decorator, section
+from tvmtune.networks.quantization import METHODS
 from tvmtune.networks.registry import FORMATS
 from tvmtune.remote import access, protocol
 
@@ -206,9 +208,37 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
             ),
             click.option(
                 "--calibration",
-                metavar="FILE.npz",
+                metavar="FILE.npz|DIR",
                 type=PATH,
-                help="Sample inputs that set the int8 scales (--dtype int8, --target vta).",
+                help="Sample inputs that set the int8 scales (--dtype int8, --target vta), or a "
+                "directory of .npz or .npy files.",
+            ),
+            click.option(
+                "--calibration-method",
+                type=OneOf(METHODS),
+                metavar="METHOD",
+                show_default="minmax",
+                help="Range of each tensor in int8 from its values: minmax (all), percentile (all but "
+                "0.01% at either end) or entropy (least information lost).",
+            ),
+            click.option(
+                "--skip-layers",
+                metavar="LIST",
+                help="Layers to keep in float with --dtype int8: positions or name patterns, e.g. "
+                "0,*classifier*. tvmtune inspect LIB lists them.",
+            ),
+            click.option(
+                "--global-scale",
+                type=float,
+                metavar="X",
+                help="Let int8 of all activations reach X, instead of calibrated ranges.",
+            ),
+            click.option(
+                "--accuracy-budget",
+                type=float,
+                metavar="E",
+                help="Keep the worst layers in float until max|y - float| / max|float| of the int8 "
+                "network is at most E on the calibration inputs.",
             ),
             click.option(
                 "--layout",

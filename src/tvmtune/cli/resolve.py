@@ -60,6 +60,16 @@ def refuse_with(ctx: click.Context, name: str, *others: str) -> None:
             )
 
 
+INT8_OPTIONS = (
+    "calibration",
+    "calibration_method",
+    "skip_layers",
+    "global_scale",
+    "accuracy_budget",
+)
+"""Parameters of :func:`make_plan` that only int8 has."""
+
+
 def make_plan(
     network: str | None,
     positional: str | None,
@@ -74,6 +84,10 @@ def make_plan(
     remote: str | None = None,
     tracker: str | None = None,
     calibration: Path | None = None,
+    calibration_method: str | None = None,
+    skip_layers: str | None = None,
+    global_scale: float | None = None,
+    accuracy_budget: float | None = None,
     tensor_cores: bool = False,
     *,
     purpose: Literal["describe", "compile", "measure"] = "compile",
@@ -91,8 +105,17 @@ def make_plan(
     host.backend(target)  # fail on a wrong name before anything slow
     boards = boards_of(remote, tracker)
     from tvmtune import api
-    from tvmtune.networks.inputs import read_arrays
+    from tvmtune.networks.inputs import read_samples
+    from tvmtune.networks.quantization import METHODS, Calibration
 
+    options = Calibration(
+        method=calibration_method or METHODS[0],
+        skip_layers=tuple(word.strip() for word in (skip_layers or "").split(",") if word.strip()),
+        global_scale=global_scale,
+        accuracy_budget=accuracy_budget,
+        data=str(calibration or ""),
+    )
+    wanted = dtype == "int8" or not options.is_default
     phases.report("loading the network")
     try:
         with phases.reading(lambda text: messages.info(f"note: {text}")):
@@ -102,6 +125,7 @@ def make_plan(
                 shapes=parse_shapes(shape),
                 arguments=parse_pairs("--arg", arg),
                 dtype=dtype,
+                calibration=options if wanted else None,
             )
     except ArgumentError as error:
         raise UsageError(f"--arg {error}") from error
@@ -113,7 +137,7 @@ def make_plan(
         params=parse_params(hardware_param),
         layout=layout,
         remote=boards,
-        calibration=None if calibration is None else read_arrays(calibration, loaded.inputs),
+        calibration=None if calibration is None else read_samples(calibration, loaded.inputs),
         measured=purpose == "measure",
         described_only=purpose == "describe",
     )

@@ -74,8 +74,8 @@ def choose_records(
     if not chosen and not exact and any(trial.ok for trial in usable):
         if all(log.path.is_dir() for log in logs):
             raise TvmtuneError(
-                f"{', '.join(str(log.path) for log in logs)}: no workload of the database is a kernel of "
-                "this network: it is of another network, or was not legalized and fused as tvmtune does"
+                f"{', '.join(str(log.path) for log in logs)}: no workload of the database is a kernel "
+                "of this network: it is of another, or was not legalized and fused as tvmtune does"
             )
         networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
         raise TvmtuneError(

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import checks
 from tvmtune.errors import ArgumentError, UsageError, nearest
+from tvmtune.networks import quantization
 from tvmtune.networks.registry import DTYPES, FORMATS, convert, format_of
 from tvmtune.networks.shapes import MOST_INPUT_ELEMENTS, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tvmtune.networks.quantization import Calibration
     from tvmtune.types import JSON, Network
 
 __all__ = ["DTYPES", "FORMATS", "load", "names", "reload"]
@@ -41,6 +43,7 @@ def load(
     shapes: Mapping[str, Sequence[int]] | None = None,
     arguments: Mapping[str, Any] | None = None,
     dtype: str = "float32",
+    calibration: Calibration | None = None,
 ) -> Network:
     """Load a network by its name in the zoo or by the path of a file; see :data:`FORMATS`.
 
@@ -48,8 +51,8 @@ def load(
     inputs to static shapes, for dimensions that the file leaves open and, in the zoo, for images of
     another size. ``arguments`` are those of a kernel file's operator. ``dtype`` is one of
     :data:`DTYPES`: float16 and bfloat16 are for the zoo and ONNX files, int8 for backends that
-    quantize; with float32 a network keeps its own dtypes. A zoo name wins over a file of the same name;
-    ``./name`` or a :class:`~pathlib.Path` means the file.
+    quantize; with float32 a network keeps its own dtypes. ``calibration`` has the options of int8. A
+    zoo name wins over a file of the same name; ``./name`` or a :class:`~pathlib.Path` means the file.
 
     Raises :class:`UsageError` for an unknown name, a missing file, or shapes, arguments or a batch that
     do not fit, and :class:`TvmtuneError` for a file without a sound network.
@@ -59,6 +62,11 @@ def load(
     checks.at_least("the batch size", batch, 1)
     if dtype not in DTYPES:
         raise UsageError(f"dtype '{dtype}' is not known.{nearest(dtype, list(DTYPES))}")
+    if calibration is not None and dtype != "int8":
+        raise UsageError(
+            "--calibration-method, --skip-layers, --global-scale and --accuracy-budget are for "
+            "--dtype int8: omit them"
+        )
     name = zoo.canonical(name_or_path) if isinstance(name_or_path, str) else None
     path, label = Path(name_or_path), os.fspath(name_or_path)
     if arguments and (name is not None or not format_of(path.suffix).takes_arguments):
@@ -72,7 +80,7 @@ def load(
             check_size(f"input '{spec.name}' of {name}", spec.shape, MOST_INPUT_ELEMENTS)
     else:
         network = _read(path, label, batch=batch, shapes=shapes, arguments=arguments)
-    return convert(network, dtype)
+    return convert(network, dtype, **({} if calibration is None else {"options": calibration}))
 
 
 def _read(
@@ -102,13 +110,19 @@ def reload(source: JSON) -> Network:
     where = source.get("zoo") or source.get("file")
     if not where:
         raise UsageError(f"no network can be loaded from {source!r}")
-    return load(
+    network = load(
         str(where),
         batch=int(source.get("batch", 1)),
         shapes=source.get("shapes"),
         arguments=source.get("arguments"),
         dtype=source.get("dtype", "float32"),
     )
+    found = source.get(quantization.KEY)
+    if found is None or source.get("dtype") != "int8":
+        return network
+    from tvmtune.networks import int8
+
+    return int8.restored(network, found)
 
 
 def _looks_like_path(text: str) -> bool:

@@ -76,6 +76,50 @@ def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> di
     return arrays
 
 
+def read_samples(
+    path: str | os.PathLike[str], specs: Sequence[TensorSpec]
+) -> dict[str, np.ndarray]:
+    """The sample inputs in an ``.npz`` file, or in all ``.npz`` and ``.npy`` files of a directory, in
+    the order of their names. ``.npy`` files are for networks with one input.
+
+    Raises :class:`UsageError` if a file cannot be read, or if there is none.
+    """
+    if not Path(path).is_dir():
+        return read_arrays(path, specs)
+    files = sorted(each for each in Path(path).iterdir() if each.suffix in (".npz", ".npy"))
+    if not files:
+        raise UsageError(f"{path} has no .npz or .npy files; save sample inputs there")
+    parts = [
+        _read_single(each, specs) if each.suffix == ".npy" else read_arrays(each, specs)
+        for each in files
+    ]
+    for file, part in zip(files, parts, strict=True):
+        if part.keys() != parts[0].keys():
+            raise UsageError(
+                f"{file} has the arrays {', '.join(sorted(part))}, and {files[0].name} has "
+                f"{', '.join(sorted(parts[0]))}"
+            )
+    try:
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    except ValueError as error:
+        raise UsageError(f"the arrays in {path} do not fit together: {one_line(error)}") from error
+
+
+def _read_single(path: Path, specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """The array of an ``.npy`` file, for the only input."""
+    if len(specs) != 1:
+        names = ", ".join(spec.name for spec in specs)
+        raise UsageError(
+            f"{path} holds a single array, and the network has the inputs {names}: save all of one run "
+            "in an .npz file"
+        )
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{path} is damaged or not an .npy file ({one_line(error)})") from error
+    return {specs[0].name: _restore_dtype(array, numpy_dtype(specs[0].dtype))}
+
+
 def read_arrays(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file, unchecked; messages about other files name the ``specs``.
 

@@ -51,10 +51,11 @@ def format_of(suffix: str) -> FileFormat:
     return FORMATS.get(suffix.lower(), DEFAULT_FORMAT)
 
 
-def convert(network: Network, dtype: str) -> Network:
-    """The network in one of :data:`DTYPES`."""
+def convert(network: Network, dtype: str, **options: Any) -> Network:
+    """The network in one of :data:`DTYPES`; ``options`` are those of its class."""
     if not DTYPES[dtype]:
         return network
     module, name = DTYPES[dtype].split(":")
-    converted: Network = getattr(import_module(f"tvmtune.networks.{module}"), name)(network)
+    cls = getattr(import_module(f"tvmtune.networks.{module}"), name)
+    converted: Network = cls(network, **options)
     return converted

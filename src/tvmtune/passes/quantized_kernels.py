@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tvmtune import cpu_features
 from tvmtune.passes import packed_products
 from tvmtune.passes.packed_products import Storage, Window
@@ -35,15 +37,20 @@ class Rounding:
     high: int
     dtype: str
 
+    def numbers(self) -> np.ndarray:
+        """Zero point and bounds as an argument of the kernel, in float32: so kernels are the same for
+        all layers of equal shapes, however they are calibrated."""
+        return np.array([self.zero, self.low, self.high], "float32")
 
-def convolution(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ...]) -> Any:
-    """Sums in int32; ``zero`` is what stands for zero in ``x``. See
+
+def convolution(x: Any, w: Any, window: Window, zero: Any, output: tuple[int, ...]) -> Any:
+    """Sums in int32; ``zero`` is what stands for zero in ``x``, an int or an expression of int32. See
     :func:`packed_products.convolution`."""
     storage = _storage(x, zero)
     return packed_products.convolution(x, w, window, output, "int32", storage)
 
 
-def depthwise(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ...]) -> Any:
+def depthwise(x: Any, w: Any, window: Window, zero: Any, output: tuple[int, ...]) -> Any:
     """Sums (N, H, W, C) in int32 of (N, H, W, C) activations and (KH, KW, C) weights."""
     from tvm import te
 
@@ -62,16 +69,17 @@ def depthwise(x: Any, w: Any, window: Window, zero: int, output: tuple[int, ...]
     return te.compute(output, element, name="depthwise_conv2d_int8")
 
 
-def product(x: Any, w: Any, zero: int, output: tuple[int, ...]) -> Any:
+def product(x: Any, w: Any, output: tuple[int, ...]) -> Any:
     """Sums in int32; see :func:`packed_products.product`."""
-    return packed_products.product(x, w, output, "int32", _storage(x, zero))
+    return packed_products.product(x, w, output, "int32", _storage(x, 0))
 
 
 def requantize(
-    sums: Any, bias: Any, factors: Any, rounding: Rounding | None, output: tuple[int, ...]
+    sums: Any, bias: Any, factors: Any, numbers: Any, dtype: str, output: tuple[int, ...]
 ) -> Any:
-    """What is stored of ``sums``, with an int32 bias and a float32 factor per channel; the products of
-    sums and factors in float32 without ``rounding``; the sums without ``factors``."""
+    """What is stored of ``sums`` as ``dtype``, with an int32 bias, a float32 factor per channel and
+    :meth:`Rounding.numbers`; the products of sums and factors in float32 without ``numbers``; the sums
+    without ``factors``."""
     from tvm import te, tirx
 
     def element(*at: Any) -> Any:
@@ -79,25 +87,25 @@ def requantize(
         if factors is None:
             return total
         value = total.astype("float32") * factors(at[-1])
-        if rounding is None:
+        if numbers is None:
             return value
-        zero = tirx.const(float(rounding.zero), "float32")
-        low, high = (tirx.const(float(n), "float32") for n in (rounding.low, rounding.high))
+        zero, low, high = (numbers(place) for place in range(3))
         steps = tirx.nearbyint(value) + zero
-        return tirx.min(tirx.max(steps, low), high).astype("int32").astype(rounding.dtype)
+        return tirx.min(tirx.max(steps, low), high).astype("int32").astype(dtype)
 
     return te.compute(output, element, name="requantize")
 
 
-def _storage(x: Any, zero: int) -> Storage:
+def _storage(x: Any, zero: Any) -> Storage:
     """As uint8."""
     from tvm import tirx
 
+    zero = tirx.const(zero, "int32") if isinstance(zero, int) else zero
     if str(x.dtype) == "uint8":
-        return Storage(tirx.const(zero, "uint8"))
+        return Storage(zero.astype("uint8"))
     offset = tirx.const(OFFSET, "uint8")
     return Storage(
-        tirx.const(zero + OFFSET, "uint8"),
+        (zero + OFFSET).astype("uint8"),
         convert=lambda value: value.astype("uint8") + offset,
         always=True,
     )

@@ -335,7 +335,7 @@ def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
     output = tuple(int(n) for n in layer.call.ty.shape)
     is_convolution = _operator(layer.call) == "nn.conv2d"
     is_moved = is_convolution and _channel_from_last(layer.call) > 1
-    zero, weights = layer.x.zero, layer.weights
+    weights = layer.weights
     if is_moved:
         output = (output[0], *output[2:], output[1])
         x = builder.emit(relax.op.permute_dims(x, _NHWC))
@@ -348,16 +348,39 @@ def _emit(builder: Any, layer: _Layer, x: Any) -> Any:
         else:
             weights = blocked_weights(weights.transpose(0, 2, 3, 1), kernels.QUAD)
             compute, name = kernels.convolution, "conv2d_quantized"
-        sums = functools.partial(compute, window=window, zero=zero, output=output)
+        sums = functools.partial(compute, window=window, output=output)
+        is_padded = any(window.padding)
     else:
         weights = blocked_weights(weights[:, None, None], kernels.QUAD)
-        sums = functools.partial(kernels.product, zero=zero, output=output)
-        name = "matmul_quantized"
+        sums = functools.partial(kernels.product, output=output)
+        name, is_padded = "matmul_quantized", False
 
-    def program(data: Any, w: Any, bias: Any, factors: Any = None) -> Any:
-        return kernels.requantize(sums(data, w), bias, factors, layer.rounding, output)
+    # Calibrated numbers are arguments: layers of equal shapes share a kernel.
+    rounding = layer.rounding
+    named: dict[str, np.ndarray | None] = {
+        "w": weights,
+        "bias": layer.bias,
+        "factors": layer.factors,
+        "numbers": rounding.numbers() if rounding else None,
+        "zero": np.array([layer.x.zero], "int32") if is_padded else None,
+    }
+    given = {key: array for key, array in named.items() if array is not None}
 
-    constants = [each for each in (weights, layer.bias, layer.factors) if each is not None]
+    def program(data: Any, *tensors: Any) -> Any:
+        by_name = dict(zip(given, tensors, strict=True))
+        padding = {"zero": by_name["zero"](0)} if is_padded else {}
+        if is_convolution and not is_padded:
+            padding = {"zero": 0}
+        return kernels.requantize(
+            sums(data, by_name["w"], **padding),
+            by_name["bias"],
+            by_name.get("factors"),
+            by_name.get("numbers"),
+            rounding.dtype if rounding else "",
+            output,
+        )
+
+    constants = list(given.values())
     made = call_fusable(builder, program, x, *map(share, constants), name=name)
     return relax.op.permute_dims(builder.emit(made), _NCHW) if is_moved else made
 

@@ -8,34 +8,67 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvmtune.types import product
+
 
 def _quantize(builder: Any, call: Any) -> Any:
-    import tvm
-
     dtype = str(call.ty.dtype)
     if "int" not in dtype or str(call.args[0].ty.dtype) != "float32":
-        return tvm.ir.Op.get("relax.quantize").get_attr("FLegalize")(builder, call)
+        return _tvm(builder, call)
     axis = int(call.attrs.axis)
 
     def program(x: Any, scale: Any, zero: Any) -> Any:
         return quantize(x, scale, zero, axis, dtype)
 
-    arguments = [call.args[0], *map(_number, call.args[1:3])]
+    arguments = [call.args[0], *map(_tensor, call.args[1:3])]
     return builder.call_te(program, *arguments, primfunc_name_hint="quantize")
 
 
-def _number(parameter: Any) -> Any:
-    """A constant of one value as a number, which becomes part of the kernel."""
+def _dequantize(builder: Any, call: Any) -> Any:
+    is_byte = str(call.args[0].ty.dtype) in ("int8", "uint8")
+    is_one = all(_size(each) == 1 for each in call.args[1:3])
+    if not is_byte or not is_one or str(call.ty.dtype) != "float32":
+        return _tvm(builder, call)
+    arguments = [call.args[0], *map(_tensor, call.args[1:3])]
+    return builder.call_te(_dequantized, *arguments, primfunc_name_hint="dequantize")
+
+
+def _dequantized(x: Any, scale: Any, zero: Any) -> Any:
+    from tvm import te
+
+    def element(*index: Any) -> Any:
+        steps = x(*index).astype("int32") - _only(zero).astype("int32")
+        return steps.astype("float32") * _only(scale)
+
+    return te.compute(x.shape, element, name="dequantized")
+
+
+def _tvm(builder: Any, call: Any) -> Any:
     import tvm
 
-    if isinstance(parameter, tvm.ir.GenericConst):
-        values = parameter.value.numpy()
-        if values.size == 1:
-            return tvm.tirx.const(values.item(), str(values.dtype))
+    return tvm.ir.Op.get(call.op.name).get_attr("FLegalize")(builder, call)
+
+
+def _size(parameter: Any) -> int:
+    return product([int(n) for n in parameter.ty.shape])
+
+
+def _tensor(parameter: Any) -> Any:
+    """A constant of one value as a vector: TVM makes scalars a part of the kernel, and there would be
+    one for each scale."""
+    import tvm
+    from tvm import relax
+
+    if isinstance(parameter, tvm.ir.GenericConst) and _size(parameter) == 1:
+        return relax.const(parameter.value.numpy().reshape(1))
     return parameter
 
 
-LEGALIZERS = {"relax.quantize": _quantize}
+def _only(tensor: Any) -> Any:
+    return tensor(*[0] * len(tensor.shape))
+
+
+LEGALIZERS = {"relax.quantize": _quantize, "relax.dequantize": _dequantize}
 
 
 def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
@@ -50,7 +83,7 @@ def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
             return parameter
         extents = [int(n) for n in parameter.shape]
         if all(n == 1 for n in extents):
-            return parameter(*[0] * len(extents))
+            return _only(parameter)
         return parameter(index[axis])
 
     def element(*index: Any) -> Any:

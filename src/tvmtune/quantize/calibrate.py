@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,15 @@ def random_samples(network: Network) -> list[dict[str, np.ndarray]]:
     from tvmtune.networks.inputs import inputs_of
 
     return [inputs_of(network, seed) for seed in range(RANDOM_SAMPLES)]
+
+
+def warn_of_random_samples(network: Network) -> None:
+    """Say that :func:`random_samples` set the scales."""
+    warnings.warn(
+        f"{network.name} is calibrated with {RANDOM_SAMPLES} random inputs: give real ones with "
+        "--calibration FILE.npz",
+        stacklevel=3,
+    )
 
 
 def _with_outputs(graph: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:

@@ -8,7 +8,8 @@ import numpy as np
 
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks import int8
-from tvmtune.quantize import cpu_kernels, groups
+from tvmtune.networks.int8 import Int8Network
+from tvmtune.quantize import calibrate, cpu_kernels, groups
 from tvmtune.quantize.layers import ConvolutionLayer, Layer
 from tvmtune.quantize.network import QuantizedNetwork, prepare_float_graph, quantize_network
 from tvmtune.quantize.region import find_region
@@ -23,17 +24,40 @@ def prepare(
 ) -> Prepared:
     """The ``prepare`` hook of a CPU backend.
 
-    A float network only passes :func:`tvmtune.passes.pipeline.prepare`. A network of ``--dtype int8``
-    is quantized by :func:`prepare_int8`. Raises :class:`UsageError` for calibration data that a float
-    network does not need, and as :func:`prepare_int8` does.
+    A float network only passes :func:`tvmtune.passes.pipeline.prepare`. So does a network of
+    ``--dtype int8`` in its quantized ONNX form, for targets with integer instructions; for others, and
+    without an ONNX form, it is quantized by :func:`prepare_int8`. Raises :class:`UsageError` for
+    calibration data that a float network does not need, and as :func:`prepare_int8` does.
     """
-    from tvmtune.passes import pipeline
+    from tvmtune.passes import pipeline, quantized_kernels
 
     if int8.is_wanted(network):
+        if quantized_kernels.has_instructions(device.target):
+            quantized = _calibrated(network, calibration)
+            if quantized is not None:
+                return pipeline.prepare(quantized, device, layout or "NHWC")
         return prepare_int8(network, device, layout, calibration)
     if calibration is not None:
         raise UsageError("--calibration is for --dtype int8: a float network needs none.")
     return pipeline.prepare(network, device, layout or "NHWC")
+
+
+def _calibrated(
+    network: Network, calibration: Mapping[str, np.ndarray] | None
+) -> Int8Network | None:
+    """None if it has no ONNX form."""
+    assert isinstance(network, Int8Network)
+    if network.is_calibrated:
+        return network
+    if calibration is not None:
+        samples = calibrate.split_runs(network, calibration, "the calibration data")
+        data = network.options.data
+    else:
+        samples, data = calibrate.random_samples(network), "random inputs"
+    quantized = network.calibrated(samples, data)
+    if quantized is not None and calibration is None:
+        calibrate.warn_of_random_samples(network)
+    return quantized
 
 
 def prepare_int8(

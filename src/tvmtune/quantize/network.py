@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,17 @@ _GROUP_FUNCTION = "tvmtune.quantize.group"
 def prepare_float_graph(network: Network, device: Device, layout: str | None) -> Prepared:
     """Prepare a network as a graph in which layers can be found.
 
-    Raises :class:`UsageError` for another ``layout`` than NCHW.
+    Raises :class:`UsageError` for another ``layout`` than NCHW, and for options of calibration, which
+    power-of-two scales do not have.
     """
     from tvmtune.passes import pipeline
+
+    options = getattr(network, "options", None)
+    if options is not None and not options.is_default:
+        raise UsageError(
+            "--calibration-method, --skip-layers, --global-scale and --accuracy-budget need a CPU with "
+            f"integer instructions (AVX512-VNNI) and an ONNX form of {network.name}: omit them"
+        )
 
     if layout is not None and layout.upper() != LAYOUT:
         raise UsageError(f"layout '{layout}': int8 tensors are packed from {LAYOUT}.")
@@ -90,11 +97,7 @@ class QuantizedNetwork:
         names = dict.fromkeys(n for x in self.layers for n in (*x.inputs, x.output))
         samples = self._samples
         if samples is None:
-            warnings.warn(
-                f"{self.name} is calibrated with {calibrate.RANDOM_SAMPLES} random inputs: give real "
-                "ones with --calibration FILE.npz",
-                stacklevel=2,
-            )
+            calibrate.warn_of_random_samples(self.float)
             samples = calibrate.random_samples(self.float)
         return calibrate.record_tensors(self.prepared, list(names), samples)
 

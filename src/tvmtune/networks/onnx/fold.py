@@ -32,6 +32,8 @@ NOT_PURE = {
     "RandomUniformLike",
 }
 """Operators whose result is not a function of their inputs."""
+_KEPT = {*NOT_PURE, "DequantizeLinear"}
+"""Not folded; constants stay in integers for the kernels that read them."""
 
 
 def fold(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -125,7 +127,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     outputs = {info.name for info in model.graph.output}
     folded: dict[str, np.ndarray] = {}
     for node in model.graph.node:
-        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in NOT_PURE:
+        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in _KEPT:
             continue
         name = node.output[0]
         if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
@@ -174,7 +176,7 @@ def fold_node(
 
     None if they are no function of them, too large or not supported by the evaluator.
     """
-    if operator in NOT_PURE or any(array is not None and array.size > _LARGEST for array in inputs):
+    if operator in _KEPT or any(array is not None and array.size > _LARGEST for array in inputs):
         return None
     names = ["" if array is None else f"input{i}" for i, array in enumerate(inputs)]
     node = helper.make_node(operator, names, [f"result{i}" for i in range(outputs)], **attributes)

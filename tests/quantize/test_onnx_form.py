@@ -1,0 +1,236 @@
+"""``--dtype int8`` on CPUs with integer instructions: the quantized ONNX form of a float network."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from quantize import cnn
+from tvmtune import api, host, networks
+from tvmtune.accuracy import relative_error
+from tvmtune.bench.verify import make_check, run_check
+from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.int8 import Int8Network
+from tvmtune.networks.onnx import quantize
+from tvmtune.networks.onnx.integer_layers import IntegerLayers
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.networks.onnx.quantize import Range
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
+from tvmtune.passes.quantized_kernels import has_instructions
+from tvmtune.runtime.library import Library
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is calibrated with.*")
+
+VNNI = {"mcpu": "cascadelake"}
+INTEGERS = has_instructions(host.backend("cpu").make_target({}, None).target)
+"""Whether this machine has such a CPU."""
+
+
+def samples(network: OnnxNetwork, count: int = 8, factor: float = 1.0) -> list[dict]:
+    drawn = [random_inputs(network.inputs, seed) for seed in range(100, 100 + count)]
+    return [{name: array * np.float32(factor) for name, array in each.items()} for each in drawn]
+
+
+def stacked(runs: list[dict]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+
+
+def transformer() -> OnnxNetwork:
+    """A product with a bias, an activation in several operators, normalization and a residual sum."""
+    g = GraphBuilder("transformer")
+    x = g.input("data", (1, 8, 32))
+    rng = np.random.default_rng(0)
+    names = []
+    for number, (rows, columns) in enumerate(((32, 48), (48, 32))):
+        weights = rng.standard_normal((rows, columns)) / np.sqrt(rows)
+        names.append(g.weight(f"w{number}", weights.astype("float32")))
+    h = g.node("MatMul", "first", [x.name, names[0]])
+    h = g.node("Add", "biased", [h, g.weight("b", rng.standard_normal(48).astype("float32"))])
+    h = g.node("Mul", "gated", [h, g.node("Sigmoid", "gate", [h])])
+    h = g.node("MatMul", "second", [h, names[1]])
+    h = g.node("Add", "sum", [h, x.name])
+    return OnnxNetwork(g.model(type(x)(h, x.shape, x.moments)), name="transformer")
+
+
+@pytest.mark.parametrize("network", [cnn.residual(), cnn.mixed(), transformer()])
+def test_convolutions_and_products_are_integer_kernels(network):
+    plan = api.plan(Int8Network(network), "cpu", attrs=VNNI)
+    products = [task.name for task in plan.tasks if "conv2d" in task.name or "matmul" in task.name]
+    assert products
+    assert all("quantized" in name for name in products)
+
+
+def test_sums_and_pooling_between_layers_read_and_write_bytes():
+    plan = api.plan(Int8Network(cnn.residual()), "cpu", attrs=VNNI)
+    (pool,) = [task for task in plan.tasks if "max_pool" in task.name]
+    assert {arg.dtype for arg in pool.args} == {"uint8"}
+    (sums,) = [task for task in plan.tasks if "_dequantize_add_relu_quantize" in task.name]
+    assert "float32" not in {arg.dtype for arg in sums.args if len(arg.shape) > 2}
+
+
+def test_tasks_do_not_depend_on_calibration():
+    """So a log can be resumed, and compiled from, with other calibration data."""
+    for network in (cnn.residual(), cnn.mixed(), transformer()):
+        plans = [
+            api.plan(Int8Network(network), "cpu", attrs=VNNI, calibration=data)
+            for data in (None, stacked(samples(network, factor=3.0)))
+        ]
+        keys = [[task.key for task in plan.tasks] for plan in plans]
+        assert keys[0] == keys[1]
+        assert plans[0].network.to_onnx() != plans[1].network.to_onnx()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTEGERS, reason="needs a CPU with integer instructions")
+@pytest.mark.parametrize("network", [cnn.residual(), cnn.mixed(), cnn.forked(), transformer()])
+def test_a_library_computes_what_onnx_runtime_computes(network, tmp_path):
+    plan = api.plan(Int8Network(network), "cpu")
+    library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
+    assert run_check(library, make_check(plan.network)).passed
+    for seed in (1, 2):
+        inputs = random_inputs(plan.network.inputs, seed)
+        for got, wanted in zip(library.run(inputs), plan.network.reference(inputs), strict=True):
+            assert relative_error(got, wanted) < 0.03  # a few steps of 1/255
+            assert np.ptp(wanted) > 0
+
+
+@pytest.mark.parametrize("network", [cnn.residual(), cnn.mixed(), cnn.forked(), transformer()])
+def test_the_quantized_form_stays_near_the_float_network(network):
+    quantized = Int8Network(network).calibrated(samples(network))
+    inputs = random_inputs(network.inputs, 1)
+    for got, wanted in zip(quantized.reference(inputs), network.reference(inputs), strict=True):
+        assert relative_error(got, wanted) < 0.1
+        assert not np.array_equal(got, wanted)
+
+
+def test_a_source_restores_the_network_without_its_calibration_data(tmp_path):
+    (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
+    network = networks.load(tmp_path / "cnn.onnx", dtype="int8")
+    quantized = network.calibrated(samples(network))
+    again = networks.reload(quantized.source)
+    assert again.to_onnx() == quantized.to_onnx() != network.to_onnx()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"ranges": {"data": [0.0]}}, "lowest and a highest"),
+        ({"ranges": {"data": [0.0, "x"]}}, "other than a number"),
+        ({"ranges": {}}, "lacks tensor"),
+        ({"ranges": 5}, "not an object"),
+    ],
+)
+def test_damaged_ranges_are_named(damage, message, tmp_path):
+    (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
+    source = networks.load(tmp_path / "cnn.onnx", dtype="int8").source
+    with pytest.raises(TvmtuneError, match=message):
+        networks.reload(source | {"quantization": {"samples": 1} | damage}).to_onnx()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "scale", "zero"),
+    [
+        ((-1.0, 1.55), 0.01, 100),
+        ((0.0, 2.55), 0.01, 0),
+        ((1.0, 2.55), 0.01, 0),
+        ((-2.55, -1.0), 0.01, 255),
+        ((0.0, 0.0), 1.0, 0),
+    ],
+)
+def test_zero_is_exact_in_every_range(bounds, scale, zero):
+    steps, point = Range(*bounds).steps()
+    assert steps == pytest.approx(scale)
+    assert point == zero
+
+
+def test_weights_are_within_half_a_step_of_each_output():
+    model = quantize.prepared(cnn.residual().to_onnx(), "cnn")
+    found = IntegerLayers(model)
+    written = quantize.quantize(model, dict.fromkeys(found.tensors.values(), Range(-1.0, 1.0)))
+    before = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    after = {t.name: numpy_helper.to_array(t) for t in written.graph.initializer}
+    makers = {name: node for node in written.graph.node for name in node.output}
+    assert len(found.layers) == 7
+    for layer in found.layers:
+        stored = makers[makers[layer.node_output].input[1]]
+        weights, scales = after[stored.input[0]], after[stored.input[1]]
+        assert weights.dtype == np.int8
+        assert len(scales) == weights.shape[layer.axis]
+        shape = [1] * weights.ndim
+        shape[layer.axis] = -1
+        difference = weights * scales.reshape(shape) - before[layer.weight]
+        assert (np.abs(difference) <= 0.501 * scales.reshape(shape)).all()
+
+
+def test_channels_of_tiny_weights_keep_their_bias():
+    """int32 holds it in steps of the products, which must not be too fine for it."""
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["data", "w", "b"], ["y"])],
+        "tiny",
+        [helper.make_tensor_value_info("data", onnx.TensorProto.FLOAT, [1, 4, 4, 4])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 3, 4, 4])],
+        [
+            numpy_helper.from_array(
+                np.float32([1e-20, 0, 1]).reshape(3, 1, 1, 1) * np.ones((3, 4, 1, 1), "f"), "w"
+            ),
+            numpy_helper.from_array(np.float32([5, 7, 0]), "b"),
+        ],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    network = OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="tiny")
+    quantized = Int8Network(network).calibrated(samples(network))
+    inputs = random_inputs(network.inputs, 1)
+    (got,), (wanted,) = quantized.reference(inputs), network.reference(inputs)
+    assert np.abs(got - wanted).max() < 0.1
+
+
+def test_layers_without_an_integer_kernel_stay_in_float():
+    """Grouped and transposed convolutions."""
+    found = IntegerLayers(quantize.prepared(cnn.decoder().to_onnx(), "decoder"))
+    assert [layer.operator for layer in found.layers] == ["Conv", "Conv"]
+    g = GraphBuilder("grouped")
+    x = g.conv_bn(g.input("data", (1, 8, 8, 8)), "grouped", 8, 3, pad=1, groups=2)
+    network = OnnxNetwork(g.model(x), name="grouped")
+    with pytest.raises(TvmtuneError, match="no layer of grouped can be computed in int8"):
+        Int8Network(network).calibrated(samples(network))
+
+
+def test_weights_stay_in_integers_in_any_opset():
+    """onnx's evaluator, which folds constants, can dequantize from opset 19 on."""
+    model = onnx.load_model_from_string(transformer().to_onnx())
+    model.opset_import[0].version = 20
+    network = OnnxNetwork(model, name="later")
+    plan = api.plan(Int8Network(network), "cpu", attrs=VNNI)
+    assert sum("matmul_quantized" in task.name for task in plan.tasks) == 2
+
+
+@pytest.mark.parametrize("network", [cnn.mixed(), transformer()])
+def test_the_reference_is_nearly_the_same_without_onnx_runtime(network, monkeypatch):
+    with_it = Int8Network(network).calibrated(samples(network))
+    inputs = random_inputs(network.inputs, 1)
+    wanted = with_it.reference(inputs)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    without = Int8Network(network).calibrated(samples(network))
+    for got, other in zip(without.reference(inputs), wanted, strict=True):
+        assert relative_error(got, other) < 0.03
+    assert len(without.rounding_spread) == len(wanted)
+    assert all(0 <= apart < 0.1 for apart in without.rounding_spread)
+
+
+def test_operators_before_scales_per_channel_are_converted():
+    model = onnx.load_model_from_string(transformer().to_onnx())
+    model.opset_import[0].version = 11
+    assert quantize.prepared(model.SerializeToString(), "old").opset_import[0].version == 13
+
+
+def test_an_opset_that_cannot_be_converted_is_named():
+    model = onnx.load_model_from_string(transformer().to_onnx())
+    model.opset_import[0].version = 12
+    model.graph.node[0].op_type = "Unheard"
+    with pytest.raises(UsageError, match="opset 12, --dtype int8 needs 13"):
+        quantize.prepared(model.SerializeToString(), "old")
