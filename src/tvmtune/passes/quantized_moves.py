@@ -27,7 +27,11 @@ def reshape_integers(mod: tvm.IRModule) -> tvm.IRModule:
             source = (
                 self.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
             )
-            if _operator(source) != "relax.dequantize" or is_constant(source.args[0]):
+            if (
+                source is None
+                or _operator(source) != "relax.dequantize"
+                or is_constant(source.args[0])
+            ):
                 return call
             integers, scale, zero = source.args
             if not all(
