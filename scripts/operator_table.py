@@ -115,11 +115,11 @@ def _table(
 def _torch() -> list[str]:
     import torch
 
-    from tvmtune.networks.torch.converters import CONVERTERS
+    from tvmtune.networks.torch.converters import CONVERTERS, quantized
     from tvmtune.networks.torch.importer import Importer
 
     overloads = defaultdict(list)
-    for name in Importer().convert_map:
+    for name in {*Importer().convert_map} - {*quantized.CONVERTERS}:
         operator, _, overload = name.partition(".")
         target = getattr(getattr(torch.ops.aten, operator, None), overload or "none", None)
         if target is not None and not _random(target):
@@ -138,6 +138,11 @@ def _torch() -> list[str]:
             "`scaled_dot_product_attention` becomes products and a softmax. Operators that draw random "
             "numbers are refused."
         ),
+        _wrapped(
+            f"Of `torch.ops.{quantized.NAMESPACE}`, by tvmtune's converters, for "
+            f"{', '.join(str(d).removeprefix('torch.') for d in quantized.DTYPES)}: "
+            f"{_names(sorted(quantized.CONVERTERS))}."
+        ),
         "\n".join(lines),
     ]
 
@@ -155,12 +160,23 @@ def _random(target: Any) -> bool:
 def _tflite() -> list[str]:
     from tvm.relax.frontend.tflite.tflite_frontend import ExprTable, OperatorConverter
 
+    from tvmtune.networks.tflite import importer, quantized
     from tvmtune.networks.tflite.file import CONTROL_FLOW
 
     converters = OperatorConverter(None, None, ExprTable(), None).convert_map
-    names = sorted({*converters} - CONTROL_FLOW - _MARKERS)
-    text = f"Float networks, by TVM's converters: {_names(names)}."
-    return ["## TensorFlow Lite", _wrapped(text)]
+    names = sorted({*converters} - CONTROL_FLOW - _MARKERS - {*importer.CONVERTERS})
+    stateful = [name for name in names if quantized.keeps_state(name)]
+    return [
+        "## TensorFlow Lite",
+        _wrapped(
+            f"By tvmtune's converters: {_names(sorted(importer.CONVERTERS))}. By TVM's: "
+            f"{_names(names)}."
+        ),
+        _wrapped(
+            "Quantized networks may consist of all of these but those that keep a state: "
+            f"{_names(stateful)}."
+        ),
+    ]
 
 
 def _names(names: list[str]) -> str:

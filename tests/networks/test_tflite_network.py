@@ -24,7 +24,6 @@ from networks.tflite_models import (  # noqa: E402
     VALID,
     TfliteBuilder,
     one_operator,
-    quantized,
     tiny_cnn,
     weights,
 )
@@ -185,12 +184,14 @@ X = (1, 9, 8, 4)
             keepNumDims=True,
         ),
         one("LEAKY_RELU", (2, 3), (2, 3), alpha=0.2),
+        one("SOFTMAX", (2, 3), (2, 3), beta=0.5),
+        one("EXPAND_DIMS", (2, 3), (2, 1, 3), np.array(-2, np.int32)),
         *(one_operator(operator) for operator in ("ELU", "GELU", "HARD_SWISH", "LOGISTIC", "TANH")),
     ],
     ids=[
         "strided", "dilated", "grouped", "depthwise", "max pool", "average pool", "pad", "mean",
-        "transpose", "bilinear", "half pixel", "nearest", "dense", "leaky relu", "elu", "gelu",
-        "hard swish", "logistic", "tanh",
+        "transpose", "bilinear", "half pixel", "nearest", "dense", "leaky relu", "softmax",
+        "expand dims", "elu", "gelu", "hard swish", "logistic", "tanh",
     ],
 )  # fmt: skip
 def test_operators_compute_what_litert_computes(content: bytes):
@@ -223,15 +224,6 @@ def test_float16_weights_become_float32():
     dense = g.add("FULLY_CONNECTED", [x, g.add("DEQUANTIZE", [half], (5, 4)), -1], (2, 5))
     made = assert_right(g.content(dense))
     assert "float16" not in made.to_relax().script(show_meta=False)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
-@pytest.mark.parametrize("weight", [False, True])
-def test_a_quantized_model_is_refused(dtype: str, weight: bool):
-    text = refusal(lambda: network(quantized(dtype, weight=weight)))
-    assert "net.tflite is quantized" in text
-    assert dtype in text
-    assert "without quantization" in text
 
 
 @pytest.mark.parametrize(

@@ -183,14 +183,97 @@ def one_operator(operator: str, shape: Sequence[int] = (1, 4), **options: Any) -
     return g.content(g.add(operator, [x], shape, name="y", **options))
 
 
-def quantized(dtype: str, *, weight: bool) -> bytes:
-    """A model with a scale at its input, or at a constant alone."""
-    g = TfliteBuilder()
-    x = g.input("x", (2, 4))
-    constant = g.constant(np.ones((5, 4)), dtype if weight else "float32")
-    tensor = g.graph.tensors[constant if weight else x]
-    tensor.type = getattr(schema.TensorType, dtype.upper())
-    tensor.quantization = schema.QuantizationParametersT()
-    tensor.quantization.scale = np.array([0.5], np.float32)
-    tensor.quantization.zeroPoint = np.array([0], np.int64)
-    return g.content(g.add("FULLY_CONNECTED", [x, constant, -1], (2, 5)))
+class QuantizedBuilder(TfliteBuilder):
+    """Adds operators whose tensors have scales."""
+
+    def __init__(self, dtype: str = "int8") -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.middle = {"int8": 0, "uint8": 128, "int16": 0}[dtype]
+
+    def scaled(self, place: int, scale: Any, zero: Any = 0, axis: int = 0) -> int:
+        """The tensor at ``place``, from now on with a scale or several."""
+        made = schema.QuantizationParametersT()
+        made.scale = np.atleast_1d(np.array(scale, np.float32))
+        made.zeroPoint = np.atleast_1d(np.array(zero, np.int64))
+        made.quantizedDimension = axis
+        self.graph.tensors[place].quantization = made
+        return place
+
+    def data(self, shape: Sequence[int], scale: float = 0.05, zero: int = 0) -> int:
+        """An input whose zero point is ``zero`` steps above the middle of its range."""
+        name = f"x{len(self.graph.inputs)}"
+        return self.scaled(self.input(name, shape, self.dtype), scale, self.middle + zero)
+
+    def weights(self, seed: int, *shape: int, axis: int | None = 0) -> tuple[int, np.ndarray]:
+        """Constant weights and their scales, one for each index of ``axis``."""
+        rng = np.random.RandomState(seed)
+        count = 1 if axis is None else shape[axis]
+        scales = rng.uniform(0.001, 0.01, count).astype(np.float32)
+        zero = self.middle if self.dtype == "uint8" else 0
+        dtype = "uint8" if self.dtype == "uint8" else "int8"
+        steps = rng.randint(-100, 101, shape) + zero
+        place = self.constant(steps, dtype)
+        return self.scaled(place, scales, np.full(count, zero), axis or 0), scales
+
+    def layer(
+        self,
+        operator: str,
+        x: int,
+        seed: int,
+        kernel: Sequence[int],
+        shape: Sequence[int],
+        scale: float,
+        axis: int | None = 0,
+        **options: Any,
+    ) -> int:
+        """A convolution or product with a bias."""
+        weights, scales = self.weights(seed, *kernel, axis=axis)
+        steps = float(self.graph.tensors[x].quantization.scale[0]) * scales
+        channels = kernel[-1] if operator == "DEPTHWISE_CONV_2D" else kernel[0]
+        values = np.random.RandomState(seed + 1).randint(-500, 500, channels)
+        wide = "int64" if self.dtype == "int16" else "int32"
+        bias = self.scaled(self.constant(values, wide), steps, np.zeros(steps.size, int))
+        return self.apply(operator, [x, weights, bias], shape, scale, **options)
+
+    def apply(
+        self,
+        operator: str,
+        inputs: Sequence[int],
+        shape: Sequence[int],
+        scale: float,
+        zero: int = 0,
+        **options: Any,
+    ) -> int:
+        made = self.add(operator, inputs, shape, self.dtype, **options)
+        return self.scaled(made, scale, self.middle + zero)
+
+
+def quantized_cnn(dtype: str = "int8", *, per_channel: bool = True, seed: int = 0) -> bytes:
+    """:func:`tiny_cnn` with integers."""
+    g = QuantizedBuilder(dtype)
+    rows = 0 if per_channel else None
+    columns = 3 if per_channel else None
+    window = {"strideW": 1, "strideH": 1, "padding": SAME}
+    x = g.data((1, 16, 16, 3), 0.02, 5)
+    options = window | {"strideW": 2, "strideH": 2, "fusedActivationFunction": RELU6}
+    y = g.layer("CONV_2D", x, seed, (8, 3, 3, 3), (1, 8, 8, 8), 0.03, rows, zero=-100, **options)
+    options = window | {"depthMultiplier": 1, "fusedActivationFunction": RELU6}
+    z = g.layer(
+        "DEPTHWISE_CONV_2D",
+        y,
+        seed + 2,
+        (1, 3, 3, 8),
+        (1, 8, 8, 8),
+        0.02,
+        columns,
+        zero=-90,
+        **options,
+    )
+    z = g.layer("CONV_2D", z, seed + 4, (8, 1, 1, 8), (1, 8, 8, 8), 0.02, rows, **window)
+    y = g.apply("ADD", [y, z], (1, 8, 8, 8), 0.03, -60, fusedActivationFunction=RELU)
+    pool = {"padding": VALID, "strideW": 8, "strideH": 8, "filterWidth": 8, "filterHeight": 8}
+    y = g.apply("AVERAGE_POOL_2D", [y], (1, 1, 1, 8), 0.03, -60, **pool)
+    y = g.apply("RESHAPE", [y, g.constant([1, 8], "int32")], (1, 8), 0.03, -60)
+    y = g.layer("FULLY_CONNECTED", y, seed + 6, (10, 8), (1, 10), 0.04, rows)
+    return g.content(y)

@@ -19,11 +19,13 @@ from tvmtune.passes import (
     elementwise_layouts,
     folding,
     packed_products,
+    quantized_moves,
     quantized_operators,
     rounding,
     softmax,
     squeeze_axes,
     transposes,
+    unsigned_activations,
 )
 from tvmtune.passes.call_sites import blocks
 from tvmtune.passes.precision import sum_in_float32
@@ -70,6 +72,9 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     quantized = quantized_operators.exist(graph)
     instruction = dot_instructions.for_bytes(device.target)
     if quantized and instruction is not None:
+        if instruction.data == "uint8":
+            graph = unsigned_activations.shift(graph)
+        graph = quantized_moves.reshape_integers(graph)
         graph = quantized_operators.lower(graph, instruction)
     graph = constants.fold_moves(sum_in_float32(graph))
     graph = _run(

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 _BOUNDS = {"uint8": (0, 255), "int8": (-128, 127)}
 _MOVES = ("nn.max_pool2d", "reshape", "flatten", "squeeze", "expand_dims", "permute_dims")
 """Operators that return some of their input's values: bytes remain what they are."""
-_CHANNEL_FROM_LAST = {"nn.conv2d": 3, "matmul": 1}
-"""Which axis of an operator's output, counted from the last, has the channels."""
 _NHWC, _NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
@@ -177,6 +175,9 @@ class _Finder:
         operator = _operator(call)
         if operator == "nn.relu":
             return 0.0, np.inf
+        if operator == "clip":
+            low, high = (float(bound.value) for bound in call.args[1:])
+            return low, high
         if operator in ("maximum", "minimum"):
             bound = self._array(call.args[1])
             if bound is None or bound.size != 1:
@@ -188,20 +189,25 @@ class _Finder:
         """The first operand of a convolution or product, its weights with the outputs first, and their
         scales."""
         operator = _operator(call)
-        if operator not in ("nn.conv2d", "matmul"):
+        if operator not in ("nn.conv2d", "matmul") or not _is_static(call):
             return None
-        x = self._dequantized(call.args[0])
-        found = self._weights(call.args[1], 0 if operator == "nn.conv2d" else 1)
-        if x is None or found is None or not _is_static(call):
+        x, found = self._dequantized(call.args[0]), self._weights(call.args[1])
+        if x is None or found is None:
             return None
-        weights, scales = found
-        if operator == "matmul":
-            if weights.ndim != 2 or len(call.args[0].ty.shape) < 2:
+        order: tuple[int, ...] = (1, 0)
+        if operator == "nn.conv2d":
+            order = tuple(str(call.attrs.kernel_layout).find(axis) for axis in "OIHW")
+        if found[0].ndim != len(order) or -1 in order or len(call.args[0].ty.shape) < 2:
+            return None
+        weights, scales = (each.transpose(order) for each in found)
+        if operator == "nn.conv2d" and not _is_supported(call.attrs, weights):
+            return None
+        if scales.size > len(scales):
+            flat = np.broadcast_to(scales, weights.shape).reshape(len(weights), -1)
+            if (flat != flat[:, :1]).any():
                 return None
-            weights = weights.T
-        elif not _is_supported(call.attrs, weights):
-            return None
-        return x, weights, scales
+            scales = flat[:, :1]
+        return x, weights, scales.reshape(-1)
 
     def _dequantized(self, value: Any) -> _Quantized | None:
         call = self._value(value)
@@ -219,13 +225,19 @@ class _Finder:
             return None
         return _Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
 
-    def _weights(self, value: Any, axis: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Constant weights as int8 without zero point, and their scales: one, or one for each index of
-        ``axis``."""
+    def _weights(self, value: Any) -> tuple[np.ndarray, np.ndarray] | None:
+        """Constant weights as int8 without zero point, and their scales, of the same rank."""
         call = self._value(value)
-        if _operator(call) == "permute_dims" and len(call.ty.shape) == 2:
-            found = self._weights(call.args[0], 1 - axis)
-            return found and (found[0].T, found[1])
+        if _operator(call) in ("permute_dims", "reshape"):
+            found = self._weights(call.args[0])
+            if found is None:
+                return None
+            if _operator(call) == "permute_dims":
+                axes = None if call.attrs.axes is None else _integers(call.attrs.axes)
+                return found[0].transpose(axes), found[1].transpose(axes)
+            shape = _integers(call.ty.shape)
+            whole, steps = found
+            return whole.reshape(shape), np.broadcast_to(steps, whole.shape).reshape(shape)
         if _operator(call) != "dequantize":
             return None
         weights, scales, zeros = (self._array(each) for each in call.args[:3])
@@ -233,16 +245,18 @@ class _Finder:
             return None
         if str(weights.dtype) not in _BOUNDS or not _are_sound(scales):
             return None
-        if scales.size > 1 and int(call.attrs.axis) % weights.ndim != axis:
-            return None
-        shape = [1] * weights.ndim
-        shape[axis] = -1
-        whole = weights.astype(np.int32) - (
-            zeros.astype(np.int32).reshape(shape) if zeros.size > 1 else int(zeros.item())
+        one = [1] * weights.ndim
+        each_channel = [*one]
+        if weights.ndim:
+            each_channel[int(call.attrs.axis) % weights.ndim] = -1
+        scales, zeros = (
+            each.reshape(each_channel if each.size > 1 else one)
+            for each in (scales.astype(np.float32), zeros.astype(np.int32))
         )
+        whole = weights.astype(np.int32) - zeros
         if whole.min() < -128 or whole.max() > 127:
             return None
-        return whole.astype(np.int8), scales.astype(np.float32).reshape(-1)
+        return whole.astype(np.int8), scales
 
     def _constant(self, value: Any) -> np.ndarray | None:
         """The values of an expression of constants that tools write for a bias."""
@@ -282,9 +296,7 @@ class _Finder:
             return None
         if bias is not None:
             place = len(bias.shape) - int(np.argmax(bias.shape))
-            if bias.size > 1 and (
-                bias.size != channels or place != _CHANNEL_FROM_LAST[_operator(call)]
-            ):
+            if bias.size > 1 and (bias.size != channels or place != _channel_from_last(call)):
                 return None
             whole = np.rint(bias.reshape(-1).astype(np.float64) / steps)
             if not (np.abs(whole) < 2**31).all():
@@ -326,11 +338,13 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
 
     output = tuple(int(n) for n in layer.call.ty.shape)
     is_convolution = _operator(layer.call) == "nn.conv2d"
+    is_moved = is_convolution and _channel_from_last(layer.call) > 1
     weights = layer.weights
     compute: Callable[..., Any]
-    if is_convolution:
+    if is_moved:
         output = (output[0], *output[2:], output[1])
         x = builder.emit(relax.op.permute_dims(x, _NHWC))
+    if is_convolution:
         attrs = layer.call.attrs
         window = Window.of(attrs)
         is_padded = any(window.padding)
@@ -372,7 +386,7 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
 
     constants = list(given.values())
     made = call_fusable(builder, program, x, *map(share, constants), name=name)
-    return relax.op.permute_dims(builder.emit(made), _NCHW) if is_convolution else made
+    return relax.op.permute_dims(builder.emit(made), _NCHW) if is_moved else made
 
 
 def _bindings(mod: tvm.IRModule) -> list[Any]:
@@ -389,10 +403,14 @@ def _is_static(call: Any) -> bool:
 
 def _is_supported(attrs: Any, weights: np.ndarray) -> bool:
     """Whether there is a kernel: one group, or as many as channels and outputs."""
-    layouts = (str(attrs.data_layout), str(attrs.kernel_layout))
-    return layouts == ("NCHW", "OIHW") and (
+    return str(attrs.data_layout) in ("NCHW", "NHWC") and (
         int(attrs.groups) == 1 or (int(attrs.groups) == len(weights) and weights.shape[1] == 1)
     )
+
+
+def _channel_from_last(call: Any) -> int:
+    """Which axis of an operator's output, counted from the last, has the channels."""
+    return 3 if _operator(call) == "nn.conv2d" and str(call.attrs.data_layout) == "NCHW" else 1
 
 
 def _are_sound(scales: np.ndarray) -> bool:

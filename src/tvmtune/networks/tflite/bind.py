@@ -45,7 +45,7 @@ def bind(model: Any, content: bytes, specs: Sequence[TensorSpec], label: str) ->
             )
     changed = _set_shapes(graph, shapes[0])
     changed = _fold(model, machine) or changed
-    return _pack(model) if changed else content
+    return pack(model) if changed else content
 
 
 def _set_shapes(graph: Any, shapes: dict[int, tuple[int, ...]]) -> bool:
@@ -99,7 +99,8 @@ def _buffer(constant: np.ndarray) -> Any:
     return buffer
 
 
-def _pack(model: Any) -> bytes:
+def pack(model: Any) -> bytes:
+    """Serialize a model without buffers that nothing reads."""
     import flatbuffers
 
     _drop_unused(model)

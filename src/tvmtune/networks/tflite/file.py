@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FORMAT = Format(
     name="TFLite",
     suffix=".tflite",
-    export="make one with tf.lite.TFLiteConverter, without quantization",
+    export="make one with tf.lite.TFLiteConverter",
 )
 
 _PACKAGES = {"tflite": "tflite", "ai_edge_litert": "ai-edge-litert"}
@@ -99,8 +99,8 @@ def run(
 def parse(content: bytes, label: str) -> Any:
     """The model in ``content`` as an object of the schema (``ModelT``).
 
-    Raises :class:`TvmtuneError` if it is quantized, if an operator is custom or runs another graph,
-    or if weights are stored after the model.
+    Raises :class:`TvmtuneError` if an operator is custom or runs another graph, or if weights are
+    stored after the model.
     """
     from ai_edge_litert import schema_py_generated as schema
 
@@ -127,13 +127,6 @@ def parse(content: bytes, label: str) -> Any:
             )
     for tensor in graph.tensors:
         check_size(f"tensor '{text(tensor.name)}' of {label}", extents(tensor))
-        scale = tensor.quantization.scale if tensor.quantization is not None else None
-        if scale is not None and len(scale):
-            raise TvmtuneError(
-                f"{label} is quantized (tensor '{text(tensor.name)}' is {dtype(tensor)} with a "
-                "scale), which is not supported; convert the network without quantization (no "
-                "converter.optimizations)"
-            )
     if any(buffer.offset > 1 for buffer in model.buffers):
         raise TvmtuneError(
             f"{label} keeps weights after the model itself, as files above 2 GB do, which is not "

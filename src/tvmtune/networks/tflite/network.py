@@ -12,7 +12,8 @@ from tvmtune.networks.hashing import NetworkHasher
 from tvmtune.networks.inputs import check_inputs
 from tvmtune.networks.shapes import resolve
 from tvmtune.networks.tflite import file as tflite_file
-from tvmtune.networks.tflite.bind import bind
+from tvmtune.networks.tflite import quantized
+from tvmtune.networks.tflite.bind import bind, pack
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -67,13 +68,16 @@ class TfliteNetwork:
         """Bind dynamic dimensions of the sound model in ``content`` and check it.
 
         ``label`` names the network in messages. Raises :class:`UsageError` if dimensions stay open
-        or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if it is quantized or uses
-        unsupported features.
+        or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if it uses unsupported features.
         """
         self.name = name
         self.source = source or {}
         self._label = label or name
         model = tflite_file.parse(content, self._label)
+        if quantized.check(model, self._label):
+            self.computes = "int8"
+        if quantized.widen_weights(model, self._label):
+            content = pack(model)
         details = tflite_file.interpreter(content).get_input_details()
         names = _unique([detail["name"] or f"input_{i}" for i, detail in enumerate(details)])
         declared = {one: _declared(detail) for one, detail in zip(names, details, strict=True)}

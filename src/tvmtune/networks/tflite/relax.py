@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
-from tvmtune.networks.importer_helpers import check_signature, local_in, quiet
+from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
 from tvmtune.networks.tflite import file as tflite_file
+from tvmtune.networks.tflite import quantized
+from tvmtune.networks.tflite.bind import pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +31,20 @@ def to_relax(
     fails.
     """
     import tflite
+    from tvm import relax
     from tvm.relax.frontend.tflite import from_tflite
-    from tvm.relax.frontend.tflite.tflite_frontend import ExprTable, OperatorConverter
+    from tvm.relax.frontend.tflite.tflite_frontend import ExprTable
 
+    from tvmtune.networks.tflite.importer import Importer
+
+    parsed = tflite_file.parse(content, label)
+    names = _names(parsed)
+    origins = list(range(len(names)))
+    if quantized.check(parsed, label):
+        origins = quantized.write_out(parsed, label)
+        content = pack(parsed)
     model = tflite.Model.GetRootAs(content, 0)
-    graph = model.Subgraphs(0)
-    converter = OperatorConverter(model, graph, ExprTable(), None)
-    names = _names(content)
+    converter = Importer(model, model.Subgraphs(0), ExprTable(), None)
     for index, name in enumerate(names):
         if name not in converter.convert_map:
             raise TvmtuneError(
@@ -44,12 +53,14 @@ def to_relax(
             )
     try:
         with quiet():
-            module = from_tflite(model)
+            module = from_tflite(model, op_converter=Importer)
     except Exception as error:
+        end_block(local_in(error.__traceback__, "bb", relax.BlockBuilder))
         index = local_in(error.__traceback__, "op_idx", int)
         where = label
         if index is not None:
-            where = f"{tflite_file.describe(names[index], index)} of {label}"
+            place = origins[index]
+            where = f"{tflite_file.describe(names[place], place)} of {label}"
         raise TvmtuneError(
             f"{where} cannot be imported: {kind_and_line(error)}; {_REMEDY}"
         ) from error
@@ -60,13 +71,7 @@ def to_relax(
     return module
 
 
-def _names(content: bytes) -> list[str]:
-    from ai_edge_litert.schema_py_generated import Model, OperatorCodeT
-
-    model = Model.GetRootAs(content, 0)
-    codes = [
-        tflite_file.operator_name(OperatorCodeT.InitFromObj(model.OperatorCodes(i)))
-        for i in range(model.OperatorCodesLength())
-    ]
-    graph = model.Subgraphs(0)
-    return [codes[graph.Operators(i).OpcodeIndex()] for i in range(graph.OperatorsLength())]
+def _names(model: Any) -> list[str]:
+    """Of the operators of a parsed model."""
+    codes = [tflite_file.operator_name(code) for code in model.operatorCodes]
+    return [codes[node.opcodeIndex] for node in model.subgraphs[0].operators or ()]

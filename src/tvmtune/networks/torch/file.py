@@ -7,6 +7,7 @@ which can execute code: load only files you trust.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import logging
 import zipfile
@@ -49,6 +50,9 @@ def read(path: Path) -> ExportedProgram:
         raise UsageError(f"{path} needs PyTorch, which is not installed: pip install torch")
     import torch
 
+    # Operators around quantized layers are registered by this import.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch.ao.quantization.fx._decomposed")
     with _logged("torch.export") as causes, quiet():
         try:
             return torch.export.load(path)

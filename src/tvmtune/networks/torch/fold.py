@@ -54,7 +54,9 @@ def _constants(program: ExportedProgram) -> dict[fx.Node, Any]:
         for node in program.graph.nodes:
             if node.op == "placeholder":
                 tensor = tensors.get(targets.get(node.name))
-                if isinstance(tensor, torch.Tensor) and tensor.numel() <= _LARGEST_SOURCE:
+                if isinstance(tensor, torch.Tensor) and (
+                    tensor.numel() <= _LARGEST_SOURCE or all(map(_quantizes, node.users))
+                ):
                     known[node] = tensor.detach()
             elif _is_pure(node) and all(source in known for source in node.all_input_nodes):
                 # What PyTorch cannot compute stays, and the importer reports a real error.
@@ -77,7 +79,13 @@ def _is_pure(node: fx.Node) -> bool:
         and not node.target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in node.target.tags
         and _size(node.meta.get("val")) <= _LARGEST
-    )
+    ) or _quantizes(node)
+
+
+def _quantizes(node: fx.Node) -> bool:
+    """Whether it makes integers of floats. The opposite stays in the program: backends compute layers
+    with integer weights."""
+    return str(node.target).startswith("quantized_decomposed.quantize_")
 
 
 def _values(argument: Any, known: dict[fx.Node, Any]) -> Any:

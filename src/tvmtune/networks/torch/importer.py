@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from tvmtune.networks.torch.converters.arithmetic import dtype_name
 class Importer(ExportedProgramImporter):
     """Imports a program of core ATen operators and static shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Mapping[str, torch.Tensor] | None = None) -> None:
+        """``constants`` are the weights of the program, by the names of their nodes."""
         super().__init__()
+        self.constants = constants or {}
         converters = dict(self.create_convert_map())
         converters |= {name: self._bound(convert) for name, convert in CONVERTERS.items()}
         self.convert_map: dict[str, Any] = {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.accuracy import relative_error
 from tvmtune.arrays import numpy_dtype
 from tvmtune.machine import cpu_count
 from tvmtune.networks.hashing import NetworkHasher
 from tvmtune.networks.importer_helpers import quiet
-from tvmtune.networks.inputs import check_inputs
+from tvmtune.networks.inputs import check_inputs, inputs_of
 from tvmtune.networks.torch import file as torch_file
 from tvmtune.types import TensorSpec
 
@@ -40,6 +42,10 @@ def read(
     return TorchNetwork(
         program, name=path.stem, source=source, batch=batch, shapes=shapes, label=label
     )
+
+
+_ROUNDING = "quantized_decomposed.quantize_"
+"""How the names of operators begin whose results, bytes, make a network one that computes in int8."""
 
 
 class TorchNetwork:
@@ -80,6 +86,8 @@ class TorchNetwork:
             program, batch=batch, shapes=shapes, label=self._label
         )
         self.structure_hash, self.weights_hash = _hashes(self._program)
+        if any(str(n.target).startswith(_ROUNDING) for n in self._program.graph.nodes):
+            self.computes = "int8"
 
     def to_relax(self) -> tvm.IRModule:
         """Import into Relax. Parameters of ``main`` correspond to ``inputs`` by position."""
@@ -131,6 +139,20 @@ class TorchNetwork:
         with torch.no_grad(), _threads(cpu_count.usable_cpus()):
             results = self.to_torch()(*(to_tensor(inputs[spec.name]) for spec in self.inputs))
         return [to_array(tensor, spec) for tensor, spec in zip(results, self.outputs, strict=True)]
+
+    @functools.cached_property
+    def rounding_spread(self) -> list[float]:
+        """How far PyTorch's outputs with and without oneDNN are apart, relative to the largest value:
+        in networks that round to bytes, they decide differently what is just between two steps."""
+        import torch
+
+        feed = inputs_of(self, 0)
+        with quiet(), torch.backends.mkldnn.flags(enabled=False):
+            plain = self.reference(feed)
+        return [
+            relative_error(one, other)
+            for one, other in zip(self.reference(feed), plain, strict=True)
+        ]
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:

@@ -18,6 +18,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
+from tvmtune.networks.torch.converters import quantized
 from tvmtune.networks.torch.fold import fold
 from tvmtune.networks.torch.program import describe
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from tvmtune.types import TensorSpec
 
 _aten = torch.ops.aten
+
+_NAMESPACES = ("aten", quantized.NAMESPACE)
+"""Of operators that have converters."""
 
 _REMEDY = "replace that part of the network by other operators and export it again"
 
@@ -54,7 +58,7 @@ def to_relax(
     _check_state(program, label)
     fold_batch_norms(program)
     fold(program)
-    importer = Importer()
+    importer = Importer(_weights(program))
     _check_operators(program, {*importer.convert_map}, label)
     try:
         with quiet():
@@ -122,6 +126,15 @@ def fold_batch_norms(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
+def _weights(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    tensors = {**program.state_dict, **program.constants}
+    return {
+        spec.arg.name: tensors[spec.target]
+        for spec in program.graph_signature.input_specs
+        if isinstance(tensors.get(spec.target), torch.Tensor)
+    }
+
+
 def _check_layouts(program: ExportedProgram, label: str) -> None:
     for name, tensor in (*program.state_dict.items(), *program.tensor_constants.items()):
         if tensor.layout is not torch.strided:
@@ -148,12 +161,14 @@ def _check_operators(program: ExportedProgram, convertible: set[str], label: str
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         where, target = f"{describe(node)} of {label}", node.target
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
             raise TvmtuneError(f"{where} is not one of PyTorch's core operators (ATen); {_REMEDY}")
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise TvmtuneError(
                 f"{where} draws random numbers; call model.eval() and export the network again, or "
                 "make them an input"
             )
-        if target.__name__ not in convertible:
+        # ATen has operators of the same names, whose values are of PyTorch's quantized dtypes.
+        is_ours = target.__name__ not in quantized.CONVERTERS or target.namespace != "aten"
+        if target.__name__ not in convertible or not is_ours:
             raise TvmtuneError(f"{where} is not supported by the importer; {_REMEDY}")

@@ -11,6 +11,7 @@ from tvmtune.networks.torch.converters import (
     arithmetic,
     normalization,
     products,
+    quantized,
     reductions,
     results,
 )
@@ -21,6 +22,7 @@ CONVERTERS = {
     **arithmetic.CONVERTERS,
     **normalization.CONVERTERS,
     **products.CONVERTERS,
+    **quantized.CONVERTERS,
     **reductions.CONVERTERS,
     **results.CONVERTERS,
 }
