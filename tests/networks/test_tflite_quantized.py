@@ -12,10 +12,10 @@ import pytest
 from networks.in_tvm import assert_equal, run_in_tvm
 from tvmtune import api, host, networks
 from tvmtune.bench.verify import allowed_errors, run_check
+from tvmtune.dot_instructions import for_bytes
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.tflite.network import TfliteNetwork
-from tvmtune.passes.quantized_kernels import has_instructions
 from tvmtune.runtime.library import Library
 
 pytest.importorskip("tflite")
@@ -34,7 +34,7 @@ from networks.tflite_models import (
     weights,
 )
 
-INTEGERS = has_instructions(host.backend("cpu").make_target({}, None).target)
+INTEGERS = for_bytes(host.backend("cpu").make_target({}, None).target) is not None
 """Whether this machine computes in integers at all."""
 
 
@@ -194,9 +194,11 @@ def test_inputs_and_outputs_may_be_floats_or_of_another_scale():
 @pytest.mark.parametrize(
     ("dtype", "per_channel"), [("int8", True), ("int8", False), ("uint8", False)]
 )
-@pytest.mark.parametrize("processor", [None, "haswell"])
+@pytest.mark.parametrize(
+    ("processor", "has"), [(None, INTEGERS), ("haswell", True), ("x86-64-v2", False)]
+)
 def test_layers_are_integer_kernels_where_there_are_instructions(
-    dtype: str, per_channel: bool, processor: str | None, tmp_path: Path
+    dtype: str, per_channel: bool, processor: str | None, has: bool, tmp_path: Path
 ):
     path = tmp_path / "net.tflite"
     path.write_bytes(quantized_cnn(dtype, per_channel=per_channel))
@@ -204,7 +206,7 @@ def test_layers_are_integer_kernels_where_there_are_instructions(
     plan = api.plan(net, "cpu", attrs={"mcpu": processor} if processor else None)
     products = [task.name for task in plan.tasks if "conv2d" in task.name or "matmul" in task.name]
     assert len(products) == 4
-    assert [INTEGERS and not processor] * 4 == ["quantized" in name for name in products]
+    assert [has] * 4 == ["quantized" in name for name in products]
     library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
     assert run_check(library, library.metadata["check"]).passed
     for seed in (50, 51, 52):

@@ -13,10 +13,10 @@ import tvmtune
 from networks.in_tvm import assert_tvm_agrees, run_in_tvm
 from tvmtune import api, host
 from tvmtune.bench.verify import allowed_errors
+from tvmtune.dot_instructions import for_bytes
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.torch.network import TorchNetwork
-from tvmtune.passes.quantized_kernels import has_instructions
 from tvmtune.runtime.library import Library
 
 torch = pytest.importorskip("torch")
@@ -25,7 +25,7 @@ pytest.importorskip("torch.ao.quantization.fx._decomposed")  # registers the ope
 from networks.torch_models import Function, TinyCnn, image  # noqa: E402
 
 ops = torch.ops.quantized_decomposed
-INTEGERS = has_instructions(host.backend("cpu").make_target({}, None).target)
+INTEGERS = for_bytes(host.backend("cpu").make_target({}, None).target) is not None
 """Whether this machine computes in integers at all."""
 
 
@@ -142,7 +142,7 @@ def test_layers_are_integer_kernels(bounds: Any, tmp_path: Path):
 @pytest.mark.slow
 def test_layers_are_float_kernels_without_the_instructions(tmp_path: Path):
     path = saved(Quantized(), tmp_path / "net.pt2", image())
-    names = assert_within_a_step(path, tmp_path, STEP, attrs={"mcpu": "haswell"})
+    names = assert_within_a_step(path, tmp_path, STEP, attrs={"mcpu": "x86-64-v2"})
     assert not are_integer_kernels(names)
 
 
