@@ -164,6 +164,14 @@ def test_operators_compute_what_litert_computes_but_for_a_step(name: str, dtype:
     assert_within_a_step(OPERATORS[name](dtype))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_averages_round_halves_away_from_zero(dtype: str, size: int):
+    """As LiteRT does: equal, not just within a step."""
+    window = {**WINDOW, "filterWidth": size, "filterHeight": size}
+    assert_within_a_step(one("AVERAGE_POOL_2D", (1, 5, 4, 4), **window)(dtype), most=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["convolution", "dense", "add"])
 def test_activations_of_16_bits_are_computed_in_floats(name: str):

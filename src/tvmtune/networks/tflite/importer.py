@@ -22,11 +22,44 @@ class Importer(OperatorConverter):
     def convert_quantize(self, op: Any) -> Any:
         (source,), (result,) = self.get_input_tensors(op), self.get_output_tensors(op)
         x = self.get_tensor_expr(source)
+        averages = self._averages(x, result)
+        if averages is not None:
+            return averages
         if "int" in str(x.ty.dtype):  # from one scale to another
             x = self.bb.normalize(_dequantize(x, source))
         scale, zero, axis = _parameters(result)
         dtype = self.get_tensor_type_str(result.tensor.Type())
         return relax.op.quantize(x, scale, zero, axis=axis, out_dtype=dtype)
+
+    def _averages(self, x: Any, result: Any) -> Any | None:
+        """Average pooling of integers, if ``x`` is that of values with the scale of ``result``.
+
+        LiteRT rounds halves away from zero, and where a window has an even number of values, halves are
+        frequent.
+        """
+        pooling = self._expression(x)
+        if _operator(pooling) != "relax.nn.avg_pool2d":
+            return None
+        source = self._expression(pooling.args[0])
+        if _operator(source) != "relax.dequantize":
+            return None
+        for given, wanted in zip(source.args[1:], _parameters(result)[:2], strict=True):
+            if not np.array_equal(given.value.numpy(), wanted.value.numpy()):
+                return None
+        integers = source.args[0]
+        floats = self.bb.emit(relax.op.astype(integers, "float32"))
+        average = self.bb.emit(relax.Call(pooling.op, [floats], pooling.attrs))
+        half = relax.const(0.5, "float32")
+        rounded = relax.op.where(
+            relax.op.less(average, relax.const(0, "float32")),
+            relax.op.ceil(relax.op.subtract(average, half)),
+            relax.op.floor(relax.op.add(average, half)),
+        )
+        return relax.op.astype(self.bb.normalize(rounded), str(integers.ty.dtype))
+
+    def _expression(self, value: Any) -> Any:
+        """What a variable stands for."""
+        return self.bb.lookup_binding(value) if isinstance(value, relax.Var) else value
 
     def convert_dequantize(self, op: Any) -> Any:
         (source,) = self.get_input_tensors(op)
@@ -53,6 +86,10 @@ class Importer(OperatorConverter):
                 factor = relax.const(options.Beta(), str(x.ty.dtype))
                 x = self.bb.normalize(relax.op.multiply(x, factor))
         return relax.op.nn.softmax(x, axis=-1)
+
+
+def _operator(value: Any) -> str:
+    return str(getattr(getattr(value, "op", None), "name", ""))
 
 
 def _dequantize(x: Any, wrapper: Any) -> Any:
