@@ -16,6 +16,7 @@ from tvmtune import api
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.zoo.graph_builder import GraphBuilder
 from tvmtune.passes import transposes
+from tvmtune.passes.bindings import bindings
 
 TO_NCHW, TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
 SHAPE = (1, 4, 6, 8)
@@ -46,7 +47,7 @@ def run(mod: tvm.IRModule, seed: int = 0) -> np.ndarray:
 
 
 def permutations(mod: tvm.IRModule) -> list[list[int]]:
-    found = (transposes._permutation(b.value) for b in transposes._bindings(mod))
+    found = (transposes._permutation(b.value) for b in bindings(mod))
     return [axes for axes in found if axes]
 
 
@@ -113,7 +114,7 @@ def test_a_small_operand_is_transposed_in_place_of_a_large_one():
         return nhwc(builder.emit(relax.op.multiply(nchw(builder, x), gate)))
 
     made = assert_removed(program(make, SHAPE, (1, 8, 1, 1)), left=1)
-    (call,) = [b.value for b in transposes._bindings(made) if transposes._permutation(b.value)]
+    (call,) = [b.value for b in bindings(made) if transposes._permutation(b.value)]
     assert [int(n) for n in call.ty.shape] == [1, 1, 1, 8]
 
 

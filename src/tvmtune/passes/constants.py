@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.passes.bindings import bindings, operator_of
+
 if TYPE_CHECKING:
     import tvm
 
-_CONVOLUTIONS = tuple(
-    f"relax.nn.conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")
-)
+_CONVOLUTIONS = tuple(f"nn.conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose"))
 _ELEMENTWISE = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 
 
 def has_convolutions(mod: tvm.IRModule) -> bool:
     """Whether the network has an operator whose layout can be chosen."""
-    return any(_operator(b.value) in _CONVOLUTIONS for b in _bindings(mod))
+    return any(operator_of(b.value) in _CONVOLUTIONS for b in bindings(mod))
 
 
 def fold_moves(mod: tvm.IRModule) -> tvm.IRModule:
     """Evaluate transpositions and reshapes of constants."""
     from tvm import relax
 
-    if not any(_operator(b.value) in _MOVES for b in _bindings(mod)):
+    if not any(operator_of(b.value) in _MOVES for b in bindings(mod)):
         return mod
 
     @relax.expr_functor.mutator
     class MoveFolder(relax.PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
-            compute = _MOVES.get(_operator(call))
+            compute = _MOVES.get(operator_of(call))
             source = None if compute is None else _constant(self.builder_, call.args[0])
             if compute is None or source is None:
                 return call
@@ -59,8 +59,7 @@ def widen(mod: tvm.IRModule) -> tvm.IRModule:
     class Widener(relax.PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
-            name = _operator(call)
-            if name.removeprefix("relax.") not in _ELEMENTWISE:
+            if operator_of(call) not in _ELEMENTWISE:
                 return call
             rank = len(call.ty.shape)
             arguments = list(call.args)
@@ -105,19 +104,11 @@ def _reshaped(source: np.ndarray, call: Any, shape: list[int]) -> np.ndarray:
 
 
 _MOVES = {
-    "relax.permute_dims": _permuted,
-    "relax.reshape": _reshaped,
-    "relax.expand_dims": _reshaped,
-    "relax.squeeze": _reshaped,
+    "permute_dims": _permuted,
+    "reshape": _reshaped,
+    "expand_dims": _reshaped,
+    "squeeze": _reshaped,
 }
-
-
-def _bindings(mod: tvm.IRModule) -> list[Any]:
-    return [binding for block in mod["main"].body.blocks for binding in block.bindings]
-
-
-def _operator(expr: Any) -> str:
-    return str(getattr(getattr(expr, "op", None), "name", ""))
 
 
 def _constant(builder: Any, expr: Any) -> np.ndarray | None:

@@ -11,6 +11,8 @@ import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.passes.bindings import operator_of
+
 if TYPE_CHECKING:
     import tvm
 
@@ -115,7 +117,7 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
         def _unrounded(self, arg: Any) -> Any:
             """The float32 value that was rounded to ``arg``, or None."""
             found = self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
-            if getattr(getattr(found, "op", None), "name", "") != "relax.astype":
+            if operator_of(found) != "astype":
                 return None
             source = found.args[0]
             return source if str(source.ty.dtype) == "float32" else None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.passes.bindings import operator_of
+
 if TYPE_CHECKING:
     import tvm
 
@@ -22,16 +24,12 @@ def reshape_integers(mod: tvm.IRModule) -> tvm.IRModule:
     class Move(relax.PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
-            if _operator(call) != "relax.reshape":
+            if operator_of(call) != "reshape":
                 return call
             source = (
                 self.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
             )
-            if (
-                source is None
-                or _operator(source) != "relax.dequantize"
-                or is_constant(source.args[0])
-            ):
+            if source is None or operator_of(source) != "dequantize" or is_constant(source.args[0]):
                 return call
             integers, scale, zero = source.args
             if not all(
@@ -45,7 +43,3 @@ def reshape_integers(mod: tvm.IRModule) -> tvm.IRModule:
     moving = Move(mod)
     moving.builder_.update_func(mod.get_global_var("main"), moving.visit_expr(mod["main"]))
     return moving.builder_.get()
-
-
-def _operator(expr: Any) -> str:
-    return str(getattr(getattr(expr, "op", None), "name", ""))

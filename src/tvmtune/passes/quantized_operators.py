@@ -22,6 +22,7 @@ import numpy as np
 
 from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import quantized_kernels as kernels
+from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window, blocked_weights
@@ -65,7 +66,7 @@ class _Layer:
 
 def exist(mod: tvm.IRModule) -> bool:
     """Whether a program has quantized values."""
-    return any(_operator(b.value) in ("quantize", "dequantize") for b in _bindings(mod))
+    return any(operator_of(b.value) in ("quantize", "dequantize") for b in bindings(mod))
 
 
 def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
@@ -107,7 +108,7 @@ class _Finder:
         from tvm import relax
 
         self._instruction = instruction
-        self._values = {b.var: b.value for b in _bindings(mod)}
+        self._values = {b.var: b.value for b in bindings(mod)}
         self.layers: dict[Any, _Layer] = {}
         """By the variables that hold their results: bytes, or floats that nothing rounds."""
         self._users: dict[Any, int] = {}
@@ -116,7 +117,7 @@ class _Finder:
                 self._users[each] = self._users.get(each, 0) + 1
         rounded = set()
         for variable, call in self._values.items():
-            out = self._scaled(call) if _operator(call) == "quantize" else None
+            out = self._scaled(call) if operator_of(call) == "quantize" else None
             if out is not None and (layer := self._rounded_layer(call.args[0], out)):
                 self.layers[variable] = layer
                 rounded.add(layer.call)
@@ -131,9 +132,9 @@ class _Finder:
     def move(self, variable: Any) -> tuple[Any, Any] | None:
         """An operator that only moves bytes, and the bytes."""
         call = self._values[variable]
-        out = self._scaled(call) if _operator(call) == "quantize" else None
+        out = self._scaled(call) if operator_of(call) == "quantize" else None
         moving = self._only(call.args[0]) if out else None
-        if out is None or moving is None or _operator(moving) not in _MOVES:
+        if out is None or moving is None or operator_of(moving) not in _MOVES:
             return None
         x = self._dequantized(moving.args[0])
         same = x and (x.scale, x.zero, x.dtype) == (out.scale, out.zero, out.dtype)
@@ -146,7 +147,7 @@ class _Finder:
             low, high = max(low, _step(bounds[0], out)), min(high, _step(bounds[1], out))
             call = self._only(call.args[0])
         bias = None
-        if _operator(call) == "add":
+        if operator_of(call) == "add":
             first, second = (self._constant(each) for each in call.args)
             if (first is None) == (second is None):
                 return None
@@ -157,7 +158,7 @@ class _Finder:
 
     def _integer_product(self, call: Any) -> _Layer | None:
         """A product of bytes with constant ones that returns its sums."""
-        if _operator(call) != "matmul" or not _is_static(call):
+        if operator_of(call) != "matmul" or not _is_static(call):
             return None
         x, weights = call.args[0], self._array(call.args[1])
         dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
@@ -172,7 +173,7 @@ class _Finder:
 
     def _bounds(self, call: Any) -> tuple[float, float] | None:
         """The bounds of an operator that limits its first argument."""
-        operator = _operator(call)
+        operator = operator_of(call)
         if operator == "nn.relu":
             return 0.0, np.inf
         if operator == "clip":
@@ -188,7 +189,7 @@ class _Finder:
     def _operands(self, call: Any) -> tuple[_Quantized, np.ndarray, np.ndarray] | None:
         """The first operand of a convolution or product, its weights with the outputs first, and their
         scales."""
-        operator = _operator(call)
+        operator = operator_of(call)
         if operator not in ("nn.conv2d", "matmul") or not _is_static(call):
             return None
         x, found = self._dequantized(call.args[0]), self._weights(call.args[1])
@@ -211,14 +212,14 @@ class _Finder:
 
     def _dequantized(self, value: Any) -> _Quantized | None:
         call = self._value(value)
-        if _operator(call) != "dequantize" or self._array(call.args[0]) is not None:
+        if operator_of(call) != "dequantize" or self._array(call.args[0]) is not None:
             return None
         return self._scaled(call)
 
     def _scaled(self, call: Any) -> _Quantized | None:
         """What quantize or dequantize says of the bytes, if they have one scale."""
         scale, zero = (self._array(each) for each in call.args[1:3])
-        dtype = str((call if _operator(call) == "quantize" else call.args[0]).ty.dtype)
+        dtype = str((call if operator_of(call) == "quantize" else call.args[0]).ty.dtype)
         if scale is None or zero is None or scale.size != 1 or dtype not in _BOUNDS:
             return None
         if not _are_sound(scale):
@@ -228,17 +229,17 @@ class _Finder:
     def _weights(self, value: Any) -> tuple[np.ndarray, np.ndarray] | None:
         """Constant weights as int8 without zero point, and their scales, of the same rank."""
         call = self._value(value)
-        if _operator(call) in ("permute_dims", "reshape"):
+        if operator_of(call) in ("permute_dims", "reshape"):
             found = self._weights(call.args[0])
             if found is None:
                 return None
-            if _operator(call) == "permute_dims":
+            if operator_of(call) == "permute_dims":
                 axes = None if call.attrs.axes is None else _integers(call.attrs.axes)
                 return found[0].transpose(axes), found[1].transpose(axes)
             shape = _integers(call.ty.shape)
             whole, steps = found
             return whole.reshape(shape), np.broadcast_to(steps, whole.shape).reshape(shape)
-        if _operator(call) != "dequantize":
+        if operator_of(call) != "dequantize":
             return None
         weights, scales, zeros = (self._array(each) for each in call.args[:3])
         if weights is None or scales is None or zeros is None:
@@ -262,10 +263,10 @@ class _Finder:
         """The values of an expression of constants that tools write for a bias."""
         array = self._array(value)
         call = self._value(value)
-        if array is not None or _operator(call) not in ("dequantize", "reshape"):
+        if array is not None or operator_of(call) not in ("dequantize", "reshape"):
             return array
         inner = self._constant(call.args[0])
-        if inner is None or _operator(call) == "reshape":
+        if inner is None or operator_of(call) == "reshape":
             return None if inner is None else inner.reshape([int(n) for n in call.ty.shape])
         scales, zeros = (self._array(each) for each in call.args[1:3])
         if scales is None or zeros is None:
@@ -337,7 +338,7 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
     from tvm import relax
 
     output = tuple(int(n) for n in layer.call.ty.shape)
-    is_convolution = _operator(layer.call) == "nn.conv2d"
+    is_convolution = operator_of(layer.call) == "nn.conv2d"
     is_moved = is_convolution and _channel_from_last(layer.call) > 1
     weights = layer.weights
     compute: Callable[..., Any]
@@ -389,14 +390,6 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
     return relax.op.permute_dims(builder.emit(made), _NCHW) if is_moved else made
 
 
-def _bindings(mod: tvm.IRModule) -> list[Any]:
-    return [b for block in mod["main"].body.blocks for b in block.bindings]
-
-
-def _operator(value: Any) -> str:
-    return str(getattr(getattr(value, "op", None), "name", "")).removeprefix("relax.")
-
-
 def _is_static(call: Any) -> bool:
     return all(static_shape(each) is not None for each in (call, *call.args[:2]))
 
@@ -410,7 +403,7 @@ def _is_supported(attrs: Any, weights: np.ndarray) -> bool:
 
 def _channel_from_last(call: Any) -> int:
     """Which axis of an operator's output, counted from the last, has the channels."""
-    return 3 if _operator(call) == "nn.conv2d" and str(call.attrs.data_layout) == "NCHW" else 1
+    return 3 if operator_of(call) == "nn.conv2d" and str(call.attrs.data_layout) == "NCHW" else 1
 
 
 def _are_sound(scales: np.ndarray) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.passes.constants import share, values
 from tvmtune.types import product
 
@@ -39,30 +40,22 @@ def remove(mod: tvm.IRModule) -> tvm.IRModule:
 
     ``mod`` itself if nothing is gained, or if ``main`` is not a single block.
     """
-    if len(mod["main"].body.blocks) != 1 or not any(_permutation(b.value) for b in _bindings(mod)):
+    if len(mod["main"].body.blocks) != 1 or not any(_permutation(b.value) for b in bindings(mod)):
         return mod
     made = [mod, *(_moved(mod, through_merges=merges) for merges in (False, True))]
     return min(made, key=_transposed_elements)
 
 
-def _bindings(mod: tvm.IRModule) -> list[Any]:
-    return [binding for block in mod["main"].body.blocks for binding in block.bindings]
-
-
-def _operator(expr: Any) -> str:
-    return str(getattr(getattr(expr, "op", None), "name", "")).removeprefix("relax.")
-
-
 def _permutation(expr: Any) -> list[int] | None:
     """The axes of a transposition."""
-    if _operator(expr) != "permute_dims":
+    if operator_of(expr) != "permute_dims":
         return None
     rank = len(expr.ty.shape) if expr.attrs.axes is None else 0
     return [int(a) for a in expr.attrs.axes] if not rank else [*reversed(range(rank))]
 
 
 def _transposed_elements(mod: tvm.IRModule) -> int:
-    return sum(product(b.value.ty.shape) for b in _bindings(mod) if _permutation(b.value))
+    return sum(product(b.value.ty.shape) for b in bindings(mod) if _permutation(b.value))
 
 
 def _inverse(axes: Sequence[int]) -> list[int]:
@@ -86,7 +79,7 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
     class Mover(relax.PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
-            rule = rules.get(_operator(call))
+            rule = rules.get(operator_of(call))
             made = rule(call) if rule else None
             return call if made is None else made
 
@@ -173,7 +166,7 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
         attrs = call.attrs
         if axes != [0, 3, 1, 2] or (attrs.layout, attrs.out_layout) != ("NCHW", "NCHW"):
             return None
-        pool = getattr(relax.op.nn, _operator(call).removeprefix("nn."))
+        pool = getattr(relax.op.nn, operator_of(call).removeprefix("nn."))
         lists = (attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation)
         made = pool(
             base,
@@ -192,7 +185,7 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
             return relax.Call(call.op, [base], call.attrs)
         reduced = {int(axis) % len(axes) for axis in call.attrs.axis}
         keep = bool(call.attrs.keepdims)
-        operator = getattr(relax.op, _operator(call))
+        operator = getattr(relax.op, operator_of(call))
         made = builder.emit(operator(base, sorted(axes[axis] for axis in reduced), keep))
         if keep:
             return transposed(made, axes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.passes.constants import values
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def shift(mod: tvm.IRModule) -> tvm.IRModule:
     @relax.expr_functor.mutator
     class Shift(relax.PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
-            is_read = _operator(call) == "relax.dequantize" and call.args[0] in shifted
+            is_read = operator_of(call) == "dequantize" and call.args[0] in shifted
             call = self.visit_expr_post_order(call)
             if is_read:
                 return relax.op.dequantize(
@@ -60,21 +61,16 @@ def _shiftable(mod: tvm.IRModule) -> set[Any]:
     from tvm import ir, relax
 
     found, kept = set(), set()
-    blocks = mod["main"].body.blocks
-    for binding in (binding for block in blocks for binding in block.bindings):
+    for binding in bindings(mod):
         call = binding.value
-        operator = _operator(call)
-        is_known = operator in ("relax.quantize", "relax.dequantize") and (
+        name = operator_of(call)
+        is_known = name in ("quantize", "dequantize") and (
             isinstance(call.args[2], ir.GenericConst) and values(call.args[2]).size == 1
         )
-        if operator == "relax.quantize" and is_known and str(call.ty.dtype) == "int8":
+        if name == "quantize" and is_known and str(call.ty.dtype) == "int8":
             found.add(binding.var)
         read = relax.analysis.free_vars(call)
-        if not (operator == "relax.dequantize" and is_known):
+        if not (name == "dequantize" and is_known):
             kept.update(read)
     kept.update(relax.analysis.free_vars(mod["main"].body.body))
     return found - kept
-
-
-def _operator(expr: Any) -> str:
-    return str(getattr(getattr(expr, "op", None), "name", ""))
