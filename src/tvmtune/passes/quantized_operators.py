@@ -98,6 +98,7 @@ def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
 
     lowering = Lower(mod)
     lowering.builder_.update_func(mod.get_global_var("main"), lowering.visit_expr(mod["main"]))
+    finder.release()  # TVM keeps mutator classes forever, with everything their closures hold
     return relax.transform.DeadCodeElimination()(lowering.builder_.get())
 
 
@@ -128,6 +129,12 @@ class _Finder:
             operands = None if call in rounded else self._operands(call)
             if operands is not None and (layer := self._layer(call, operands)):
                 self.layers[variable] = layer
+
+    def release(self) -> None:
+        """Drop the program and its weights."""
+        self._values.clear()
+        self.layers.clear()
+        self._users.clear()
 
     def move(self, variable: Any) -> tuple[Any, Any] | None:
         """An operator that only moves bytes, and the bytes."""
@@ -183,7 +190,8 @@ class _Finder:
             bound = self._array(call.args[1])
             if bound is None or bound.size != 1:
                 return None
-            return (float(bound), np.inf) if operator == "maximum" else (-np.inf, float(bound))
+            number = float(bound.item())
+            return (number, np.inf) if operator == "maximum" else (-np.inf, number)
         return None
 
     def _operands(self, call: Any) -> tuple[_Quantized, np.ndarray, np.ndarray] | None:
