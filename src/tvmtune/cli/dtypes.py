@@ -71,7 +71,7 @@ def _plan_each(request: TuneRequest, network: Mapping[str, Any]) -> dict[str, Pl
     for dtype in dtypes:
         try:
             plans[dtype] = plan(dtype)
-        except (TvmtuneError, UsageError) as error:
+        except TvmtuneError as error:
             notes.append(f"{dtype} is left out: {error}")
     if len(plans) == 1:
         raise UsageError("--dtype auto finds nothing to compare with float32: " + "; ".join(notes))

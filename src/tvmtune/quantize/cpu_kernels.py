@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmtune.passes.constants import share
 from tvmtune.quantize import quantize_dequantize
 from tvmtune.quantize.float_fallback import before_transposition
 from tvmtune.quantize.groups import Group
@@ -100,12 +101,12 @@ def _emit_convolution(builder: Any, quantized: QuantizedConvolution, x: Any) -> 
         builder.call_te(
             functools.partial(compute, layer=layer),
             x,
-            _shared_constant(blocked_weights),
+            share(blocked_weights),
             primfunc_name_hint="depthwise_conv2d_int8" if layer.groups > 1 else "conv2d_int8",
         )
     )
     biases, shifts = (
-        _shared_constant(_blocked(values.astype(np.int32)))
+        share(_blocked(values.astype(np.int32)))
         for values in (bias, np.full(len(bias), quantized.shift))
     )
     return builder.emit(
@@ -237,9 +238,3 @@ def _depthwise_weights(weights: np.ndarray) -> np.ndarray:
 def _blocked(values: np.ndarray) -> np.ndarray:
     """(O,) as (O/16, 16)."""
     return np.pad(values, (0, -len(values) % LAYOUT.block)).reshape(-1, LAYOUT.block)
-
-
-def _shared_constant(values: np.ndarray) -> Any:
-    from tvmtune.passes import constants
-
-    return constants.share(values)
