@@ -65,8 +65,8 @@ def _extremes(run: Run, tensors: Sequence[str], samples: Sequence[Sample]) -> di
             low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
             if not np.isfinite([low, high]).all():
                 raise TvmtuneError(
-                    f"calibration gave values of {tensor} that are not finite: its data are "
-                    "unusable"
+                    f"calibration gave values of {tensor} that are not finite: check the data of "
+                    "--calibration"
                 )
             before = found.get(tensor, Range(low, high))
             found[tensor] = Range(min(low, before.low), max(high, before.high))

@@ -77,7 +77,7 @@ class Int8Network:
         skipped = self.options.skipped([layer.name for layer in every], self.name)
         found = IntegerLayers(model, skipped)
         if not found.layers:
-            left = " left" if skipped else ""
+            left = " left: skip fewer" if skipped else ": omit --dtype int8"
             raise TvmtuneError(f"no layer of {self.name} can be computed in int8{left}")
         tensors = sorted(set(found.tensors.values()))
         ranges = calibration.ranges(model, self.name, tensors, samples, self.options)

@@ -1,4 +1,4 @@
-"""Calibration: the values that a network's tensors take on sample inputs, computed in float."""
+"""Sample inputs for calibration, and the values that a graph's variables take on them, in float."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def split_runs(
     for spec in network.inputs:
         if spec.name not in data:
             known = ", ".join(sorted(data))
-            raise UsageError(f"{origin} has no array '{spec.name}': it has {known or 'none'}.")
+            raise UsageError(f"{origin} has no array '{spec.name}': it has {known or 'none'}")
         values = np.asarray(data[spec.name])
         batch = spec.shape[0] if spec.shape else 1
         if values.shape[1:] != spec.shape[1:] or not len(values) or len(values) % batch:
@@ -55,23 +55,25 @@ def split_runs(
             several = f": give a multiple of {batch} of them" if batch > 1 else ""
             raise UsageError(
                 f"{origin}: '{spec.name}' is {'x'.join(map(str, values.shape))}, and the network takes "
-                f"{wanted}{several}."
+                f"{wanted}{several}"
             )
         if values.dtype.kind in "fiu":
             with np.errstate(over="ignore"):
                 values = values.astype(spec.dtype)
         if values.dtype.kind not in "fiu" or not np.all(np.isfinite(values)):
             raise UsageError(
-                f"{origin}: '{spec.name}' holds values that are not finite numbers of {spec.dtype}."
+                f"{origin}: '{spec.name}' holds values that are not finite numbers of {spec.dtype}"
             )
         if np.dtype(spec.dtype).kind == "f" and not np.any(values):
             raise UsageError(
-                f"{origin}: '{spec.name}' holds only zeros, from which no scale follows."
+                f"{origin}: '{spec.name}' holds only zeros, from which no scale follows"
             )
         runs.append((spec, values, len(values) // batch))
     counts = {count for _, _, count in runs}
     if len(counts) != 1:
-        raise UsageError(f"{origin}: its arrays are for different numbers of runs.")
+        raise UsageError(
+            f"{origin}: its arrays are for different numbers of runs; save as many of each input"
+        )
     return [
         {
             spec.name: np.ascontiguousarray(values[n * spec.shape[0] : (n + 1) * spec.shape[0]])

@@ -39,7 +39,7 @@ def prepare(
                 return pipeline.prepare(quantized, device, layout or "NHWC")
         return prepare_int8(network, device, layout, calibration)
     if calibration is not None:
-        raise UsageError("--calibration is for --dtype int8: a float network needs none.")
+        raise UsageError("--calibration is for --dtype int8: add that, or omit --calibration")
     return pipeline.prepare(network, device, layout or "NHWC")
 
 
@@ -75,7 +75,7 @@ def prepare_int8(
     prepared = prepare_float_graph(network, device, layout)
     layers = _supported_layers(find_region(prepared.graph, name=network.name, widest=True).layers)
     if not layers:
-        raise TvmtuneError(f"no layer of {network.name} can be computed in int8.")
+        raise TvmtuneError(f"no layer of {network.name} can be computed in int8: omit --dtype int8")
     quantized = quantize_network(prepared, layers, calibration)
     parts = groups.partition(prepared.graph, layers)
     graph = groups.replace(prepared.graph, parts, cpu_kernels.GroupEmitter(quantized).emit)

@@ -65,7 +65,9 @@ def find_region(
     finder = LayerFinder(bindings[: len(bindings) if end is None else end], begin + 1, graph)
     layers = tuple(finder.layers())
     if not layers and widest:
-        raise TvmtuneError(f"{name} has no convolution after its first that int8 could compute.")
+        raise TvmtuneError(
+            f"{name} has no convolution after its first that int8 could compute: omit --dtype int8"
+        )
     if not layers:
         raise TvmtuneError(
             f"{name or 'the network'} has no convolution between {start or START} and {stop or STOP} "

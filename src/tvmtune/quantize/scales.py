@@ -51,7 +51,9 @@ def exponent_for(values: FloatArray) -> int:
     """The exponent with the least squared error, among those that clip nothing or little."""
     largest = float(np.max(np.abs(values), initial=0.0))
     if not math.isfinite(largest):
-        raise TvmtuneError("calibration gave values that are not finite: its data are unusable.")
+        raise TvmtuneError(
+            "calibration gave values that are not finite: check the data of --calibration"
+        )
     if largest == 0:
         return ZERO_TENSOR_EXPONENT
     coarsest = math.ceil(math.log2(largest / HIGHEST))
