@@ -99,13 +99,14 @@ def run(
 def parse(content: bytes, label: str) -> Any:
     """The model in ``content`` as an object of the schema (``ModelT``).
 
-    Raises :class:`TvmtuneError` if an operator is custom or runs another graph, or if weights are
-    stored after the model.
+    Raises :class:`TvmtuneError` if it refers to what it lacks, if an operator is custom or runs another
+    graph, or if weights are stored after the model.
     """
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.ModelT.InitFromPackedBuf(content)
     graph = model.subgraphs[0]
+    _check_references(model, label)
     for index, node in enumerate(graph.operators or ()):
         code = model.operatorCodes[node.opcodeIndex]
         name = operator_name(code)
@@ -133,6 +134,25 @@ def parse(content: bytes, label: str) -> Any:
             "supported; give the network as an ONNX file"
         )
     return model
+
+
+def _check_references(model: Any, label: str) -> None:
+    """Raise :class:`TvmtuneError` if the model's first graph names tensors, operators or buffers that
+    are not there: LiteRT checks what it runs, and not before."""
+    graph = model.subgraphs[0]
+    count = len(graph.tensors or ())
+    damaged = f"{label} is damaged: {{}} refers to {{}}, which it lacks; restore or convert it again"
+    for index, node in enumerate(graph.operators or ()):
+        if not 0 <= node.opcodeIndex < len(model.operatorCodes or ()):
+            raise TvmtuneError(damaged.format(f"operator {index}", f"code {node.opcodeIndex}"))
+        node.inputs = [] if node.inputs is None else node.inputs
+        node.outputs = [] if node.outputs is None else node.outputs
+        for place in (*node.inputs, *node.outputs):
+            if not -1 <= place < count:
+                raise TvmtuneError(damaged.format(f"operator {index}", f"tensor {place}"))
+    for number, tensor in enumerate(graph.tensors or ()):
+        if not 0 <= tensor.buffer < len(model.buffers or ()):
+            raise TvmtuneError(damaged.format(f"tensor {number}", f"buffer {tensor.buffer}"))
 
 
 def operator_name(code: Any) -> str:
