@@ -15,6 +15,7 @@ from models import tiny_cnn
 from tvmtune import cpu_features
 
 DOCS = Path(__file__).parents[2] / "docs" / "json.md"
+MALI = ("--target", "mali", "--target-attr", "board=rk3399", "--dry-run")
 KERNEL = Path(__file__).parents[2] / "examples" / "rgb2yuv.py"
 
 
@@ -91,6 +92,13 @@ def test_a_dry_run_describes_each_dtype(folder):
         (("tasks", "tiny.onnx"), "--dtype auto is for tvmtune tune"),
         (("tune", "resnet-18", "--target", "vta"), "does not compute on the target vta"),
         (("tune", KERNEL), "nothing to compare with float32"),
+        (("tune", "tiny.onnx", "--calibration", "none.npz"), "none.npz"),
+        (("tune", "tiny.onnx", "--skip-layers", "none"), "has no layer 'none' to skip"),
+        (("tune", "tiny.onnx", "-o", "none/lib.so"), "-o none/lib.so: there is no directory none"),
+        (
+            ("tune", "tiny.onnx", *MALI, "--skip-layers", "0"),
+            "--skip-layers has no effect: mali does not compute in int8",
+        ),
     ],
 )
 def test_auto_is_refused_where_nothing_can_be_compared(folder, args, message):

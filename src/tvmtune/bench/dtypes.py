@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmtune.accuracy import relative_error
+from tvmtune.arrays import numpy_dtype
 from tvmtune.bench.baselines import Baseline
 from tvmtune.bench.bench import TABLE_SECONDS, bench
 from tvmtune.bench.results import BenchResult, RuntimeResult
@@ -33,6 +34,9 @@ class Variant(Baseline):
     def __init__(self, dtype: str, library: Library) -> None:
         super().__init__(library)
         self.name = dtype  # type: ignore[misc]  # of one library, not of the class
+
+    def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
+        super().set_inputs(_converted(inputs, self.library))
 
 
 @dataclass(frozen=True)
@@ -122,20 +126,28 @@ def compare(
         for each in inputs:
             wanted = network.reference(each)
             for dtype, library in opened.items():
-                got = library.run(each)
+                got = library.run(_converted(each, library))
                 worst = max(relative_error(y, ref) for y, ref in zip(got, wanted, strict=True))
                 errors[dtype] = max(errors[dtype], worst)
                 if wanted[0].ndim == 2 and wanted[0].shape[1] > 1:
                     same = got[0].argmax(axis=1) == wanted[0].argmax(axis=1)
                     agreed[dtype].append(float(same.mean()))
+    runs = {run.runtime: run for run in table.runs}
+    runs[first[0]] = table.runs[0]
     results = [
         DtypeResult(
             dtype,
             Path(os.fspath(libraries[dtype])),
-            run,
+            runs[dtype],
             errors[dtype],
             float(np.mean(agreed[dtype])) if agreed[dtype] else None,
         )
-        for dtype, run in zip(opened, table.runs, strict=True)
+        for dtype in opened
+        if dtype in runs  # a note says why others are not
     ]
     return DtypeComparison(tuple(results), table, len(inputs), not samples)
+
+
+def _converted(inputs: Mapping[str, np.ndarray], library: Library) -> dict[str, np.ndarray]:
+    """The inputs in the dtypes of a library, whose floats may be narrower."""
+    return {spec.name: inputs[spec.name].astype(numpy_dtype(spec.dtype)) for spec in library.inputs}

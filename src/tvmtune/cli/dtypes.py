@@ -10,7 +10,7 @@ import click
 
 from tvmtune.cli import messages
 from tvmtune.cli.resolve import INT8_OPTIONS, make_plan
-from tvmtune.cli.tune_one import TuneRequest, tune_one
+from tvmtune.cli.tune_one import TuneRequest, files_of, tune_one
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.tasks.dtypes import FLOAT32, INT8, to_compare
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tvmtune.bench.dtypes import DtypeComparison
     from tvmtune.tasks.plan import Plan
-    from tvmtune.types import JSON
+    from tvmtune.types import JSON, Network
 
 
 def tune_each(
@@ -32,22 +32,27 @@ def tune_each(
     and the comparison, None if no libraries were made.
     """
     plans = _plan_each(request, network)
-    documents: dict[str, JSON] = {}
+    float_network, device = plans[FLOAT32].network, plans[FLOAT32].device
+    # What is wrong with files is said before hours of tuning.
+    samples = _samples(request, network, float_network)
+    files = {dtype: (_variant(log, dtype), _variant(output, dtype)) for dtype in plans}
     for dtype, plan in plans.items():
-        messages.info(f"\n{dtype} ({len(documents) + 1} of {len(plans)})")
-        documents[dtype] = tune_one(request, plan, _variant(log, dtype), _variant(output, dtype))
+        files_of(request, plan, *files[dtype])
+    documents: dict[str, JSON] = {}
+    for dtype in files:
+        messages.info(f"\n{dtype} ({len(documents) + 1} of {len(files)})")
+        documents[dtype] = tune_one(request, plans.pop(dtype), *files[dtype])
     compared = None
     if not (request.dry_run or request.no_compile):
         from tvmtune.bench.dtypes import compare
 
         messages.info("\ncomparing the libraries")
-        base = plans[FLOAT32]
         libraries = {dtype: Path(document["output"]) for dtype, document in documents.items()}
         comparison = compare(
-            base.network,
+            float_network,
             libraries,
-            base.device,
-            _samples(request, network, base),
+            device,
+            samples,
             wait=request.options.wait,
             say=messages.info,
         )
@@ -58,7 +63,8 @@ def tune_each(
 
 
 def _plan_each(request: TuneRequest, network: Mapping[str, Any]) -> dict[str, Plan]:
-    """Plans by dtype. Raises :class:`UsageError` if there is none besides float32."""
+    """Plans by dtype. Raises :class:`UsageError` if there is none besides float32, and for options of
+    int8 that have no effect or do not fit."""
     purpose: Any = "describe" if request.dry_run else "measure"
 
     def plan(dtype: str) -> Plan:
@@ -68,10 +74,16 @@ def _plan_each(request: TuneRequest, network: Mapping[str, Any]) -> dict[str, Pl
 
     plans = {FLOAT32: plan(FLOAT32)}
     dtypes, notes = to_compare(plans[FLOAT32])
+    given = [option for option in INT8_OPTIONS if network[option] is not None]
+    if given and INT8 not in dtypes:
+        option = f"--{given[0].replace('_', '-')}"
+        raise UsageError(f"{option} has no effect: {network['target']} does not compute in int8")
     for dtype in dtypes:
         try:
             plans[dtype] = plan(dtype)
         except TvmtuneError as error:
+            if given and dtype == INT8:
+                raise
             notes.append(f"{dtype} is left out: {error}")
     if len(plans) == 1:
         raise UsageError("--dtype auto finds nothing to compare with float32: " + "; ".join(notes))
@@ -88,18 +100,18 @@ def _variant(path: Path | None, dtype: str) -> Path | None:
 
 
 def _samples(
-    request: TuneRequest, network: Mapping[str, Any], plan: Plan
+    request: TuneRequest, options: Mapping[str, Any], network: Network
 ) -> Sequence[Mapping[str, np.ndarray]]:
     """The user's inputs: those of ``--input``, or else of ``--calibration``; random ones otherwise."""
     from tvmtune.networks.inputs import read_inputs, read_samples
     from tvmtune.quantize.calibrate import split_runs
 
-    inputs = plan.network.inputs
+    inputs = network.inputs
     if request.input_file is not None:
         return [read_inputs(request.input_file, inputs)]
-    if network["calibration"] is not None:
-        data = read_samples(network["calibration"], inputs)
-        return split_runs(plan.network, data, "the calibration data")
+    if options["calibration"] is not None:
+        data = read_samples(options["calibration"], inputs)
+        return split_runs(network, data, "the calibration data")
     return ()
 
 

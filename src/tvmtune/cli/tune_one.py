@@ -44,6 +44,17 @@ class TuneRequest:
     """Whether the caller prints the document, and nothing else goes to stdout."""
 
 
+def files_of(
+    request: TuneRequest, plan: Plan, log: Path | None, output: Path | None
+) -> tuple[Path, Path]:
+    """The log and the library; raises :class:`UsageError` if one cannot be written."""
+    path, library = log or plan.default_log(), output or plan.default_library()
+    check_writable("--log", path, request.given, request.input_file)
+    if not request.no_compile:
+        check_library("-o", library, path, request.given, request.input_file)
+    return path, library
+
+
 def tune_one(request: TuneRequest, plan: Plan, log: Path | None, output: Path | None) -> JSON:
     """Tune, compile, verify and time; prints progress and results, and returns them as JSON.
 
@@ -61,10 +72,7 @@ def tune_one(request: TuneRequest, plan: Plan, log: Path | None, output: Path | 
     options = request.options
     seed, wait, shipped_records = options.seed, options.wait, options.shipped_records
     inputs = read_inputs(request.input_file, plan.network.inputs) if request.input_file else None
-    path, library = log or plan.default_log(), output or plan.default_library()
-    check_writable("--log", path, request.given, request.input_file)
-    if not request.no_compile:
-        check_library("-o", library, path, request.given, request.input_file)
+    path, library = files_of(request, plan, log, output)
     with prefix_errors("--transfer-from"):
         others = transfer.read(request.transfer_from, path)
     tasks = select_tasks(plan.tasks, request.only)

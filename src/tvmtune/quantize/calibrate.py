@@ -50,17 +50,20 @@ def split_runs(
             raise UsageError(f"{origin} has no array '{spec.name}': it has {known or 'none'}")
         values = np.asarray(data[spec.name])
         batch = spec.shape[0] if spec.shape else 1
-        if values.shape[1:] != spec.shape[1:] or not len(values) or len(values) % batch:
+        fits = values.ndim > 0 and values.shape[1:] == spec.shape[1:]
+        if not fits or not len(values) or len(values) % batch:
             wanted = "x".join(map(str, spec.shape))
             several = f": give a multiple of {batch} of them" if batch > 1 else ""
             raise UsageError(
                 f"{origin}: '{spec.name}' is {'x'.join(map(str, values.shape))}, and the network takes "
                 f"{wanted}{several}"
             )
-        if values.dtype.kind in "fiu":
+        kinds = "fiub" if spec.dtype == "bool" else "fiu"
+        sound = values.dtype.kind in kinds and np.all(np.isfinite(values))
+        if sound:
             with np.errstate(over="ignore"):
                 values = values.astype(spec.dtype)
-        if values.dtype.kind not in "fiu" or not np.all(np.isfinite(values)):
+        if not sound or not np.all(np.isfinite(values)):
             raise UsageError(
                 f"{origin}: '{spec.name}' holds values that are not finite numbers of {spec.dtype}"
             )
@@ -76,8 +79,8 @@ def split_runs(
         )
     return [
         {
-            spec.name: np.ascontiguousarray(values[n * spec.shape[0] : (n + 1) * spec.shape[0]])
-            for spec, values, _ in runs
+            spec.name: np.ascontiguousarray(np.split(values, count)[n]).reshape(spec.shape)
+            for spec, values, count in runs
         }
         for n in range(counts.pop())
     ]

@@ -22,7 +22,7 @@ def to_compare(plan: Plan) -> tuple[list[str], list[str]]:
     Raises :class:`UsageError` if the network does not compute in float32 there.
     """
     dtype = plan.prepared.network.source.get("dtype", FLOAT32)
-    if any("int8" in arg.dtype for task in plan.tasks for arg in task.args) or dtype != FLOAT32:
+    if any(arg.dtype == INT8 for task in plan.tasks for arg in task.args) or dtype != FLOAT32:
         raise UsageError(
             f"--dtype {AUTO} compares with float32, in which {plan.network.name} does not compute on "
             f"the target {plan.device.backend}: omit it"

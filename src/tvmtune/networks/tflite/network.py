@@ -143,7 +143,8 @@ def _hashes(model: Any) -> tuple[str, str]:
     """Structure hash and weights hash of a static model.
 
     The structure is the operators in order, their options, the edges between them, shapes and dtypes
-    of inputs and weights, and the values of small constants of integers. Names do not count.
+    of inputs and weights, and the values of small constants of integers. Names do not count. Scales and
+    zero points count as weights.
     """
     graph, hasher = model.subgraphs[0], NetworkHasher()
     edges: dict[int, int] = {}
@@ -159,6 +160,11 @@ def _hashes(model: Any) -> tuple[str, str]:
         options = [_plain(node.builtinOptions), _plain(node.builtinOptions2)]
         hasher.add([name, options, arguments, len(node.outputs)])
     hasher.add([_argument(model, int(place), edges, hasher) for place in graph.outputs])
+    for place in edges:
+        given = graph.tensors[place].quantization
+        for numbers in (given.scale, given.zeroPoint) if given is not None else ():
+            if numbers is not None and len(numbers):
+                hasher.constant(np.asarray(numbers, "float64"))
     return hasher.hashes()
 
 
