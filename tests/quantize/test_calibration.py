@@ -9,10 +9,9 @@ from cli.commands import complaint, tvmtune
 from quantize import cnn
 from tvmtune import api, networks
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.networks import calibration, quantization
 from tvmtune.networks.inputs import random_inputs, read_samples
 from tvmtune.networks.int8 import Int8Network
-from tvmtune.networks.onnx import quantize
+from tvmtune.networks.onnx import calibration, quantization, quantize
 from tvmtune.networks.onnx.integer_layers import IntegerLayers
 from tvmtune.networks.quantization import Calibration
 

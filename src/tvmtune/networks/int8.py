@@ -64,10 +64,9 @@ class Int8Network:
         can be computed in integers, or not within the accuracy budget, and for values that are not
         finite.
         """
-        from tvmtune.networks import calibration
-        from tvmtune.networks.layer_errors import Comparison, within_budget
-        from tvmtune.networks.onnx import quantize
+        from tvmtune.networks.onnx import calibration, quantize
         from tvmtune.networks.onnx.integer_layers import IntegerLayers
+        from tvmtune.networks.onnx.layer_errors import Comparison, within_budget
 
         content = self._float.to_onnx()
         if content is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tvmtune.accuracy import relative_error
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.calibration import Sample, runner
+from tvmtune.networks.onnx.calibration import Sample, runner
 
 if TYPE_CHECKING:
     import onnx
