@@ -9,9 +9,10 @@ from cli.commands import complaint, tvmtune
 from quantize import cnn
 from tvmtune import api, networks
 from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.networks import quantization
 from tvmtune.networks.inputs import random_inputs, read_samples
 from tvmtune.networks.int8 import Int8Network
-from tvmtune.networks.onnx import calibration, quantization, quantize
+from tvmtune.networks.onnx import calibration, quantize
 from tvmtune.networks.onnx.integer_layers import IntegerLayers
 from tvmtune.networks.quantization import Calibration
 
