@@ -92,12 +92,14 @@ def test_open_dimensions_of_a_program_must_be_bound(tmp_path, monkeypatch, capsy
     assert main_ok.returncode == 0, main_ok.stderr
 
 
-def test_a_quantized_model_is_rejected_in_one_line(tmp_path, monkeypatch, capsys):
+def test_unsound_scales_are_rejected_in_one_line(tmp_path, monkeypatch, capsys):
     pytest.importorskip("tflite")
     pytest.importorskip("ai_edge_litert")
-    from networks import tflite_models
+    from networks.tflite_models import QuantizedBuilder
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "quantized.tflite").write_bytes(tflite_models.quantized("int8", weight=False))
+    g = QuantizedBuilder("int8")
+    content = g.content(g.apply("TANH", [g.data((1, 4))], (1, 4), scale=0.0))
+    (tmp_path / "quantized.tflite").write_bytes(content)
     message = error_of(capsys, "quantized.tflite")
-    assert "quantized" in message
+    assert "quantized.tflite is int8 with the scale 0.0, which must be positive" in message
