@@ -234,3 +234,39 @@ def test_an_opset_that_cannot_be_converted_is_named():
     model.graph.node[0].op_type = "Unheard"
     with pytest.raises(UsageError, match="opset 12, --dtype int8 needs 13"):
         quantize.prepared(model.SerializeToString(), "old")
+
+
+def products(*nodes: onnx.NodeProto, **weights: np.ndarray) -> OnnxNetwork:
+    """Of a (4, 4) input ``data``, to ``y``; of the type of the weights ``w``."""
+    dtype = helper.np_dtype_to_tensor_dtype(weights["w"].dtype)
+    graph = helper.make_graph(
+        nodes,
+        "products",
+        [helper.make_tensor_value_info("data", dtype, [4, 4])],
+        [helper.make_tensor_value_info("y", dtype, [4, 4])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="products")
+
+
+def layers_of(network: OnnxNetwork) -> list[str]:
+    model = quantize.prepared(network.to_onnx(), network.name)
+    return [layer.name for layer in IntegerLayers(model).layers]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_layer"),
+    [((), True), ((1,), True), ((4,), True), ((1, 4), True), ((4, 1), False), ((4, 4), False)],
+)
+def test_a_gemm_whose_bias_differs_by_row_stays_in_float(shape, is_layer):
+    rng = np.random.default_rng(0)
+    w, c = (np.asarray(rng.standard_normal(each), "float32") for each in ((4, 4), shape))
+    gemm = helper.make_node("Gemm", ["data", "w", "c"], ["h"], name="gemm")
+    product = helper.make_node("MatMul", ["h", "w"], ["y"], name="product")
+    network = products(gemm, product, w=w, c=c)
+    assert layers_of(network) == (["gemm", "product"] if is_layer else ["product"])
+    inputs = random_inputs(network.inputs, 1)
+    (got,) = Int8Network(network).calibrated(samples(network)).reference(inputs)
+    (wanted,) = network.reference(inputs)
+    assert relative_error(got, wanted) < 0.1

@@ -9,7 +9,7 @@ such as softmax and normalization, compute in floats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnx import helper
 
 from tvmtune.networks.onnx.fold import static_shapes
 from tvmtune.networks.onnx.operators import STANDARD
+from tvmtune.types import product
 
 _ACTIVATIONS = ("Relu", "Clip")
 """What an integer kernel computes by its bounds."""
@@ -164,11 +165,22 @@ class IntegerLayers:
             if not plain or attributes.get("transA", 0):
                 return None
             axis = 0 if attributes.get("transB", 0) else 1
+            if not self._is_per_output(node.input[2:], shape[axis]):
+                return None
         else:
             axis = 1
         output = str(node.output[0])
         name = node.name or output
         return Layer(name, node.op_type, data, weight, axis, output, self._end(node))
+
+    def _is_per_output(self, bias: Sequence[str], outputs: int) -> bool:
+        """Whether a bias, if there is one, has one value, or one for each output: that of Gemm may also
+        differ by row."""
+        if not bias or not bias[0]:
+            return True
+        shape = self._shapes[bias[0]]
+        size = product(shape)
+        return size == 1 or (size == outputs and shape[-1] == outputs)
 
     def _end(self, node: onnx.NodeProto) -> str:
         """The tensor that holds a layer's result with bias and activation."""

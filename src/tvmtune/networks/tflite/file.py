@@ -141,7 +141,9 @@ def _check_references(model: Any, label: str) -> None:
     are not there: LiteRT checks what it runs, and not before."""
     graph = model.subgraphs[0]
     count = len(graph.tensors or ())
-    damaged = f"{label} is damaged: {{}} refers to {{}}, which it lacks; restore or convert it again"
+    damaged = (
+        f"{label} is damaged: {{}} refers to {{}}, which it lacks; restore or convert it again"
+    )
     for index, node in enumerate(graph.operators or ()):
         if not 0 <= node.opcodeIndex < len(model.operatorCodes or ()):
             raise TvmtuneError(damaged.format(f"operator {index}", f"code {node.opcodeIndex}"))
