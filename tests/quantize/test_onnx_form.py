@@ -270,3 +270,10 @@ def test_a_gemm_whose_bias_differs_by_row_stays_in_float(shape, is_layer):
     (got,) = Int8Network(network).calibrated(samples(network)).reference(inputs)
     (wanted,) = network.reference(inputs)
     assert relative_error(got, wanted) < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64"])
+def test_products_of_other_types_than_float32_are_no_layers(dtype):
+    product = helper.make_node("MatMul", ["data", "w"], ["y"], name="product")
+    assert layers_of(products(product, w=np.ones((4, 4), dtype))) == []
+    assert layers_of(products(product, w=np.ones((4, 4), "float32"))) == ["product"]

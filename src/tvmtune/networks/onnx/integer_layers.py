@@ -48,7 +48,10 @@ class IntegerLayers:
     def __init__(self, model: onnx.ModelProto, skipped: Collection[str] = ()) -> None:
         """``skipped``: names of layers that stay in float."""
         self._shapes = static_shapes(model)
-        self._constants = set(constants(model))
+        self._constants = set(weights := constants(model))
+        self._floats = {
+            name for name, tensor in weights.items() if tensor.data_type == onnx.TensorProto.FLOAT
+        }
         self._makers = {name: node for node in model.graph.node for name in node.output}
         self._outputs = {info.name for info in model.graph.output}
         self._users = Counter(name for node in model.graph.node for name in node.input)
@@ -147,7 +150,7 @@ class IntegerLayers:
         if node.domain not in STANDARD or node.op_type not in ("Conv", "Gemm", "MatMul"):
             return None
         data, weight = node.input[:2]
-        if weight not in self._constants or data in self._constants:
+        if weight not in self._floats or data in self._constants:
             return None
         if any(each not in self._constants for each in node.input[2:] if each):
             return None
