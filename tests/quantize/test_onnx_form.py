@@ -21,6 +21,7 @@ from tvmtune.networks.onnx import quantize
 from tvmtune.networks.onnx.integer_layers import IntegerLayers
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.onnx.quantize import Range
+from tvmtune.networks.quantization import Calibration
 from tvmtune.networks.zoo.graph_builder import GraphBuilder
 from tvmtune.runtime.library import Library
 
@@ -277,3 +278,28 @@ def test_products_of_other_types_than_float32_are_no_layers(dtype):
     product = helper.make_node("MatMul", ["data", "w"], ["y"], name="product")
     assert layers_of(products(product, w=np.ones((4, 4), dtype))) == []
     assert layers_of(products(product, w=np.ones((4, 4), "float32"))) == ["product"]
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("a", "b", "c"), ["a", "b", "c"]),
+        (("", "", "c"), ["h", "i", "c"]),
+        (("a", "a", "c"), ["h", "i", "c"]),
+        (("a", "a", "h"), ["h", "i", "y"]),
+        (("h", "i", "y"), ["h", "i", "y"]),
+    ],
+)
+def test_each_layer_has_a_name_of_its_own(names, wanted):
+    """Those of nodes may be empty or equal; those of results are not."""
+    places = ("data", "h", "i", "y")
+    nodes = [
+        helper.make_node("MatMul", [places[n], "w"], [places[n + 1]], name=name)
+        for n, name in enumerate(names)
+    ]
+    network = products(*nodes, w=np.eye(4, dtype="float32"))
+    assert layers_of(network) == wanted
+    options = Calibration(skip_layers=(wanted[1],))
+    quantized = Int8Network(network, options=options).calibrated(samples(network))
+    assert quantized.source["quantization"]["skipped"] == [wanted[1]]
+    assert [layer["name"] for layer in quantized.source["quantization"]["layers"]] == wanted

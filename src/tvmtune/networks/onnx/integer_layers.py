@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -32,6 +32,7 @@ class Layer:
     """A convolution or product with constant weights."""
 
     name: str
+    """That of the node, or of its output if another layer has the same."""
     operator: str
     input: str
     weight: str
@@ -60,6 +61,11 @@ class IntegerLayers:
             name: node for node in model.graph.node for name in node.input if self._users[name] == 1
         }
         found = [(node, layer) for node in model.graph.node if (layer := self._layer(node))]
+        names = _names([layer for _, layer in found])
+        found = [
+            (node, replace(layer, name=name))
+            for (node, layer), name in zip(found, names, strict=True)
+        ]
         self.all = [layer for _, layer in found]
         """In program order."""
         self.layers = [layer for layer in self.all if layer.name not in skipped]
@@ -173,8 +179,7 @@ class IntegerLayers:
         else:
             axis = 1
         output = str(node.output[0])
-        name = node.name or output
-        return Layer(name, node.op_type, data, weight, axis, output, self._end(node))
+        return Layer(node.name, node.op_type, data, weight, axis, output, self._end(node))
 
     def _is_per_output(self, bias: Sequence[str], outputs: int) -> bool:
         """Whether a bias, if there is one, has one value, or one for each output: that of Gemm may also
@@ -191,6 +196,22 @@ class IntegerLayers:
         while (after := self._only_reader.get(name)) is not None and self._is_tail(after):
             name = str(after.output[0])
         return name
+
+
+def _names(layers: Sequence[Layer]) -> list[str]:
+    """A name for each layer that no other has: ONNX does not require names of nodes, nor different
+    ones."""
+    used = Counter(layer.name for layer in layers)
+    outputs = {layer.node_output for layer in layers}
+
+    def is_own(layer: Layer) -> bool:
+        return (
+            bool(layer.name)
+            and used[layer.name] == 1
+            and layer.name not in outputs - {layer.node_output}
+        )
+
+    return [layer.name if is_own(layer) else layer.node_output for layer in layers]
 
 
 def constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
