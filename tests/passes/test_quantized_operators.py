@@ -189,3 +189,60 @@ def test_unsound_scales_are_left_to_float_kernels(scale):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     plan = api.plan(OnnxNetwork(model, name="product"), "cpu", attrs={"mcpu": "cascadelake"})
     assert all("quantized" not in task.name for task in plan.tasks)
+
+
+def planned(
+    nodes: list, arrays: dict, shape: list[int], dtype: int = TensorProto.FLOAT
+) -> list[str]:
+    """The tasks of a network of (5, 24) inputs, on a CPU with integer instructions."""
+    graph = helper.make_graph(
+        nodes,
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 24])],
+        [helper.make_tensor_value_info("y", dtype, shape)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    plan = api.plan(OnnxNetwork(model, name="product"), "cpu", attrs={"mcpu": "cascadelake"})
+    return [task.name for task in plan.tasks]
+
+
+def product_nodes(*after: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """A quantized product, to ``p``, and what is behind it, to ``s``, rounded."""
+    return [
+        helper.make_node("QuantizeLinear", ["x", "x_scale", "zero"], ["x_q"]),
+        helper.make_node("DequantizeLinear", ["x_q", "x_scale", "zero"], ["x_f"]),
+        helper.make_node("DequantizeLinear", ["w", "w_scale", "zero"], ["w_f"]),
+        helper.make_node("MatMul", ["x_f", "w_f"], ["p"]),
+        *after,
+        helper.make_node("QuantizeLinear", ["s", "y_scale", "zero"], ["y"]),
+    ]
+
+
+def product_arrays(**others: np.ndarray | np.generic) -> dict:
+    w = np.random.default_rng(0).integers(-9, 9, (24, 40), "int8")
+    scales = dict.fromkeys(("x_scale", "w_scale", "y_scale"), np.float32(0.01))
+    return {**scales, "zero": np.int8(0), "w": w, **others}
+
+
+@pytest.mark.parametrize("operator", ["Add", "Max"])
+@pytest.mark.parametrize(
+    ("shape", "is_kernel"), [((1,), True), ((1, 1), True), ((1, 1, 1), False), ((1,) * 4, False)]
+)
+def test_constants_of_a_higher_rank_keep_the_shape_of_their_result(operator, shape, is_kernel):
+    """A kernel would return that of the product."""
+    nodes = product_nodes(helper.make_node(operator, ["p", "b"], ["s"]))
+    arrays = product_arrays(b=np.full(shape, 0.5, "float32"))
+    extents = list(np.broadcast_shapes((5, 40), shape))
+    names = planned(nodes, arrays, extents, TensorProto.INT8)
+    # A product that is not rounded is a kernel of its own.
+    assert any("add" in n or "max" in n for n in names) != is_kernel
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-44])
+def test_factors_that_leave_float32_are_left_to_float_kernels(scale):
+    nodes = product_nodes(helper.make_node("Relu", ["p"], ["s"]))
+    small = np.float32(scale)
+    assert any("matmul_quantized" in n for n in planned(nodes, product_arrays(), [5, 40], 3))
+    tiny = product_arrays(x_scale=small, w_scale=small)
+    assert not any("quantized" in n for n in planned(nodes, tiny, [5, 40], 3))

@@ -65,3 +65,19 @@ def test_what_others_read_stays():
 def test_outputs_stay():
     mod = program(lambda emit, x: emit(quantized(x)))
     assert shift(mod).script(show_meta=False) == mod.script(show_meta=False)
+
+
+def test_what_another_block_reads_stays_readable():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([4, 8], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            q = builder.emit_output(quantized(x))
+        with builder.dataflow():
+            output = builder.emit_output(dequantized(q))
+        builder.emit_func_output(output)
+    mod = builder.get()
+    shifted = shift(mod)
+    relax.analysis.well_formed(shifted)
+    assert '"uint8"' in shifted.script(show_meta=False)
+    np.testing.assert_array_equal(run(shifted), run(mod))

@@ -21,6 +21,7 @@ from tvmtune.networks.onnx import quantize
 from tvmtune.networks.onnx.integer_layers import IntegerLayers
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.onnx.quantize import Range
+from tvmtune.networks.quantization import Calibration
 from tvmtune.networks.zoo.graph_builder import GraphBuilder
 from tvmtune.runtime.library import Library
 
@@ -234,3 +235,71 @@ def test_an_opset_that_cannot_be_converted_is_named():
     model.graph.node[0].op_type = "Unheard"
     with pytest.raises(UsageError, match="opset 12, --dtype int8 needs 13"):
         quantize.prepared(model.SerializeToString(), "old")
+
+
+def products(*nodes: onnx.NodeProto, **weights: np.ndarray) -> OnnxNetwork:
+    """Of a (4, 4) input ``data``, to ``y``; of the type of the weights ``w``."""
+    dtype = helper.np_dtype_to_tensor_dtype(weights["w"].dtype)
+    graph = helper.make_graph(
+        nodes,
+        "products",
+        [helper.make_tensor_value_info("data", dtype, [4, 4])],
+        [helper.make_tensor_value_info("y", dtype, [4, 4])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="products")
+
+
+def layers_of(network: OnnxNetwork) -> list[str]:
+    model = quantize.prepared(network.to_onnx(), network.name)
+    return [layer.name for layer in IntegerLayers(model).layers]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_layer"),
+    [((), True), ((1,), True), ((4,), True), ((1, 4), True), ((4, 1), False), ((4, 4), False)],
+)
+def test_a_gemm_whose_bias_differs_by_row_stays_in_float(shape, is_layer):
+    rng = np.random.default_rng(0)
+    w, c = (np.asarray(rng.standard_normal(each), "float32") for each in ((4, 4), shape))
+    gemm = helper.make_node("Gemm", ["data", "w", "c"], ["h"], name="gemm")
+    product = helper.make_node("MatMul", ["h", "w"], ["y"], name="product")
+    network = products(gemm, product, w=w, c=c)
+    assert layers_of(network) == (["gemm", "product"] if is_layer else ["product"])
+    inputs = random_inputs(network.inputs, 1)
+    (got,) = Int8Network(network).calibrated(samples(network)).reference(inputs)
+    (wanted,) = network.reference(inputs)
+    assert relative_error(got, wanted) < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64"])
+def test_products_of_other_types_than_float32_are_no_layers(dtype):
+    product = helper.make_node("MatMul", ["data", "w"], ["y"], name="product")
+    assert layers_of(products(product, w=np.ones((4, 4), dtype))) == []
+    assert layers_of(products(product, w=np.ones((4, 4), "float32"))) == ["product"]
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("a", "b", "c"), ["a", "b", "c"]),
+        (("", "", "c"), ["h", "i", "c"]),
+        (("a", "a", "c"), ["h", "i", "c"]),
+        (("a", "a", "h"), ["h", "i", "y"]),
+        (("h", "i", "y"), ["h", "i", "y"]),
+    ],
+)
+def test_each_layer_has_a_name_of_its_own(names, wanted):
+    """Those of nodes may be empty or equal; those of results are not."""
+    places = ("data", "h", "i", "y")
+    nodes = [
+        helper.make_node("MatMul", [places[n], "w"], [places[n + 1]], name=name)
+        for n, name in enumerate(names)
+    ]
+    network = products(*nodes, w=np.eye(4, dtype="float32"))
+    assert layers_of(network) == wanted
+    options = Calibration(skip_layers=(wanted[1],))
+    quantized = Int8Network(network, options=options).calibrated(samples(network))
+    assert quantized.source["quantization"]["skipped"] == [wanted[1]]
+    assert [layer["name"] for layer in quantized.source["quantization"]["layers"]] == wanted

@@ -159,7 +159,10 @@ class _Finder:
             if (first is None) == (second is None):
                 return None
             bias = second if first is None else first
-            call = self._only(call.args[0 if first is None else 1])
+            data = call.args[0 if first is None else 1]
+            if not _has_same_shape(call, data):
+                return None
+            call = self._only(data)
         operands = self._operands(call)
         return self._layer(call, operands, bias, out, (low, high)) if operands else None
 
@@ -188,7 +191,7 @@ class _Finder:
             return low, high
         if operator in ("maximum", "minimum"):
             bound = self._array(call.args[1])
-            if bound is None or bound.size != 1:
+            if bound is None or bound.size != 1 or not _has_same_shape(call, call.args[0]):
                 return None
             number = float(bound.item())
             return (number, np.inf) if operator == "maximum" else (-np.inf, number)
@@ -295,12 +298,17 @@ class _Finder:
         out: _Quantized | None = None,
         bounds: tuple[float, float] = (0, 0),
     ) -> _Layer | None:
-        """None if its integers could leave int32, or if the bias is none of its channels."""
+        """None if its integers could leave int32, its factors float32, or if the bias is none of its
+        channels."""
         x, weights, scales = operands
         channels = len(weights)
         sums = weights.reshape(channels, -1).astype(np.int64).sum(axis=1)
         total = -(x.zero + kernels.offset(x.dtype, self._instruction)) * sums
-        steps = x.scale * scales
+        with np.errstate(over="ignore", under="ignore"):
+            steps = x.scale * scales
+            factors = (steps / out.scale if out else steps).astype(np.float32)
+        if not (_are_sound(steps) and _are_sound(factors)):
+            return None
         if out is None and str(call.ty.dtype) not in ("float32", "int32"):
             return None
         if bias is not None:
@@ -315,7 +323,6 @@ class _Finder:
         if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
             return None
         low, high = (int(bound) for bound in bounds)
-        factors = (steps / out.scale if out else steps).astype(np.float32)
         return _Layer(
             call,
             x,
@@ -400,6 +407,12 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
 
 def _is_static(call: Any) -> bool:
     return all(static_shape(each) is not None for each in (call, *call.args[:2]))
+
+
+def _has_same_shape(call: Any, data: Any) -> bool:
+    """Constants of a higher rank give a result of that rank; a kernel returns that of the product."""
+    shape = static_shape(call)
+    return shape is not None and shape == static_shape(data)
 
 
 def _is_supported(attrs: Any, weights: np.ndarray) -> bool:

@@ -41,7 +41,10 @@ def shift(mod: tvm.IRModule) -> tvm.IRModule:
                 return
             call = self.visit_expr_post_order(binding.value)
             made = relax.op.quantize(call.args[0], *_moved(call), out_dtype="uint8")
-            self.set_var_remap(binding.var, self.builder_.emit(made, str(binding.var.name)))
+            # What other blocks read is no DataflowVar.
+            is_inner = isinstance(binding.var, relax.DataflowVar)
+            emit = self.builder_.emit if is_inner else self.builder_.emit_output
+            self.set_var_remap(binding.var, emit(made, str(binding.var.name)))
 
     shifting = Shift(mod)
     shifting.builder_.update_func(mod.get_global_var("main"), shifting.visit_expr(mod["main"]))

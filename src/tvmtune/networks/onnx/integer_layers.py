@@ -9,8 +9,8 @@ such as softmax and normalization, compute in floats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -18,6 +18,7 @@ from onnx import helper
 
 from tvmtune.networks.onnx.fold import static_shapes
 from tvmtune.networks.onnx.operators import STANDARD
+from tvmtune.types import product
 
 _ACTIVATIONS = ("Relu", "Clip")
 """What an integer kernel computes by its bounds."""
@@ -31,6 +32,7 @@ class Layer:
     """A convolution or product with constant weights."""
 
     name: str
+    """That of the node, or of its output if another layer has the same."""
     operator: str
     input: str
     weight: str
@@ -47,7 +49,10 @@ class IntegerLayers:
     def __init__(self, model: onnx.ModelProto, skipped: Collection[str] = ()) -> None:
         """``skipped``: names of layers that stay in float."""
         self._shapes = static_shapes(model)
-        self._constants = set(constants(model))
+        self._constants = set(weights := constants(model))
+        self._floats = {
+            name for name, tensor in weights.items() if tensor.data_type == onnx.TensorProto.FLOAT
+        }
         self._makers = {name: node for node in model.graph.node for name in node.output}
         self._outputs = {info.name for info in model.graph.output}
         self._users = Counter(name for node in model.graph.node for name in node.input)
@@ -56,6 +61,11 @@ class IntegerLayers:
             name: node for node in model.graph.node for name in node.input if self._users[name] == 1
         }
         found = [(node, layer) for node in model.graph.node if (layer := self._layer(node))]
+        names = _names([layer for _, layer in found])
+        found = [
+            (node, replace(layer, name=name))
+            for (node, layer), name in zip(found, names, strict=True)
+        ]
         self.all = [layer for _, layer in found]
         """In program order."""
         self.layers = [layer for layer in self.all if layer.name not in skipped]
@@ -146,7 +156,7 @@ class IntegerLayers:
         if node.domain not in STANDARD or node.op_type not in ("Conv", "Gemm", "MatMul"):
             return None
         data, weight = node.input[:2]
-        if weight not in self._constants or data in self._constants:
+        if weight not in self._floats or data in self._constants:
             return None
         if any(each not in self._constants for each in node.input[2:] if each):
             return None
@@ -164,11 +174,21 @@ class IntegerLayers:
             if not plain or attributes.get("transA", 0):
                 return None
             axis = 0 if attributes.get("transB", 0) else 1
+            if not self._is_per_output(node.input[2:], shape[axis]):
+                return None
         else:
             axis = 1
         output = str(node.output[0])
-        name = node.name or output
-        return Layer(name, node.op_type, data, weight, axis, output, self._end(node))
+        return Layer(node.name, node.op_type, data, weight, axis, output, self._end(node))
+
+    def _is_per_output(self, bias: Sequence[str], outputs: int) -> bool:
+        """Whether a bias, if there is one, has one value, or one for each output: that of Gemm may also
+        differ by row."""
+        if not bias or not bias[0]:
+            return True
+        shape = self._shapes[bias[0]]
+        size = product(shape)
+        return size == 1 or (size == outputs and shape[-1] == outputs)
 
     def _end(self, node: onnx.NodeProto) -> str:
         """The tensor that holds a layer's result with bias and activation."""
@@ -176,6 +196,22 @@ class IntegerLayers:
         while (after := self._only_reader.get(name)) is not None and self._is_tail(after):
             name = str(after.output[0])
         return name
+
+
+def _names(layers: Sequence[Layer]) -> list[str]:
+    """A name for each layer that no other has: ONNX does not require names of nodes, nor different
+    ones."""
+    used = Counter(layer.name for layer in layers)
+    outputs = {layer.node_output for layer in layers}
+
+    def is_own(layer: Layer) -> bool:
+        return (
+            bool(layer.name)
+            and used[layer.name] == 1
+            and layer.name not in outputs - {layer.node_output}
+        )
+
+    return [layer.name if is_own(layer) else layer.node_output for layer in layers]
 
 
 def constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
