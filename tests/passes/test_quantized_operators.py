@@ -12,7 +12,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
-from tvm import relax
+from tvm import relax, te, tirx
 
 import tvmtune
 from quantize import cnn
@@ -23,7 +23,7 @@ from tvmtune.bench.verify import allowed_errors
 from tvmtune.dot_instructions import for_bytes
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
-from tvmtune.passes import quantized_operators
+from tvmtune.passes import quantized_operators, rounding
 from tvmtune.passes.bindings import bindings
 from tvmtune.runtime.library import Library
 
@@ -278,3 +278,15 @@ def test_bytes_of_several_zero_points_are_no_operand():
     scale, zeros = relax.const(0.5, "float32"), relax.const(np.int8([0, 1, 2, 3]))
     mod = quantized_constant(lambda x: relax.op.quantize(x, scale, zeros, 0, "int8"))
     assert quantized_operators.lower(mod, for_bytes(VNNI)) is mod
+
+
+def test_values_above_int32_become_its_largest():
+    """2**31 - 1 itself is no float32."""
+    x = te.placeholder((4,), "float32", name="x")
+    steps = rounding.quantize(x, tirx.const(1.0, "float32"), tirx.const(0, "int32"), 0, "int32")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, steps])})
+    values = np.float32([1e10, 2**31, -(2**31), -1e10])
+    got = tvm.runtime.tensor(np.zeros(4, "int32"))
+    tvm.compile(mod, tvm.target.Target({"kind": "llvm"}))["main"](tvm.runtime.tensor(values), got)
+    assert (got.numpy()[:2] >= 2**31 - 128).all()
+    assert (got.numpy()[2:] == -(2**31)).all()
