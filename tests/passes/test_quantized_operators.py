@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
+from tvm import relax, te, tirx
 
 import tvmtune
 from quantize import cnn
@@ -20,10 +23,13 @@ from tvmtune.bench.verify import allowed_errors
 from tvmtune.dot_instructions import for_bytes
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.passes import quantized_operators, rounding
+from tvmtune.passes.bindings import bindings
 from tvmtune.runtime.library import Library
 
 INTEGERS = bool(for_bytes(host.backend("cpu").make_target({}, None).target))
 """Whether this machine computes in integers at all."""
+VNNI = {"kind": "llvm", "mcpu": "cascadelake"}
 SIGNED, UNSIGNED = QuantType.QInt8, QuantType.QUInt8
 
 
@@ -246,3 +252,41 @@ def test_factors_that_leave_float32_are_left_to_float_kernels(scale):
     assert any("matmul_quantized" in n for n in planned(nodes, product_arrays(), [5, 40], 3))
     tiny = product_arrays(x_scale=small, w_scale=small)
     assert not any("quantized" in n for n in planned(nodes, tiny, [5, 40], 3))
+
+
+def quantized_constant(build: Any) -> tvm.IRModule:
+    """A program of (4,) floats ``x`` without a network; ``build(x)`` returns the result."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([4], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(build(x))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def test_one_scale_with_several_zero_points_is_read():
+    scale, zeros = relax.const(0.5, "float32"), relax.const(np.int8([0, 1, 2, 3]))
+    constant = relax.op.dequantize(relax.const(np.int8([5, 6, 7, 8])), scale, zeros, axis=0)
+    mod = quantized_constant(lambda x: relax.op.add(x, constant))
+    finder = quantized_operators._Finder(mod, for_bytes(VNNI))
+    add = bindings(mod)[-1].value
+    np.testing.assert_array_equal(finder._constant(add.args[1]), [2.5] * 4)
+
+
+def test_bytes_of_several_zero_points_are_no_operand():
+    scale, zeros = relax.const(0.5, "float32"), relax.const(np.int8([0, 1, 2, 3]))
+    mod = quantized_constant(lambda x: relax.op.quantize(x, scale, zeros, 0, "int8"))
+    assert quantized_operators.lower(mod, for_bytes(VNNI)) is mod
+
+
+def test_values_above_int32_become_its_largest():
+    """2**31 - 1 itself is no float32."""
+    x = te.placeholder((4,), "float32", name="x")
+    steps = rounding.quantize(x, tirx.const(1.0, "float32"), tirx.const(0, "int32"), 0, "int32")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, steps])})
+    values = np.float32([1e10, 2**31, -(2**31), -1e10])
+    got = tvm.runtime.tensor(np.zeros(4, "int32"))
+    tvm.compile(mod, tvm.target.Target({"kind": "llvm"}))["main"](tvm.runtime.tensor(values), got)
+    assert (got.numpy()[:2] >= 2**31 - 128).all()
+    assert (got.numpy()[2:] == -(2**31)).all()

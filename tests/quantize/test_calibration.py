@@ -14,7 +14,9 @@ from tvmtune.networks.inputs import random_inputs, read_samples
 from tvmtune.networks.int8 import Int8Network
 from tvmtune.networks.onnx import calibration, quantize
 from tvmtune.networks.onnx.integer_layers import IntegerLayers
+from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.networks.quantization import Calibration
+from tvmtune.networks.zoo.graph_builder import GraphBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is calibrated with.*")
 
@@ -135,6 +137,30 @@ def test_a_source_restores_layers_in_float(tmp_path):
 def test_unsuitable_options_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         found(cnn.residual(), **options)
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        ("a", "its only layer is 0, or a"),
+        ("abc", "its 3 layers are 0 to 2, or a, b, c"),
+        ("abcd", "its 4 layers are 0 to 3, or a, b, c..."),
+    ],
+)
+def test_a_layer_that_does_not_exist_is_named_with_those_that_do(names, listed):
+    with pytest.raises(UsageError) as raised:
+        Calibration(skip_layers=("zzz",)).skipped(list(names), "net")
+    assert f"net has no layer 'zzz' to skip: {listed}" in str(raised.value)
+    assert ("..." in str(raised.value)) == (len(names) > 3)
+
+
+def test_a_network_without_layers_has_none_to_skip():
+    g = GraphBuilder("pool")
+    network = OnnxNetwork(g.model(g.relu(g.input("data", (1, 8, 8, 8)))), name="pool")
+    message = "no layer of pool can be computed in int8: omit --dtype int8"
+    for options in ({}, {"skip_layers": ("stem",)}):
+        with pytest.raises(TvmtuneError, match=message):
+            found(network, **options)
 
 
 def test_skipping_all_layers_is_refused():

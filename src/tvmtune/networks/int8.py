@@ -73,11 +73,14 @@ class Int8Network:
             return None
         model = quantize.prepared(content, self.name)
         every = IntegerLayers(model).all
+        if not every:
+            raise TvmtuneError(
+                f"no layer of {self.name} can be computed in int8: omit --dtype int8"
+            )
         skipped = self.options.skipped([layer.name for layer in every], self.name)
         found = IntegerLayers(model, skipped)
         if not found.layers:
-            left = " left: skip fewer" if skipped else ": omit --dtype int8"
-            raise TvmtuneError(f"no layer of {self.name} can be computed in int8{left}")
+            raise TvmtuneError(f"no layer of {self.name} can be computed in int8 left: skip fewer")
         tensors = sorted(set(found.tensors.values()))
         ranges = calibration.ranges(model, self.name, tensors, samples, self.options)
 

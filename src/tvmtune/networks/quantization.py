@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KEY = "quantization"
 METHODS = ("minmax", "percentile", "entropy")
+_SHOWN = 3
+"""Names of layers in a message."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,20 @@ class Calibration:
             matching = {name for name in names if fnmatchcase(name, entry)}
             if not matching:
                 raise UsageError(
-                    f"{network} has no layer '{entry}' to skip: its {len(names)} layers are "
-                    f"0 to {len(names) - 1}, or {', '.join(names[:3])}...{nearest(entry, list(names))}"
+                    f"{network} has no layer '{entry}' to skip: {_listed(names)}"
+                    f"{nearest(entry, list(names))}"
                 )
             found |= matching
         return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The positions of a network's layers, and the first names."""
+    if len(names) == 1:
+        return f"its only layer is 0, or {names[0]}"
+    more = "..." if len(names) > _SHOWN else ""
+    shown = ", ".join(names[:_SHOWN])
+    return f"its {len(names)} layers are 0 to {len(names) - 1}, or {shown}{more}"
 
 
 DEFAULT = Calibration()

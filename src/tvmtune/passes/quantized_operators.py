@@ -233,7 +233,7 @@ class _Finder:
         dtype = str((call if operator_of(call) == "quantize" else call.args[0]).ty.dtype)
         if scale is None or zero is None or scale.size != 1 or dtype not in _BOUNDS:
             return None
-        if not _are_sound(scale):
+        if zero.size != 1 or not _are_sound(scale):
             return None
         return _Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
 
@@ -257,18 +257,11 @@ class _Finder:
             return None
         if str(weights.dtype) not in _BOUNDS or not _are_sound(scales):
             return None
-        one = [1] * weights.ndim
-        each_channel = [*one]
-        if weights.ndim:
-            each_channel[int(call.attrs.axis) % weights.ndim] = -1
-        scales, zeros = (
-            each.reshape(each_channel if each.size > 1 else one)
-            for each in (scales.astype(np.float32), zeros.astype(np.int32))
-        )
-        whole = weights.astype(np.int32) - zeros
+        scales, zeros = _along_axis(call, weights.ndim, scales, zeros)
+        whole = weights.astype(np.int32) - zeros.astype(np.int32)
         if whole.min() < -128 or whole.max() > 127:
             return None
-        return whole.astype(np.int8), scales
+        return whole.astype(np.int8), scales.astype(np.float32)
 
     def _constant(self, value: Any) -> np.ndarray | None:
         """The values of an expression of constants that tools write for a bias."""
@@ -282,13 +275,8 @@ class _Finder:
         scales, zeros = (self._array(each) for each in call.args[1:3])
         if scales is None or zeros is None:
             return None
-        shape = [1] * inner.ndim
-        if scales.size > 1:
-            shape[int(call.attrs.axis) % inner.ndim] = -1
-        steps = inner.astype(np.float64) - zeros.astype(np.float64).reshape(
-            shape if zeros.size > 1 else [1] * inner.ndim
-        )
-        return steps * scales.astype(np.float64).reshape(shape)
+        scales, zeros = _along_axis(call, inner.ndim, scales, zeros)
+        return (inner.astype(np.float64) - zeros) * scales
 
     def _layer(
         self,
@@ -429,6 +417,15 @@ def _channel_from_last(call: Any) -> int:
 
 def _are_sound(scales: np.ndarray) -> bool:
     return bool(np.isfinite(scales).all() and (scales > 0).all())
+
+
+def _along_axis(call: Any, rank: int, *parameters: np.ndarray) -> list[np.ndarray]:
+    """Scales or zero points of a dequantize call, each of one value or of one for each index of the
+    axis, with the rank of the data."""
+    shape = [1] * rank
+    if rank:
+        shape[int(call.attrs.axis) % rank] = -1
+    return [each.reshape(shape if each.size > 1 else [1] * rank) for each in parameters]
 
 
 def _integers(attribute: Any) -> tuple[int, ...]:

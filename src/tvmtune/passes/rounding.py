@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tvmtune.types import product
 
 
@@ -71,6 +73,15 @@ def _only(tensor: Any) -> Any:
 LEGALIZERS = {"relax.quantize": _quantize, "relax.dequantize": _dequantize}
 
 
+def _float_within(bound: int) -> float:
+    """The float32 nearest to an integer that is no farther from 0: 2**31 - 1 would become 2**31, which
+    int32 cannot hold."""
+    nearest = np.float32(bound)
+    return float(
+        nearest if abs(int(nearest)) <= abs(bound) else np.nextafter(nearest, np.float32(0))
+    )
+
+
 def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
     """``clip(round(x / scale) + zero)`` for a TE tensor in float32. ``scale`` and ``zero`` are numbers,
     or tensors of one value, or of one for each index of ``axis``."""
@@ -89,7 +100,7 @@ def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
     def element(*index: Any) -> Any:
         steps = tirx.nearbyint(x(*index) / at(scale, index)) + at(zero, index).astype("float32")
         low, high = (
-            tirx.const(float(bound.value), "float32")
+            tirx.const(_float_within(int(bound.value)), "float32")
             for bound in (tirx.min_value(dtype), tirx.max_value(dtype))
         )
         clipped = tirx.min(tirx.max(steps, low), high)
