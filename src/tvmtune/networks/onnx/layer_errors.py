@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -43,11 +44,16 @@ class Comparison:
         layers: Sequence[Layer],
         samples: Sequence[Sample],
     ) -> None:
-        self._name, self._layers, self._samples = name, layers, samples[:SAMPLES]
+        self._model, self._name = model, name
+        self._layers, self._samples = layers, samples[:SAMPLES]
         self._outputs = [info.name for info in model.graph.output]
         self._tensors = [*(layer.output for layer in layers), *self._outputs]
         self._run = runner(model, name, self._tensors)
-        self._wanted = list(runner(model, name, self._outputs)(self._samples))
+
+    @functools.cached_property
+    def _wanted(self) -> list[list[np.ndarray]]:
+        """The float network's outputs for each sample; only a budget needs them again and again."""
+        return list(runner(self._model, self._name, self._outputs)(self._samples))
 
     def errors(self, quantized: onnx.ModelProto) -> Errors:
         """Of all layers and the network."""
