@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +136,7 @@ def compare(
     results = [
         DtypeResult(
             dtype,
-            Path(os.fspath(libraries[dtype])),
+            libraries[dtype],
             runs[dtype],
             errors[dtype],
             float(np.mean(agreed[dtype])) if agreed[dtype] else None,

@@ -72,14 +72,15 @@ def choose_records(
     usable = trials or modelled
     chosen = _choose(logs, usable, tasks, exact)
     if not chosen and not exact and any(trial.ok for trial in usable):
+        paths = ", ".join(str(log.path) for log in logs)
         if all(log.path.is_dir() for log in logs):
             raise TvmtuneError(
-                f"{', '.join(str(log.path) for log in logs)}: no workload of the database is a kernel "
+                f"{paths}: no workload of the database is a kernel "
                 "of this network: it is of another, or was not legalized and fused as tvmtune does"
             )
         networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
         raise TvmtuneError(
-            f"{', '.join(str(log.path) for log in logs)} is the log of another network "
+            f"{paths} is the log of another network "
             f"({', '.join(networks)}): none of its records fits a task of this one"
         )
     if shipped is not None:

@@ -63,10 +63,7 @@ def load(
     if dtype not in DTYPES:
         raise UsageError(f"dtype '{dtype}' is not known.{nearest(dtype, list(DTYPES))}")
     if calibration is not None and dtype != "int8":
-        raise UsageError(
-            "--calibration-method, --skip-layers, --global-scale and --accuracy-budget are for "
-            "--dtype int8: omit them"
-        )
+        raise UsageError(f"{quantization.OPTIONS} are for --dtype int8: omit them")
     name = zoo.canonical(name_or_path) if isinstance(name_or_path, str) else None
     path, label = Path(name_or_path), os.fspath(name_or_path)
     if arguments and (name is not None or not format_of(path.suffix).takes_arguments):

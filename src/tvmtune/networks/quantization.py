@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KEY = "quantization"
 METHODS = ("minmax", "percentile", "entropy")
+OPTIONS = "--calibration-method, --skip-layers, --global-scale and --accuracy-budget"
+"""For messages."""
 _SHOWN = 3
 """Names of layers in a message."""
 

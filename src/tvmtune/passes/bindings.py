@@ -1,4 +1,4 @@
-"""The bindings of a Relax program, and the operators that they call."""
+"""The bindings of a Relax program, and what their expressions are."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ def bindings(mod: tvm.IRModule) -> list[Any]:
 def operator_of(expr: Any) -> str:
     """The operator that an expression calls, without ``relax.``, e.g. ``nn.conv2d``; else empty."""
     return str(getattr(getattr(expr, "op", None), "name", "")).removeprefix("relax.")
+
+
+def is_constant(expr: Any) -> bool:
+    """Whether an expression is a constant."""
+    from tvm.ir import GenericConst
+
+    return isinstance(expr, GenericConst)

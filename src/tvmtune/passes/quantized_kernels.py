@@ -16,12 +16,14 @@ from tvmtune.passes import packed_products
 from tvmtune.passes.packed_products import Storage, Window
 
 LARGEST_PRODUCT = 255 * 128
+OFFSET = 128
+"""From a signed byte to the unsigned one in its place."""
 
 
 def offset(dtype: str, instruction: DotInstruction) -> int:
     """What is added to activations of this type when they are read, because the instruction multiplies
     those of the other signedness."""
-    return {("int8", "uint8"): 128, ("uint8", "int8"): -128}.get((dtype, instruction.data), 0)
+    return {("int8", "uint8"): OFFSET, ("uint8", "int8"): -OFFSET}.get((dtype, instruction.data), 0)
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ def _storage(x: Any, zero: Any, instruction: DotInstruction) -> Storage:
     added = offset(dtype, instruction)
 
     def convert(value: Any) -> Any:
-        if added:  # 128, or -128, which has the same bits; as uint8, whose sums may wrap
-            value = value.astype("uint8") + tirx.const(128, "uint8")
+        if added:  # OFFSET, or -OFFSET, which has the same bits; as uint8, whose sums may wrap
+            value = value.astype("uint8") + tirx.const(OFFSET, "uint8")
         return value.astype(stored)
 
     return Storage((zero + added).astype(stored), convert=convert, always=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import operator_of
+from tvmtune.passes.bindings import is_constant, operator_of
 
 if TYPE_CHECKING:
     import tvm
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 def reshape_integers(mod: tvm.IRModule) -> tvm.IRModule:
     """``mod`` with dequantize after reshape where it was before and has one scale."""
-    from tvm import ir, relax
-
-    def is_constant(expr: Any) -> bool:
-        return isinstance(expr, ir.GenericConst)
+    from tvm import relax
 
     @relax.expr_functor.mutator
     class Move(relax.PyExprMutator):

@@ -22,7 +22,7 @@ import numpy as np
 
 from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import quantized_kernels as kernels
-from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.passes.bindings import bindings, is_constant, operator_of
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window, blocked_weights
@@ -326,10 +326,8 @@ class _Finder:
         return value
 
     def _array(self, value: Any) -> np.ndarray | None:
-        from tvm.ir import GenericConst
-
         value = self._value(value)
-        return value.value.numpy() if isinstance(value, GenericConst) else None
+        return value.value.numpy() if is_constant(value) else None
 
     def _only(self, value: Any) -> Any:
         """The expression of a variable that is read once; None of another."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.passes.bindings import bindings, is_constant, operator_of
 from tvmtune.passes.constants import values
+from tvmtune.passes.quantized_kernels import OFFSET
 
 if TYPE_CHECKING:
     import tvm
-
-_OFFSET = 128
 
 
 def shift(mod: tvm.IRModule) -> tvm.IRModule:
@@ -55,20 +54,20 @@ def _moved(call: Any) -> tuple[Any, Any, int]:
     """Scale, zero point and axis of a call for unsigned integers."""
     from tvm import relax
 
-    zero = int(values(call.args[2]).item()) + _OFFSET
+    zero = int(values(call.args[2]).item()) + OFFSET
     return call.args[1], relax.const(zero, "int32"), int(call.attrs.axis)
 
 
 def _shiftable(mod: tvm.IRModule) -> set[Any]:
     """The variables of int8 that dequantize alone reads."""
-    from tvm import ir, relax
+    from tvm import relax
 
     found, kept = set(), set()
     for binding in bindings(mod):
         call = binding.value
         name = operator_of(call)
         is_known = name in ("quantize", "dequantize") and (
-            isinstance(call.args[2], ir.GenericConst) and values(call.args[2]).size == 1
+            is_constant(call.args[2]) and values(call.args[2]).size == 1
         )
         if name == "quantize" and is_known and str(call.ty.dtype) == "int8":
             found.add(binding.var)

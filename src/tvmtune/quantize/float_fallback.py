@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.quantize.graph import is_constant
+from tvmtune.passes.bindings import is_constant, operator_of
 from tvmtune.quantize.layers import LAYOUT, Layer
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 _ELEMENTWISE = {
-    f"relax.{name}"
-    for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "sigmoid")
-} | {f"relax.nn.{name}" for name in ("relu", "silu", "leakyrelu")}
-_POOLING = ("relax.nn.max_pool2d", "relax.nn.avg_pool2d")
+    *("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "sigmoid"),
+    *("nn.relu", "nn.silu", "nn.leakyrelu"),
+}
+_POOLING = ("nn.max_pool2d", "nn.avg_pool2d")
 _TO_NHWC, _TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
@@ -66,7 +66,7 @@ def channels_last(graph: tvm.IRModule, layers: Collection[Layer]) -> tvm.IRModul
         def operands(self, call: Any) -> list[Any]:
             """The operands in NHWC of an elementwise operator or a pooling; none unless all are there
             or constant."""
-            operator = getattr(getattr(call, "op", None), "name", "")
+            operator = operator_of(call)
             if operator not in _ELEMENTWISE and operator not in _POOLING:
                 return []
             made = [
@@ -86,7 +86,7 @@ def channels_last(graph: tvm.IRModule, layers: Collection[Layer]) -> tvm.IRModul
 def before_transposition(builder: Any, value: Any) -> Any | None:
     """What was transposed from NHWC to give this NCHW variable; None if nothing was."""
     call = builder.lookup_binding(value)
-    if getattr(getattr(call, "op", None), "name", "") != "relax.permute_dims":
+    if operator_of(call) != "permute_dims":
         return None
     axes = call.attrs.axes
     return call.args[0] if axes is not None and [*map(int, axes)] == _TO_NCHW else None
@@ -114,7 +114,7 @@ def _with_operands(call: Any, operands: list[Any]) -> Any:
     from tvm import relax
 
     attrs = call.attrs
-    if call.op.name not in _POOLING:
+    if operator_of(call) not in _POOLING:
         others = [each for each in call.args if not isinstance(each.ty, relax.TensorType)]
         return relax.Call(call.op, [*operands, *others], attrs)
     pool = getattr(relax.op.nn, call.op.name.rsplit(".", 1)[1])
@@ -145,7 +145,7 @@ def _constant(constant: Any) -> Any | None:
 
 def _is_ungrouped(call: Any) -> bool:
     """Whether it is a convolution in one group with constant weights, in the usual layouts."""
-    if getattr(getattr(call, "op", None), "name", "") != "relax.nn.conv2d":
+    if operator_of(call) != "nn.conv2d":
         return False
     attrs = call.attrs
     return (

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.passes.bindings import bindings
+
 if TYPE_CHECKING:
     import tvm
 
@@ -17,13 +19,6 @@ GLOBAL_POOL = "global_avg_pool2d"
 def shape_of(value: Any) -> tuple[int, ...]:
     """The static shape of a Relax expression."""
     return tuple(int(d) for d in value.ty.shape)
-
-
-def is_constant(value: Any) -> bool:
-    """Whether a Relax expression is a constant."""
-    import tvm
-
-    return isinstance(value, tvm.ir.GenericConst)
 
 
 def operator_names(value: Any) -> set[str]:
@@ -45,9 +40,10 @@ def operator_names(value: Any) -> set[str]:
 
 def operator_calls(graph: tvm.IRModule) -> list[tuple[str, str]]:
     """Variables that hold results of operators, and these operators, in program order."""
-    bindings = [b for block in graph["main"].body.blocks for b in block.bindings]
     return [
-        (str(b.var.name), sorted(names)[0]) for b in bindings if (names := operator_names(b.value))
+        (str(b.var.name), sorted(names)[0])
+        for b in bindings(graph)
+        if (names := operator_names(b.value))
     ]
 
 

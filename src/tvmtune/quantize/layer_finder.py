@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.quantize.graph import is_constant, shape_of, variable_users
+from tvmtune.passes.bindings import is_constant
+from tvmtune.quantize.graph import shape_of, variable_users
 from tvmtune.quantize.layers import LAYOUT, ConvolutionLayer, Layer, SumLayer, constant_values
 
 if TYPE_CHECKING:

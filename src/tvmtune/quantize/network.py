@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmtune.errors import UsageError
+from tvmtune.networks import quantization
 from tvmtune.networks.inputs import check_inputs, ranges_of
 from tvmtune.quantize import calibrate, execute, groups, integers, scales
 from tvmtune.quantize.float_fallback import channels_last
@@ -35,7 +36,7 @@ def prepare_float_graph(network: Network, device: Device, layout: str | None) ->
     options = getattr(network, "options", None)
     if options is not None and not options.is_default:
         raise UsageError(
-            "--calibration-method, --skip-layers, --global-scale and --accuracy-budget need a CPU with "
+            f"{quantization.OPTIONS} need a CPU with "
             f"dot-product instructions, such as AVX2, and an ONNX form of {network.name}: omit them"
         )
 
