@@ -64,6 +64,9 @@ def _multiplying(intrinsic: str, vector: str) -> dict[str, Any]:
     }
 
 
+MOST_MERGED = 8
+"""With more, bytes would take as long as floats: an instruction has four times as many products."""
+
 BYTES = (
     # TVM 0.27 has this intrinsic, but passes operand types that its LLVM does not accept: no kernel
     # with it can be built. The one here replaces it under the same name, which older traces hold.
@@ -136,6 +139,19 @@ def for_bytes(target: dict[str, Any]) -> DotInstruction | None:
     """The fastest for products of bytes; None where float32 is as fast: plain NEON, for example, has a
     Cortex-A72 start 8 products of bytes in each cycle, or 8 of floats."""
     return next((each for each in BYTES if _has(target, each)), None)
+
+
+def merged_groups(groups: int, outputs: int, inputs: int, lanes: int = 16, terms: int = 4) -> int:
+    """How many groups of a convolution to compute as one, with weights of zero in between, so that
+    outputs fill lanes and inputs fill terms; 0 if that makes more than :data:`MOST_MERGED` of them.
+
+    ``outputs`` and ``inputs`` are those of one group. For fewer lanes or terms the result is no larger.
+    """
+    for merged in range(1, min(groups, MOST_MERGED) + 1):
+        is_full = merged * outputs % lanes == 0 and merged * inputs % terms == 0
+        if groups % merged == 0 and (is_full or merged == groups):
+            return merged
+    return 0
 
 
 def for_bfloat16(target: dict[str, Any]) -> tuple[DotInstruction, ...]:

@@ -23,7 +23,7 @@ from tvmtune.bench.verify import allowed_errors
 from tvmtune.dot_instructions import for_bytes
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
-from tvmtune.passes import quantized_operators, rounding
+from tvmtune.passes import quantized_layers, quantized_operators, rounding
 from tvmtune.passes.bindings import bindings
 from tvmtune.runtime.library import Library
 
@@ -60,6 +60,8 @@ def assert_within_a_step(path: Path, library: Library) -> None:
         (cnn.residual(), {"activation_type": UNSIGNED, "per_channel": True}),
         (cnn.mixed(), {"activation_type": UNSIGNED, "per_channel": True}),
         (cnn.mixed(), {"activation_type": SIGNED}),
+        (cnn.grouped(), {"activation_type": UNSIGNED, "per_channel": True}),
+        (cnn.audio(), {"activation_type": UNSIGNED, "per_channel": True}),
         (cnn.forked(), {"activation_type": SIGNED, "per_channel": True}),
         (cnn.residual(), {"form": QuantFormat.QOperator, "activation_type": UNSIGNED}),
         (
@@ -67,14 +69,23 @@ def assert_within_a_step(path: Path, library: Library) -> None:
             {"form": QuantFormat.QOperator, "activation_type": UNSIGNED, "per_channel": True},
         ),
     ],
-    ids=["residual", "depthwise", "signed", "forked", "operators", "operators per channel"],
+    ids=[
+        "residual",
+        "depthwise",
+        "signed",
+        "grouped",
+        "one dimension",
+        "forked",
+        "operators",
+        "operators per channel",
+    ],
 )
 def test_convolutions_and_products_of_quantized_networks_are_integer_kernels(
     network, options, tmp_path
 ):
     path = quantized(network, tmp_path, weight_type=SIGNED, **options)
     plan = api.plan(tvmtune.load(path), "cpu")
-    products = [task.name for task in plan.tasks if "conv2d" in task.name or "matmul" in task.name]
+    products = [task.name for task in plan.tasks if "conv" in task.name or "matmul" in task.name]
     assert len(products) >= 4
     assert all("quantized" in name for name in products) == INTEGERS
     compiled = api.compile(plan, tmp_path / "lib.so")
@@ -269,7 +280,7 @@ def test_one_scale_with_several_zero_points_is_read():
     scale, zeros = relax.const(0.5, "float32"), relax.const(np.int8([0, 1, 2, 3]))
     constant = relax.op.dequantize(relax.const(np.int8([5, 6, 7, 8])), scale, zeros, axis=0)
     mod = quantized_constant(lambda x: relax.op.add(x, constant))
-    finder = quantized_operators._Finder(mod, for_bytes(VNNI))
+    finder = quantized_layers.LayerFinder(mod, for_bytes(VNNI))
     add = bindings(mod)[-1].value
     np.testing.assert_array_equal(finder._constant(add.args[1]), [2.5] * 4)
 

@@ -37,6 +37,18 @@ def mixed() -> OnnxNetwork:
     return _finished(g, g.relu(g.conv_bn(x, "last", 17, 1)))
 
 
+def grouped() -> OnnxNetwork:
+    """Groups of 32, 10, 4 and 1 channels, the last with two outputs each."""
+    g = GraphBuilder("grouped")
+    x = g.relu(g.conv_bn(g.input("data", (1, 3, 16, 16)), "stem", 64, 3, pad=1))
+    x = g.relu(g.conv_bn(x, "halves", 64, 3, stride=2, pad=1, groups=2))
+    x = g.relu(g.conv_bn(x, "narrow", 20, 1))
+    x = g.relu(g.conv_bn(x, "partial", 20, 3, pad=1, groups=2))
+    x = g.relu(g.conv_bn(x, "wide", 32, 1))
+    x = g.relu(g.conv_bn(x, "fours", 32, 3, pad=1, groups=8))
+    return _finished(g, g.relu(g.conv_bn(x, "doubled", 64, 3, pad=1, groups=32)))
+
+
 def forked(batch: int = 1) -> OnnxNetwork:
     """Two outputs, one of them a layer's; a tensor added to itself; a layer that reads the network's
     input; and a convolution to a single pixel, for which VTA has no tile."""
@@ -93,6 +105,44 @@ def decoder() -> OnnxNetwork:
     )
     opset = [helper.make_opsetid("", 17)]
     return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="decoder")
+
+
+def audio() -> OnnxNetwork:
+    """Convolutions of one dimension, as in speech recognition: strided, dilated, depthwise, and one
+    with a bias."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "stem": (24, 3, 5),
+        "dilated": (24, 24, 3),
+        "depthwise": (24, 1, 3),
+        "last": (20, 24, 1),
+    }
+    constants = {
+        name: rng.standard_normal(shape) / np.sqrt(shape[1] * shape[2] / 2)
+        for name, shape in shapes.items()
+    }
+    constants["bias"] = 0.1 * rng.standard_normal(20)
+
+    def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+        return helper.make_node(op, inputs.split(), [output], **attributes)
+
+    nodes = [
+        node("Conv", "data stem", "half", strides=[2], pads=[2, 2]),
+        node("Relu", "half", "rectified"),
+        node("Conv", "rectified dilated", "wide", dilations=[2], pads=[2, 2]),
+        node("Relu", "wide", "positive"),
+        node("Conv", "positive depthwise", "each", group=24, pads=[1, 1]),
+        node("Conv", "each last bias", "features"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "audio",
+        [helper.make_tensor_value_info("data", TensorProto.FLOAT, (1, 3, 64))],
+        [helper.make_tensor_value_info("features", TensorProto.FLOAT, (1, 20, 32))],
+        [numpy_helper.from_array(v.astype("float32"), name) for name, v in constants.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="audio")
 
 
 def one_convolution(shape: tuple[int, ...]) -> OnnxNetwork:

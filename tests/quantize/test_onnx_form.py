@@ -191,14 +191,25 @@ def test_channels_of_tiny_weights_keep_their_bias():
 
 
 def test_layers_without_an_integer_kernel_stay_in_float():
-    """Grouped and transposed convolutions."""
+    """Transposed convolutions, and those with many groups that fill no instruction."""
     found = IntegerLayers(quantize.prepared(cnn.decoder().to_onnx(), "decoder"))
     assert [layer.operator for layer in found.layers] == ["Conv", "Conv"]
     g = GraphBuilder("grouped")
-    x = g.conv_bn(g.input("data", (1, 8, 8, 8)), "grouped", 8, 3, pad=1, groups=2)
+    x = g.conv_bn(g.input("data", (1, 36, 8, 8)), "grouped", 36, 3, pad=1, groups=12)
     network = OnnxNetwork(g.model(x), name="grouped")
     with pytest.raises(TvmtuneError, match="no layer of grouped can be computed in int8"):
         Int8Network(network).calibrated(samples(network))
+
+
+@pytest.mark.parametrize(
+    ("network", "layers"), [(cnn.grouped(), 8), (cnn.audio(), 4)], ids=["grouped", "one dimension"]
+)
+def test_convolutions_in_groups_and_in_one_dimension_are_layers(network, layers):
+    assert len(layers_of(network)) == layers
+    quantized = Int8Network(network).calibrated(samples(network))
+    plan = api.plan(quantized, "cpu", attrs=VNNI)
+    kernels = [each.name for each in plan.tasks if "conv" in each.name or "matmul" in each.name]
+    assert all("quantized" in name for name in kernels)
 
 
 def test_weights_stay_in_integers_in_any_opset():

@@ -32,9 +32,13 @@ class Window:
 
     @classmethod
     def of(cls, attrs: Any) -> Window:
-        """That of a ``relax.nn.conv2d`` with these attributes."""
-        geometry = (attrs.strides, attrs.padding, attrs.dilation)
-        return cls(*(tuple(int(n) for n in each) for each in geometry))
+        """That of a ``relax.nn.conv2d`` with these attributes, or of a ``conv1d``, as of one row."""
+        steps, around, far = (
+            tuple(int(n) for n in each) for each in (attrs.strides, attrs.padding, attrs.dilation)
+        )
+        if len(steps) == 1:
+            return cls((1, *steps), (0, around[0], 0, around[1]), (1, *far))
+        return cls(steps, around, far)
 
 
 def blocked_weights(weights: np.ndarray, instruction: DotInstruction) -> np.ndarray:
@@ -45,6 +49,19 @@ def blocked_weights(weights: np.ndarray, instruction: DotInstruction) -> np.ndar
     padded = np.pad(weights, [(0, -outs % lanes), (0, 0), (0, 0), (0, -ins % terms)])
     blocks = padded.reshape(-1, lanes, rows, columns, padded.shape[3] // terms, terms)
     return np.ascontiguousarray(blocks.transpose(0, 2, 3, 4, 1, 5), instruction.weights)
+
+
+def merged_weights(weights: np.ndarray, groups: int, merged: int) -> np.ndarray:
+    """Weights (O, KH, KW, I) of a convolution with so many groups, each with I inputs, as those of one
+    with ``groups / merged`` groups, each with I times ``merged``; what is new is zero."""
+    if merged == 1:
+        return weights
+    own, ins = len(weights) // groups, weights.shape[3]
+    result = np.zeros((*weights.shape[:3], merged * ins), weights.dtype)
+    for group in range(groups):
+        outs, place = group * own, group % merged * ins
+        result[outs : outs + own, ..., place : place + ins] = weights[outs : outs + own]
+    return result
 
 
 @dataclass(frozen=True)
@@ -75,25 +92,31 @@ def convolution(
     output: tuple[int, ...],
     dtype: str,
     storage: Storage,
+    groups: int = 1,
 ) -> Any:
     """Sums (N, H, W, O) in ``dtype`` of (N, H, W, C) data and :func:`blocked_weights`. ``output`` is
     the shape of the convolution's output; O is rounded up to whole blocks, and W as by
-    :func:`padded_rows`."""
+    :func:`padded_rows`. With several groups, each has whole blocks of outputs, and inputs that need no
+    padding."""
     from tvm import te
 
-    blocks, rows, columns, groups, lanes, terms = (int(n) for n in w.shape)
+    blocks, rows, columns, quads, lanes, terms = (int(n) for n in w.shape)
+    group = blocks * lanes // groups
     (step_y, step_x), (far_y, far_x) = window.strides, window.dilation
     top, left, bottom, right = window.padding
     batch, height, width, _ = (int(n) for n in x.shape)
     pixels = padded_rows(output[2])
     read = (pixels - 1) * step_x + (columns - 1) * far_x + 1
-    shape = (batch, top + height + bottom, max(left + width + right, read), groups * terms)
+    shape = (batch, top + height + bottom, max(left + width + right, read), groups * quads * terms)
     data = padded(x, (0, top, left, 0), shape, storage)
     ky, kx = te.reduce_axis((0, rows), "ky"), te.reduce_axis((0, columns), "kx")
-    f, s = te.reduce_axis((0, groups), "f"), te.reduce_axis((0, terms), "s")
+    f, s = te.reduce_axis((0, quads), "f"), te.reduce_axis((0, terms), "s")
 
     def element(n: Any, y: Any, z: Any, c: Any) -> Any:
-        one = data(n, y * step_y + ky * far_y, z * step_x + kx * far_x, f * terms + s)
+        channel = f * terms + s
+        if groups > 1:
+            channel += c // group * (quads * terms)
+        one = data(n, y * step_y + ky * far_y, z * step_x + kx * far_x, channel)
         other = w(c // lanes, ky, kx, f, c % lanes, s)
         return te.sum(_product(one, other, dtype, storage), axis=[ky, kx, f, s])
 
@@ -104,10 +127,10 @@ def product(x: Any, w: Any, output: tuple[int, ...], dtype: str, storage: Storag
     """As :func:`convolution`: sums (..., M, N) of (..., M, K) data and weights (N, 1, 1, K)."""
     from tvm import te
 
-    blocks, _, _, groups, lanes, terms = (int(n) for n in w.shape)
+    blocks, _, _, quads, lanes, terms = (int(n) for n in w.shape)
     outer, rows = output[:-2], padded_rows(output[-2])
-    data = padded(x, (0,) * len(output), (*outer, rows, groups * terms), storage)
-    f, s = te.reduce_axis((0, groups), "f"), te.reduce_axis((0, terms), "s")
+    data = padded(x, (0,) * len(output), (*outer, rows, quads * terms), storage)
+    f, s = te.reduce_axis((0, quads), "f"), te.reduce_axis((0, terms), "s")
 
     def element(*at: Any) -> Any:
         *row, c = at

@@ -48,11 +48,12 @@ def convolution(
     zero: Any,
     output: tuple[int, ...],
     instruction: DotInstruction,
+    groups: int = 1,
 ) -> Any:
     """Sums in int32; ``zero`` is what stands for zero in ``x``, an int or an expression of int32. See
     :func:`packed_products.convolution`."""
     storage = _storage(x, zero, instruction)
-    return packed_products.convolution(x, w, window, output, "int32", storage)
+    return packed_products.convolution(x, w, window, output, "int32", storage, groups)
 
 
 def depthwise(

@@ -1,67 +1,29 @@
 """Computes the operators of quantized networks in integers, on CPUs with instructions for that
 (:mod:`tvmtune.dot_instructions`).
 
-Tools that quantize put DequantizeLinear before an operator and QuantizeLinear behind it. Here a
-convolution or product between them becomes one kernel of bytes, as the tools mean it; pooling and moves
-of bytes need no floats either. Around the others, such as sums, both stay, and fuse into elementwise
-kernels.
-
-Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
-Inference", 2018, section 2: with x = sx (qx - zx) and w = sw qw,
-y = sum(x w) + b = sx sw (sum(qx qw) - zx sum(qw) + qb).
+A layer that :mod:`tvmtune.passes.quantized_layers` finds becomes one kernel of bytes, as the tools
+that quantize mean it; pooling and moves of bytes need no floats either. Around other operators, such as
+sums, DequantizeLinear and QuantizeLinear stay, and fuse into elementwise kernels.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.dot_instructions import DotInstruction
+from tvmtune.dot_instructions import DotInstruction, merged_groups
 from tvmtune.passes import quantized_kernels as kernels
-from tvmtune.passes.bindings import bindings, is_constant, operator_of
+from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.passes.packed_products import Window, blocked_weights
-from tvmtune.passes.quantized_kernels import Rounding
-from tvmtune.passes.static_shapes import static_shape
-from tvmtune.types import product
+from tvmtune.passes.packed_products import Window, blocked_weights, merged_weights
+from tvmtune.passes.quantized_layers import Layer, LayerFinder, channel_from_last, is_depthwise
 
 if TYPE_CHECKING:
     import tvm
-
-_BOUNDS = {"uint8": (0, 255), "int8": (-128, 127)}
-_MOVES = ("nn.max_pool2d", "reshape", "flatten", "squeeze", "expand_dims", "permute_dims")
-"""Operators that return some of their input's values: bytes remain what they are."""
-_NHWC, _NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
-
-
-@dataclass(frozen=True)
-class _Quantized:
-    """Bytes, and ``value = scale * (byte - zero)``."""
-
-    bytes: Any
-    scale: np.float32
-    zero: int
-    dtype: str
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A convolution or product with what is behind it."""
-
-    call: Any
-    x: _Quantized
-    weights: np.ndarray
-    """int8 (O, I/groups, KH, KW), or (N, K) of a product."""
-    bias: np.ndarray
-    """int32, with that for the zero point of ``x``."""
-    factors: np.ndarray | None
-    """float32, from a sum to a step of the output, or to its value; None for sums as they are."""
-    rounding: Rounding | None
 
 
 def exist(mod: tvm.IRModule) -> bool:
@@ -74,7 +36,7 @@ def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
     quantized operands; ``mod`` itself if none has. To be run before constants are folded."""
     from tvm import relax
 
-    finder = _Finder(mod, instruction)
+    finder = LayerFinder(mod, instruction)
     if not finder.layers:
         return mod
 
@@ -102,260 +64,34 @@ def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination()(lowering.builder_.get())
 
 
-class _Finder:
-    """Finds layers by the variables that hold their results."""
-
-    def __init__(self, mod: tvm.IRModule, instruction: DotInstruction) -> None:
-        from tvm import relax
-
-        self._instruction = instruction
-        self._values = {b.var: b.value for b in bindings(mod)}
-        self.layers: dict[Any, _Layer] = {}
-        """By the variables that hold their results: bytes, or floats that nothing rounds."""
-        self._users: dict[Any, int] = {}
-        for value in (*self._values.values(), mod["main"].body.body):
-            for each in relax.analysis.free_vars(value):
-                self._users[each] = self._users.get(each, 0) + 1
-        rounded = set()
-        for variable, call in self._values.items():
-            out = self._scaled(call) if operator_of(call) == "quantize" else None
-            if out is not None and (layer := self._rounded_layer(call.args[0], out)):
-                self.layers[variable] = layer
-                rounded.add(layer.call)
-        for variable, call in self._values.items():
-            if (sums := self._integer_product(call)) is not None:
-                self.layers[variable] = sums
-                continue
-            operands = None if call in rounded else self._operands(call)
-            if operands is not None and (layer := self._layer(call, operands)):
-                self.layers[variable] = layer
-
-    def release(self) -> None:
-        """Drop the program and its weights."""
-        self._values.clear()
-        self.layers.clear()
-        self._users.clear()
-
-    def move(self, variable: Any) -> tuple[Any, Any] | None:
-        """An operator that only moves bytes, and the bytes."""
-        call = self._values[variable]
-        out = self._scaled(call) if operator_of(call) == "quantize" else None
-        moving = self._only(call.args[0]) if out else None
-        if out is None or moving is None or operator_of(moving) not in _MOVES:
-            return None
-        x = self._dequantized(moving.args[0])
-        same = x and (x.scale, x.zero, x.dtype) == (out.scale, out.zero, out.dtype)
-        return (moving, x.bytes) if x and same else None
-
-    def _rounded_layer(self, value: Any, out: _Quantized) -> _Layer | None:
-        low, high = (float(bound) for bound in _BOUNDS[out.dtype])
-        call = self._only(value)
-        while bounds := self._bounds(call):
-            low, high = max(low, _step(bounds[0], out)), min(high, _step(bounds[1], out))
-            call = self._only(call.args[0])
-        bias = None
-        if operator_of(call) == "add":
-            first, second = (self._constant(each) for each in call.args)
-            if (first is None) == (second is None):
-                return None
-            bias = second if first is None else first
-            data = call.args[0 if first is None else 1]
-            if not _has_same_shape(call, data):
-                return None
-            call = self._only(data)
-        operands = self._operands(call)
-        return self._layer(call, operands, bias, out, (low, high)) if operands else None
-
-    def _integer_product(self, call: Any) -> _Layer | None:
-        """A product of bytes with constant ones that returns its sums."""
-        if operator_of(call) != "matmul" or not _is_static(call):
-            return None
-        x, weights = call.args[0], self._array(call.args[1])
-        dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
-        if weights is None or weights.ndim != 2 or len(x.ty.shape) < 2:
-            return None
-        if dtypes[0] not in _BOUNDS or dtypes[1:] != ["int8", "int32"]:
-            return None
-        operand = _Quantized(x, np.float32(1), 0, dtypes[0])
-        ones = np.ones(1, "float32")
-        layer = self._layer(call, (operand, weights.T, ones))
-        return layer and replace(layer, factors=None)
-
-    def _bounds(self, call: Any) -> tuple[float, float] | None:
-        """The bounds of an operator that limits its first argument."""
-        operator = operator_of(call)
-        if operator == "nn.relu":
-            return 0.0, np.inf
-        if operator == "clip":
-            low, high = (float(bound.value) for bound in call.args[1:])
-            return low, high
-        if operator in ("maximum", "minimum"):
-            bound = self._array(call.args[1])
-            if bound is None or bound.size != 1 or not _has_same_shape(call, call.args[0]):
-                return None
-            number = float(bound.item())
-            return (number, np.inf) if operator == "maximum" else (-np.inf, number)
-        return None
-
-    def _operands(self, call: Any) -> tuple[_Quantized, np.ndarray, np.ndarray] | None:
-        """The first operand of a convolution or product, its weights with the outputs first, and their
-        scales."""
-        operator = operator_of(call)
-        if operator not in ("nn.conv2d", "matmul") or not _is_static(call):
-            return None
-        x, found = self._dequantized(call.args[0]), self._weights(call.args[1])
-        if x is None or found is None:
-            return None
-        order: tuple[int, ...] = (1, 0)
-        if operator == "nn.conv2d":
-            order = tuple(str(call.attrs.kernel_layout).find(axis) for axis in "OIHW")
-        if found[0].ndim != len(order) or -1 in order or len(call.args[0].ty.shape) < 2:
-            return None
-        weights, scales = (each.transpose(order) for each in found)
-        if operator == "nn.conv2d" and not _is_supported(call.attrs, weights):
-            return None
-        if scales.size > len(scales):
-            flat = np.broadcast_to(scales, weights.shape).reshape(len(weights), -1)
-            if (flat != flat[:, :1]).any():
-                return None
-            scales = flat[:, :1]
-        return x, weights, scales.reshape(-1)
-
-    def _dequantized(self, value: Any) -> _Quantized | None:
-        call = self._value(value)
-        if operator_of(call) != "dequantize" or self._array(call.args[0]) is not None:
-            return None
-        return self._scaled(call)
-
-    def _scaled(self, call: Any) -> _Quantized | None:
-        """What quantize or dequantize says of the bytes, if they have one scale."""
-        scale, zero = (self._array(each) for each in call.args[1:3])
-        dtype = str((call if operator_of(call) == "quantize" else call.args[0]).ty.dtype)
-        if scale is None or zero is None or scale.size != 1 or dtype not in _BOUNDS:
-            return None
-        if zero.size != 1 or not _are_sound(scale):
-            return None
-        return _Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
-
-    def _weights(self, value: Any) -> tuple[np.ndarray, np.ndarray] | None:
-        """Constant weights as int8 without zero point, and their scales, of the same rank."""
-        call = self._value(value)
-        if operator_of(call) in ("permute_dims", "reshape"):
-            found = self._weights(call.args[0])
-            if found is None:
-                return None
-            if operator_of(call) == "permute_dims":
-                axes = None if call.attrs.axes is None else _integers(call.attrs.axes)
-                return found[0].transpose(axes), found[1].transpose(axes)
-            shape = _integers(call.ty.shape)
-            whole, steps = found
-            return whole.reshape(shape), np.broadcast_to(steps, whole.shape).reshape(shape)
-        if operator_of(call) != "dequantize":
-            return None
-        weights, scales, zeros = (self._array(each) for each in call.args[:3])
-        if weights is None or scales is None or zeros is None:
-            return None
-        if str(weights.dtype) not in _BOUNDS or not _are_sound(scales):
-            return None
-        scales, zeros = _along_axis(call, weights.ndim, scales, zeros)
-        whole = weights.astype(np.int32) - zeros.astype(np.int32)
-        if whole.min() < -128 or whole.max() > 127:
-            return None
-        return whole.astype(np.int8), scales.astype(np.float32)
-
-    def _constant(self, value: Any) -> np.ndarray | None:
-        """The values of an expression of constants that tools write for a bias."""
-        array = self._array(value)
-        call = self._value(value)
-        if array is not None or operator_of(call) not in ("dequantize", "reshape"):
-            return array
-        inner = self._constant(call.args[0])
-        if inner is None or operator_of(call) == "reshape":
-            return None if inner is None else inner.reshape([int(n) for n in call.ty.shape])
-        scales, zeros = (self._array(each) for each in call.args[1:3])
-        if scales is None or zeros is None:
-            return None
-        scales, zeros = _along_axis(call, inner.ndim, scales, zeros)
-        return (inner.astype(np.float64) - zeros) * scales
-
-    def _layer(
-        self,
-        call: Any,
-        operands: tuple[_Quantized, np.ndarray, np.ndarray],
-        bias: np.ndarray | None = None,
-        out: _Quantized | None = None,
-        bounds: tuple[float, float] = (0, 0),
-    ) -> _Layer | None:
-        """None if its integers could leave int32, its factors float32, or if the bias is none of its
-        channels."""
-        x, weights, scales = operands
-        channels = len(weights)
-        sums = weights.reshape(channels, -1).astype(np.int64).sum(axis=1)
-        total = -(x.zero + kernels.offset(x.dtype, self._instruction)) * sums
-        with np.errstate(over="ignore", under="ignore"):
-            steps = x.scale * scales
-            factors = (steps / out.scale if out else steps).astype(np.float32)
-        if not (_are_sound(steps) and _are_sound(factors)):
-            return None
-        if out is None and str(call.ty.dtype) not in ("float32", "int32"):
-            return None
-        if bias is not None:
-            place = len(bias.shape) - int(np.argmax(bias.shape))
-            if bias.size > 1 and (bias.size != channels or place != _channel_from_last(call)):
-                return None
-            whole = np.rint(bias.reshape(-1).astype(np.float64) / steps)
-            if not (np.abs(whole) < 2**31).all():
-                return None
-            total = total + whole.astype(np.int64)
-        sums_most = product([*weights.shape[1:]]) * kernels.LARGEST_PRODUCT
-        if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
-            return None
-        low, high = (int(bound) for bound in bounds)
-        return _Layer(
-            call,
-            x,
-            weights,
-            total.astype(np.int32),
-            np.ascontiguousarray(np.broadcast_to(factors, (channels,))),
-            Rounding(out.zero, low, high, out.dtype) if out else None,
-        )
-
-    def _value(self, value: Any) -> Any:
-        while value in self._values:
-            value = self._values[value]
-        return value
-
-    def _array(self, value: Any) -> np.ndarray | None:
-        value = self._value(value)
-        return value.value.numpy() if is_constant(value) else None
-
-    def _only(self, value: Any) -> Any:
-        """The expression of a variable that is read once; None of another."""
-        return self._values.get(value) if self._users.get(value) == 1 else None
-
-
-def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> Any:
+def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> Any:
     """The layer's kernel, between transpositions to channels last and back for a convolution."""
     from tvm import relax
 
     output = tuple(int(n) for n in layer.call.ty.shape)
-    is_convolution = operator_of(layer.call) == "nn.conv2d"
-    is_moved = is_convolution and _channel_from_last(layer.call) > 1
+    is_convolution = operator_of(layer.call) != "matmul"
+    is_moved = channel_from_last(layer.call) > 1
     weights = layer.weights
     compute: Callable[..., Any]
     if is_moved:
         output = (output[0], *output[2:], output[1])
-        x = builder.emit(relax.op.permute_dims(x, _NHWC))
+        x = builder.emit(relax.op.permute_dims(x, [0, *range(2, len(output)), 1]))
+    shape = output
     if is_convolution:
+        if len(output) == 3:  # one dimension: an image of one row
+            shape = (output[0], 1, *output[1:])
+            batch, *rest = (int(n) for n in x.ty.shape)
+            x = builder.emit(relax.op.reshape(x, (batch, 1, *rest)))
         attrs = layer.call.attrs
         window = Window.of(attrs)
         is_padded = any(window.padding)
-        if int(attrs.groups) > 1:
+        if is_depthwise(attrs, weights):
             weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
             compute, name = kernels.depthwise, "depthwise_conv2d_quantized"
         else:
-            weights = blocked_weights(weights.transpose(0, 2, 3, 1), instruction)
-            compute, name = kernels.convolution, "conv2d_quantized"
+            weights, groups = _in_groups(weights, int(attrs.groups), instruction)
+            compute = functools.partial(kernels.convolution, groups=groups)
+            name = "conv2d_quantized"
         compute = functools.partial(compute, window=window)
     else:
         weights = blocked_weights(weights[:, None, None], instruction)
@@ -374,7 +110,7 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
 
     def program(data: Any, *tensors: Any) -> Any:
         by_name = dict(zip(given, tensors, strict=True))
-        how: dict[str, Any] = {"output": output, "instruction": instruction}
+        how: dict[str, Any] = {"output": shape, "instruction": instruction}
         if is_convolution:
             how["zero"] = by_name["zero"](0) if is_padded else 0
         return kernels.requantize(
@@ -383,52 +119,24 @@ def _emit(builder: Any, layer: _Layer, x: Any, instruction: DotInstruction) -> A
             by_name.get("factors"),
             by_name.get("numbers"),
             rounding.dtype if rounding else "",
-            output,
+            shape,
         )
 
     constants = list(given.values())
     made = call_fusable(builder, program, x, *map(share, constants), name=name)
-    return relax.op.permute_dims(builder.emit(made), _NCHW) if is_moved else made
+    if shape != output:
+        made = relax.op.reshape(builder.emit(made), output)
+    if is_moved:
+        rank = len(output)
+        made = relax.op.permute_dims(builder.emit(made), [0, rank - 1, *range(1, rank - 1)])
+    return made
 
 
-def _is_static(call: Any) -> bool:
-    return all(static_shape(each) is not None for each in (call, *call.args[:2]))
-
-
-def _has_same_shape(call: Any, data: Any) -> bool:
-    """Constants of a higher rank give a result of that rank; a kernel returns that of the product."""
-    shape = static_shape(call)
-    return shape is not None and shape == static_shape(data)
-
-
-def _is_supported(attrs: Any, weights: np.ndarray) -> bool:
-    """Whether there is a kernel: one group, or as many as channels and outputs."""
-    return str(attrs.data_layout) in ("NCHW", "NHWC") and (
-        int(attrs.groups) == 1 or (int(attrs.groups) == len(weights) and weights.shape[1] == 1)
-    )
-
-
-def _channel_from_last(call: Any) -> int:
-    """Which axis of an operator's output, counted from the last, has the channels."""
-    return 3 if operator_of(call) == "nn.conv2d" and str(call.attrs.data_layout) == "NCHW" else 1
-
-
-def _are_sound(scales: np.ndarray) -> bool:
-    return bool(np.isfinite(scales).all() and (scales > 0).all())
-
-
-def _along_axis(call: Any, rank: int, *parameters: np.ndarray) -> list[np.ndarray]:
-    """Scales or zero points of a dequantize call, each of one value or of one for each index of the
-    axis, with the rank of the data."""
-    shape = [1] * rank
-    if rank:
-        shape[int(call.attrs.axis) % rank] = -1
-    return [each.reshape(shape if each.size > 1 else [1] * rank) for each in parameters]
-
-
-def _integers(attribute: Any) -> tuple[int, ...]:
-    return tuple(int(n) for n in attribute)
-
-
-def _step(value: float, out: _Quantized) -> float:
-    return float(np.rint(value / out.scale)) + out.zero
+def _in_groups(
+    weights: np.ndarray, groups: int, instruction: DotInstruction
+) -> tuple[np.ndarray, int]:
+    """A convolution's weights (O, I, KH, KW) as the instruction reads them, and in how many groups."""
+    own = (len(weights) // groups, weights.shape[1])
+    merged = merged_groups(groups, *own, instruction.lanes, instruction.terms)
+    whole = merged_weights(weights.transpose(0, 2, 3, 1), groups, merged)
+    return blocked_weights(whole, instruction), groups // merged

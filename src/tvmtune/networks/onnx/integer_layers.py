@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tvmtune.dot_instructions import merged_groups
 from tvmtune.networks.onnx.fold import static_shapes
 from tvmtune.networks.onnx.operators import STANDARD
 from tvmtune.types import product
@@ -165,7 +166,7 @@ class IntegerLayers:
         axis = 0
         if node.op_type == "Conv":
             groups = int(attributes.get("group", 1))
-            if len(shape) != 4 or not (groups == 1 or (groups == shape[0] and shape[1] == 1)):
+            if len(shape) not in (3, 4) or not _has_kernel(groups, *shape[:2]):
                 return None
         elif len(shape) != 2 or len(extents) < 2:
             return None
@@ -196,6 +197,13 @@ class IntegerLayers:
         while (after := self._only_reader.get(name)) is not None and self._is_tail(after):
             name = str(after.output[0])
         return name
+
+
+def _has_kernel(groups: int, outputs: int, inputs: int) -> bool:
+    """Whether a convolution with so many outputs, and inputs per group, is depthwise or can be computed
+    by every instruction for bytes."""
+    is_depthwise = groups == outputs and inputs == 1
+    return is_depthwise or merged_groups(groups, outputs // groups, inputs) > 0
 
 
 def _names(layers: Sequence[Layer]) -> list[str]:

@@ -1,0 +1,346 @@
+"""Finds the layers of quantized networks that can be computed in integers.
+
+Tools that quantize put DequantizeLinear before an operator and QuantizeLinear behind it. A layer is a
+convolution or product of dequantized bytes with constant weights, and the bias, the bounds and the
+rounding behind it.
+
+Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", 2018, section 2: with x = sx (qx - zx) and w = sw qw,
+y = sum(x w) + b = sx sw (sum(qx qw) - zx sum(qw) + qb).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmtune.dot_instructions import DotInstruction, merged_groups
+from tvmtune.passes import quantized_kernels as kernels
+from tvmtune.passes.bindings import bindings, is_constant, operator_of
+from tvmtune.passes.quantized_kernels import Rounding
+from tvmtune.passes.static_shapes import static_shape
+from tvmtune.types import product
+
+if TYPE_CHECKING:
+    import tvm
+
+_BOUNDS = {"uint8": (0, 255), "int8": (-128, 127)}
+_KERNELS = {"matmul": "KN", "nn.conv1d": "OIW", "nn.conv2d": "OIHW"}
+"""Operators with kernels in integers, and the axes of their weights."""
+_MOVES = ("nn.max_pool2d", "reshape", "flatten", "squeeze", "expand_dims", "permute_dims")
+"""Operators that return some of their input's values: bytes remain what they are."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Bytes, and ``value = scale * (byte - zero)``."""
+
+    bytes: Any
+    scale: np.float32
+    zero: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or product with what is behind it."""
+
+    call: Any
+    x: Quantized
+    weights: np.ndarray
+    """int8 (O, I/groups, KH, KW), or (N, K) of a product. KH is 1 if the convolution has one
+    dimension."""
+    bias: np.ndarray
+    """int32, with that for the zero point of ``x``."""
+    factors: np.ndarray | None
+    """float32, from a sum to a step of the output, or to its value; None for sums as they are."""
+    rounding: Rounding | None
+
+
+class LayerFinder:
+    """Finds layers by the variables that hold their results."""
+
+    def __init__(self, mod: tvm.IRModule, instruction: DotInstruction) -> None:
+        from tvm import relax
+
+        self._instruction = instruction
+        self._values = {b.var: b.value for b in bindings(mod)}
+        self.layers: dict[Any, Layer] = {}
+        """By the variables that hold their results: bytes, or floats that nothing rounds."""
+        self._users: dict[Any, int] = {}
+        for value in (*self._values.values(), mod["main"].body.body):
+            for each in relax.analysis.free_vars(value):
+                self._users[each] = self._users.get(each, 0) + 1
+        rounded = set()
+        for variable, call in self._values.items():
+            out = self._scaled(call) if operator_of(call) == "quantize" else None
+            if out is not None and (layer := self._rounded_layer(call.args[0], out)):
+                self.layers[variable] = layer
+                rounded.add(layer.call)
+        for variable, call in self._values.items():
+            if (sums := self._integer_product(call)) is not None:
+                self.layers[variable] = sums
+                continue
+            operands = None if call in rounded else self._operands(call)
+            if operands is not None and (layer := self._layer(call, operands)):
+                self.layers[variable] = layer
+
+    def release(self) -> None:
+        """Drop the program and its weights."""
+        self._values.clear()
+        self.layers.clear()
+        self._users.clear()
+
+    def move(self, variable: Any) -> tuple[Any, Any] | None:
+        """An operator that only moves bytes, and the bytes."""
+        call = self._values[variable]
+        out = self._scaled(call) if operator_of(call) == "quantize" else None
+        moving = self._only(call.args[0]) if out else None
+        if out is None or moving is None or operator_of(moving) not in _MOVES:
+            return None
+        x = self._dequantized(moving.args[0])
+        same = x and (x.scale, x.zero, x.dtype) == (out.scale, out.zero, out.dtype)
+        return (moving, x.bytes) if x and same else None
+
+    def _rounded_layer(self, value: Any, out: Quantized) -> Layer | None:
+        low, high = (float(bound) for bound in _BOUNDS[out.dtype])
+        call = self._only(value)
+        while bounds := self._bounds(call):
+            low, high = max(low, _step(bounds[0], out)), min(high, _step(bounds[1], out))
+            call = self._only(call.args[0])
+        bias = None
+        if operator_of(call) == "add":
+            first, second = (self._constant(each) for each in call.args)
+            if (first is None) == (second is None):
+                return None
+            bias = second if first is None else first
+            data = call.args[0 if first is None else 1]
+            if not _has_same_shape(call, data):
+                return None
+            call = self._only(data)
+        operands = self._operands(call)
+        return self._layer(call, operands, bias, out, (low, high)) if operands else None
+
+    def _integer_product(self, call: Any) -> Layer | None:
+        """A product of bytes with constant ones that returns its sums."""
+        if operator_of(call) != "matmul" or not _is_static(call):
+            return None
+        x, weights = call.args[0], self._array(call.args[1])
+        dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
+        if weights is None or weights.ndim != 2 or len(x.ty.shape) < 2:
+            return None
+        if dtypes[0] not in _BOUNDS or dtypes[1:] != ["int8", "int32"]:
+            return None
+        operand = Quantized(x, np.float32(1), 0, dtypes[0])
+        ones = np.ones(1, "float32")
+        layer = self._layer(call, (operand, weights.T, ones))
+        return layer and replace(layer, factors=None)
+
+    def _bounds(self, call: Any) -> tuple[float, float] | None:
+        """The bounds of an operator that limits its first argument."""
+        operator = operator_of(call)
+        if operator == "nn.relu":
+            return 0.0, np.inf
+        if operator == "clip":
+            low, high = (float(bound.value) for bound in call.args[1:])
+            return low, high
+        if operator in ("maximum", "minimum"):
+            bound = self._array(call.args[1])
+            if bound is None or bound.size != 1 or not _has_same_shape(call, call.args[0]):
+                return None
+            number = float(bound.item())
+            return (number, np.inf) if operator == "maximum" else (-np.inf, number)
+        return None
+
+    def _operands(self, call: Any) -> tuple[Quantized, np.ndarray, np.ndarray] | None:
+        """The first operand of a convolution or product, its weights with the outputs first, and their
+        scales."""
+        operator = operator_of(call)
+        axes = _KERNELS.get(operator)
+        if axes is None or not _is_static(call):
+            return None
+        x, found = self._dequantized(call.args[0]), self._weights(call.args[1])
+        if x is None or found is None:
+            return None
+        order: tuple[int, ...] = (1, 0)
+        if operator != "matmul":
+            order = tuple(str(call.attrs.kernel_layout).find(axis) for axis in axes)
+        if found[0].ndim != len(order) or -1 in order or len(call.args[0].ty.shape) < 2:
+            return None
+        weights, scales = (each.transpose(order) for each in found)
+        if operator == "nn.conv1d":
+            weights, scales = weights[:, :, None], scales[:, :, None]
+        if operator != "matmul" and not _is_supported(call.attrs, weights, self._instruction):
+            return None
+        if scales.size > len(scales):
+            flat = np.broadcast_to(scales, weights.shape).reshape(len(weights), -1)
+            if (flat != flat[:, :1]).any():
+                return None
+            scales = flat[:, :1]
+        return x, weights, scales.reshape(-1)
+
+    def _dequantized(self, value: Any) -> Quantized | None:
+        call = self._value(value)
+        if operator_of(call) != "dequantize" or self._array(call.args[0]) is not None:
+            return None
+        return self._scaled(call)
+
+    def _scaled(self, call: Any) -> Quantized | None:
+        """What quantize or dequantize says of the bytes, if they have one scale."""
+        scale, zero = (self._array(each) for each in call.args[1:3])
+        dtype = str((call if operator_of(call) == "quantize" else call.args[0]).ty.dtype)
+        if scale is None or zero is None or scale.size != 1 or dtype not in _BOUNDS:
+            return None
+        if zero.size != 1 or not _are_sound(scale):
+            return None
+        return Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
+
+    def _weights(self, value: Any) -> tuple[np.ndarray, np.ndarray] | None:
+        """Constant weights as int8 without zero point, and their scales, of the same rank."""
+        call = self._value(value)
+        if operator_of(call) in ("permute_dims", "reshape"):
+            found = self._weights(call.args[0])
+            if found is None:
+                return None
+            if operator_of(call) == "permute_dims":
+                axes = None if call.attrs.axes is None else _integers(call.attrs.axes)
+                return found[0].transpose(axes), found[1].transpose(axes)
+            shape = _integers(call.ty.shape)
+            whole, steps = found
+            return whole.reshape(shape), np.broadcast_to(steps, whole.shape).reshape(shape)
+        if operator_of(call) != "dequantize":
+            return None
+        weights, scales, zeros = (self._array(each) for each in call.args[:3])
+        if weights is None or scales is None or zeros is None:
+            return None
+        if str(weights.dtype) not in _BOUNDS or not _are_sound(scales):
+            return None
+        scales, zeros = _along_axis(call, weights.ndim, scales, zeros)
+        whole = weights.astype(np.int32) - zeros.astype(np.int32)
+        if whole.min() < -128 or whole.max() > 127:
+            return None
+        return whole.astype(np.int8), scales.astype(np.float32)
+
+    def _constant(self, value: Any) -> np.ndarray | None:
+        """The values of an expression of constants that tools write for a bias."""
+        array = self._array(value)
+        call = self._value(value)
+        if array is not None or operator_of(call) not in ("dequantize", "reshape"):
+            return array
+        inner = self._constant(call.args[0])
+        if inner is None or operator_of(call) == "reshape":
+            return None if inner is None else inner.reshape([int(n) for n in call.ty.shape])
+        scales, zeros = (self._array(each) for each in call.args[1:3])
+        if scales is None or zeros is None:
+            return None
+        scales, zeros = _along_axis(call, inner.ndim, scales, zeros)
+        return (inner.astype(np.float64) - zeros) * scales
+
+    def _layer(
+        self,
+        call: Any,
+        operands: tuple[Quantized, np.ndarray, np.ndarray],
+        bias: np.ndarray | None = None,
+        out: Quantized | None = None,
+        bounds: tuple[float, float] = (0, 0),
+    ) -> Layer | None:
+        """None if its integers could leave int32, its factors float32, or if the bias is none of its
+        channels."""
+        x, weights, scales = operands
+        channels = len(weights)
+        sums = weights.reshape(channels, -1).astype(np.int64).sum(axis=1)
+        total = -(x.zero + kernels.offset(x.dtype, self._instruction)) * sums
+        with np.errstate(over="ignore", under="ignore"):
+            steps = x.scale * scales
+            factors = (steps / out.scale if out else steps).astype(np.float32)
+        if not (_are_sound(steps) and _are_sound(factors)):
+            return None
+        if out is None and str(call.ty.dtype) not in ("float32", "int32"):
+            return None
+        if bias is not None:
+            place = len(bias.shape) - int(np.argmax(bias.shape))
+            if bias.size > 1 and (bias.size != channels or place != channel_from_last(call)):
+                return None
+            whole = np.rint(bias.reshape(-1).astype(np.float64) / steps)
+            if not (np.abs(whole) < 2**31).all():
+                return None
+            total = total + whole.astype(np.int64)
+        sums_most = product([*weights.shape[1:]]) * kernels.LARGEST_PRODUCT
+        if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
+            return None
+        low, high = (int(bound) for bound in bounds)
+        return Layer(
+            call,
+            x,
+            weights,
+            total.astype(np.int32),
+            np.ascontiguousarray(np.broadcast_to(factors, (channels,))),
+            Rounding(out.zero, low, high, out.dtype) if out else None,
+        )
+
+    def _value(self, value: Any) -> Any:
+        while value in self._values:
+            value = self._values[value]
+        return value
+
+    def _array(self, value: Any) -> np.ndarray | None:
+        value = self._value(value)
+        return value.value.numpy() if is_constant(value) else None
+
+    def _only(self, value: Any) -> Any:
+        """The expression of a variable that is read once; None of another."""
+        return self._values.get(value) if self._users.get(value) == 1 else None
+
+
+def _is_static(call: Any) -> bool:
+    return all(static_shape(each) is not None for each in (call, *call.args[:2]))
+
+
+def _has_same_shape(call: Any, data: Any) -> bool:
+    """Constants of a higher rank give a result of that rank; a kernel returns that of the product."""
+    shape = static_shape(call)
+    return shape is not None and shape == static_shape(data)
+
+
+def is_depthwise(attrs: Any, weights: np.ndarray) -> bool:
+    """Whether each channel of a convolution is a group with one output."""
+    return 1 < int(attrs.groups) == len(weights) and weights.shape[1] == 1
+
+
+def _is_supported(attrs: Any, weights: np.ndarray, instruction: DotInstruction) -> bool:
+    """Whether there is a kernel for a convolution with weights (O, I/groups, KH, KW)."""
+    groups = int(attrs.groups)
+    own = (len(weights) // groups, weights.shape[1])
+    return str(attrs.data_layout) in ("NCW", "NWC", "NCHW", "NHWC") and (
+        is_depthwise(attrs, weights)
+        or merged_groups(groups, *own, instruction.lanes, instruction.terms) > 0
+    )
+
+
+def channel_from_last(call: Any) -> int:
+    """Which axis of an operator's output, counted from the last, has the channels."""
+    layout = "" if operator_of(call) == "matmul" else str(call.attrs.data_layout)
+    return len(layout) - 1 if layout.startswith("NC") else 1
+
+
+def _are_sound(scales: np.ndarray) -> bool:
+    return bool(np.isfinite(scales).all() and (scales > 0).all())
+
+
+def _along_axis(call: Any, rank: int, *parameters: np.ndarray) -> list[np.ndarray]:
+    """Scales or zero points of a dequantize call, each of one value or of one for each index of the
+    axis, with the rank of the data."""
+    shape = [1] * rank
+    if rank:
+        shape[int(call.attrs.axis) % rank] = -1
+    return [each.reshape(shape if each.size > 1 else [1] * rank) for each in parameters]
+
+
+def _integers(attribute: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in attribute)
+
+
+def _step(value: float, out: Quantized) -> float:
+    return float(np.rint(value / out.scale)) + out.zero
