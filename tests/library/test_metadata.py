@@ -287,6 +287,10 @@ def test_simd_extensions_have_linux_names(tmp_path):
     wanted = cpu_features.required({"kind": "llvm", "mcpu": "x86-64-v3"})
     assert wanted == ["avx", "avx2", "f16c", "fma"]
     arm = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
+    zen4 = {"kind": "llvm", "mcpu": "znver4"}
+    others = cpu_features.required(zen4)
+    assert cpu_features.required(zen4, "bfloat16") == sorted([*others, "avx512_bf16"])
+    assert "avx512_bf16" not in others, "code in float32 runs without it"
     assert cpu_features.required(arm) == ["asimd", "asimddp", "asimdhp"]
     accelerator = {"kind": "opencl", "host": arm}
     assert cpu_features.required(accelerator) == cpu_features.required(arm)

@@ -95,7 +95,7 @@ def describe(
         "outputs": [_spec_to_json(spec) for spec in network.outputs],
         "device": device.to_json(),
         "threads": device.threads,
-        "cpu_features": cpu_features.required(device.target),
+        "cpu_features": cpu_features.required(device.target, network.source.get("dtype", "")),
         "tasks": {"total": len(tasks), **counts, "list": list(tasks)},
         "estimate_ms": estimate,
         "check": check,

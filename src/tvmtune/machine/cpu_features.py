@@ -41,6 +41,8 @@ _LINUX_NAMES = {
     "sve2": "sve2",
 }
 
+_FOR_DTYPES = {"bfloat16": {"avx512bf16": "avx512_bf16"}}
+"""Those that only code for networks of this dtype uses, by dtype."""
 
 _CLASSES = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
@@ -57,10 +59,11 @@ def cpu_class(target: dict[str, Any]) -> str | None:
     return next((name for name, needed in _CLASSES.items() if needed <= names), None)
 
 
-def required(target: dict[str, Any]) -> list[str]:
+def required(target: dict[str, Any], dtype: str = "") -> list[str]:
     """Extensions that code for ``target`` may use, named as in /proc/cpuinfo, sorted.
 
-    ``target`` is a TVM target as a dict; for an accelerator, its host counts.
+    ``target`` is a TVM target as a dict; for an accelerator, its host counts. ``dtype``: the
+    ``--dtype`` of the network.
     """
     import tvm
     from tvm.target import codegen
@@ -71,7 +74,8 @@ def required(target: dict[str, Any]) -> list[str]:
     if re.match(r"arm(?!64)|thumb", str(host.get("mtriple", ""))):
         return []  # 32-bit ARM has other names for them
     features = codegen.llvm_get_cpu_features(tvm.target.Target(host))
-    return sorted(_LINUX_NAMES[str(name)] for name in features if str(name) in _LINUX_NAMES)
+    names = _LINUX_NAMES | _FOR_DTYPES.get(dtype, {})
+    return sorted(names[str(name)] for name in features if str(name) in names)
 
 
 def available(cpuinfo: Path = _CPUINFO) -> list[str]:
