@@ -201,6 +201,13 @@ def test_layers_without_an_integer_kernel_stay_in_float():
         Int8Network(network).calibrated(samples(network))
 
 
+def test_networks_above_what_the_format_holds_are_refused(monkeypatch):
+    network = cnn.mixed()
+    monkeypatch.setattr(OnnxNetwork, "to_onnx", lambda self: None)
+    with pytest.raises(UsageError, match="below 2 GiB: quantize cnn with the tools of ONNX Runtime"):
+        api.plan(Int8Network(network), "cpu", attrs=VNNI)
+
+
 @pytest.mark.parametrize(
     ("network", "layers"), [(cnn.grouped(), 8), (cnn.audio(), 4)], ids=["grouped", "one dimension"]
 )

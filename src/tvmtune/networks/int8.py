@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks import quantization
 from tvmtune.networks.inputs import ranges_of
 from tvmtune.types import Network
@@ -59,17 +59,23 @@ class Int8Network:
     ) -> Int8Network | None:
         """The network with a range for each tensor that becomes bytes, from the inputs of some runs.
 
-        ``data`` says what these are. None if the network has no ONNX form. Raises
-        :class:`UsageError` for layers to skip that it has not, and :class:`TvmtuneError` if no layer
-        can be computed in integers, or not within the accuracy budget, and for values that are not
-        finite.
+        ``data`` says what these are. None if the network has no ONNX form. Raises :class:`UsageError`
+        for layers to skip that it has not and for ONNX networks above 2 GiB, and
+        :class:`TvmtuneError` if no layer can be computed in integers, or not within the accuracy
+        budget, and for values that are not finite.
         """
         from tvmtune.networks.onnx import calibration, quantize
         from tvmtune.networks.onnx.integer_layers import IntegerLayers
         from tvmtune.networks.onnx.layer_errors import Comparison, within_budget
+        from tvmtune.networks.onnx.network import OnnxNetwork
 
         content = self._float.to_onnx()
         if content is None:
+            if isinstance(self._float, OnnxNetwork):
+                raise UsageError(
+                    f"--dtype {DTYPE} is for networks below 2 GiB: quantize {self.name} with the tools "
+                    "of ONNX Runtime and load the quantized file"
+                )
             return None
         model = quantize.prepared(content, self.name)
         every = IntegerLayers(model).all
