@@ -74,11 +74,11 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     """Winograd's convolutions, products and convolutions with padded extents, and those in bfloat16."""
     from tvmtune.operators.implementations import (
-        BFLOAT16,
         PADDED,
         WINOGRAD,
         WINOGRAD_2X2,
         WINOGRAD_4X4,
+        bfloat16,
         padded_channels,
     )
     from tvmtune.spaces import cpu_tiles
@@ -93,7 +93,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]
     superseded = replace(WINOGRAD, superseded=True)
-    products = BFLOAT16 if dot_instructions.for_bfloat16(device.target) else ()
+    instructions = dot_instructions.for_bfloat16(device.target)
+    products = bfloat16(instructions[0]) if instructions else ()
     return (*products, *winograd, PADDED, padded_channels(columns), superseded)
 
 

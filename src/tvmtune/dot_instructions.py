@@ -6,6 +6,7 @@ of the data, 32 bits in all, by as many weights of each of as many outputs as it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,20 +120,35 @@ BYTES = (
 """For bytes, with exact sums; the fastest first. Where bytes are stored as int16, twice as many
 instructions are needed."""
 
-BFLOAT16 = tuple(
-    # Weights are bits: TVM would otherwise try the instruction for products of all kinds, whose
-    # operands it cannot read.
-    DotInstruction(
-        f"tvmtune_dot_16x2_bf16_{data}",
-        "tvmtune_dot_16x2_bf16",
-        "avx512bf16",
-        *(16, 2, data, "uint16"),
-        **_accumulating("llvm.x86.avx512bf16.dpbf16ps.512", "float32", "<32 x bfloat>"),
-        meaning="bfloat16",
-    )
-    for data in ("bfloat16", "uint16")
+
+def _bfloat16(
+    name: str, feature: str, lanes: int, intrinsic: str, architecture: str
+) -> Iterator[DotInstruction]:
+    for data in ("bfloat16", "uint16"):
+        # Weights are bits: TVM would otherwise try the instruction for products of all kinds, whose
+        # operands it cannot read.
+        yield DotInstruction(
+            f"{name}_{data}",
+            name,
+            feature,
+            *(lanes, 2, data, "uint16"),
+            **_accumulating(intrinsic, "float32", f"<{2 * lanes} x bfloat>"),
+            meaning="bfloat16",
+            architecture=architecture,
+        )
+
+
+BFLOAT16 = (
+    *_bfloat16(
+        *("tvmtune_dot_16x2_bf16", "avx512bf16", 16),
+        *("llvm.x86.avx512bf16.dpbf16ps.512", "x86_64"),
+    ),
+    *_bfloat16(
+        *("tvmtune_dot_4x2_bfdot", "bf16", 4),
+        *("llvm.aarch64.neon.bfdot.v4f32.v8bf16", "aarch64"),
+    ),
 )
-"""By what the data are stored as: bfloat16 or its bits."""
+"""Each twice, by what the data are stored as: bfloat16 or its bits."""
 
 
 def for_bytes(target: dict[str, Any]) -> DotInstruction | None:
@@ -155,7 +171,7 @@ def merged_groups(groups: int, outputs: int, inputs: int, lanes: int = 16, terms
 
 
 def for_bfloat16(target: dict[str, Any]) -> tuple[DotInstruction, ...]:
-    """Those for products of bfloat16; none where there is no such instruction."""
+    """The one for products of bfloat16, by what the data are stored as; none where there is none."""
     return tuple(each for each in BFLOAT16 if _has(target, each))
 
 

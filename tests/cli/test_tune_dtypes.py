@@ -12,7 +12,7 @@ import pytest
 
 from cli.commands import complaint, tvmtune
 from models import tiny_cnn
-from tvmtune import cpu_features
+from tvmtune.dot_instructions import for_bfloat16
 
 DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 MALI = ("--target", "mali", "--target-attr", "board=rk3399", "--dry-run")
@@ -39,7 +39,7 @@ def test_every_dtype_is_tuned_and_compared(folder):
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     target = document["runs"]["float32"]["device"]["target"]
-    names = ["float32", *["bfloat16"] * cpu_features.has(target, "avx512bf16"), "int8"]
+    names = ["float32", *["bfloat16"] * bool(for_bfloat16(target)), "int8"]
     assert list(document["runs"]) == names
     compared = document["comparison"]
     assert [each["dtype"] for each in compared["dtypes"]] == names

@@ -1,8 +1,9 @@
-"""Products and convolutions by AVX512-BF16: right for every shape, and all in its instruction."""
+"""Products and convolutions in bfloat16: right for every shape, and all in dot-product instructions."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvmtune
 from kernels import error, one_conv
+from remote import emulated
 from tvmtune import api
 from tvmtune.networks.bfloat16 import Bfloat16Network
 from tvmtune.networks.inputs import random_inputs
@@ -72,17 +74,40 @@ def test_outputs_are_those_of_float32_rounded(one, tmp_path):
     assert error(got, want) < 1e-2
 
 
+@pytest.mark.parametrize(
+    ("backend", "attrs", "instruction", "float_instruction"),
+    [
+        ("cpu", MACHINE, "vdpbf16ps", r"vfmadd\d+ps|vgather"),
+        ("arm", {"mcpu": "neoverse-v1"}, r"bfdot\tv", r"fmla\tv"),
+    ],
+    ids=["znver4", "neoverse-v1"],
+)
 @pytest.mark.parametrize("one", networks())
-def test_all_products_are_in_the_instruction(one):
-    plan = api.plan(one, attrs=MACHINE)
+def test_all_products_are_in_the_instruction(one, backend, attrs, instruction, float_instruction):
+    plan = api.plan(one, backend, attrs=attrs)
     chosen = [task.untuned for task in plan.tasks if task.untuned.name.startswith("bfloat16-")]
     assert len(chosen) == 1
     target = tvm.target.Target(plan.device.target)
     schedule = chosen[0].space.default(chosen[0].mod, target)
     pipeline = cpu_pipeline.pipeline_for(plan.device.target)
     assembly = tvm.compile(schedule.mod, target, tir_pipeline=pipeline).mod.inspect_source("asm")
-    assert "vdpbf16ps" in assembly
-    assert not re.search(r"vfmadd\d+ps|vgather", assembly)
+    assert re.search(instruction, assembly)
+    assert not re.search(float_instruction, assembly)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
+    reason="the emulated board is made of Debian's packages",
+)
+@pytest.mark.parametrize("one", networks())
+def test_outputs_on_an_arm_board_are_those_of_float32_rounded(one, tmp_path):
+    plan = api.plan(one, "arm", attrs={"mcpu": "neoverse-v1"})
+    library = api.compile(plan, tmp_path / "one.so")
+    inputs = random_inputs(one.inputs)
+    (got,) = emulated.outputs(library.path, inputs, "max")
+    (want,) = one.reference(inputs)
+    assert error(got, want) < 1e-2
 
 
 def test_other_networks_and_machines_keep_the_direct_algorithm():

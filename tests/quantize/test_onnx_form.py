@@ -204,7 +204,9 @@ def test_layers_without_an_integer_kernel_stay_in_float():
 def test_networks_above_what_the_format_holds_are_refused(monkeypatch):
     network = cnn.mixed()
     monkeypatch.setattr(OnnxNetwork, "to_onnx", lambda self: None)
-    with pytest.raises(UsageError, match="below 2 GiB: quantize cnn with the tools of ONNX Runtime"):
+    with pytest.raises(
+        UsageError, match="below 2 GiB: quantize cnn with the tools of ONNX Runtime"
+    ):
         api.plan(Int8Network(network), "cpu", attrs=VNNI)
 
 

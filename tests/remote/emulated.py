@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from tvmtune.machine.package_versions import PINS
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,13 @@ _WRAPPER = """#!/bin/sh
 # Called by its absolute path, which becomes sys.executable: children are emulated as well.
 exec "{home}/qemu-aarch64-static" -cpu "${{TVMTUNE_TEST_ARM_CPU:-cortex-a72}}" -L "{home}/sysroot" \\
     -0 "$0" "{home}/sysroot/usr/bin/python{version}" "$@"
+"""
+_RUN = """
+import sys
+import numpy as np
+import tvmtune
+library = tvmtune.Library.open(sys.argv[1])
+np.savez(sys.argv[3], *library.run(dict(np.load(sys.argv[2]))))
 """
 CPU = "TVMTUNE_TEST_ARM_CPU"
 """Environment variable with the CPU: cortex-a72 has no dot product instructions, cortex-a76 has."""
@@ -79,6 +88,22 @@ def environment(cpu: str = "cortex-a72") -> dict[str, str]:
         "TVM_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
+
+
+def outputs(library: Path, inputs: dict[str, np.ndarray], cpu: str) -> list[np.ndarray]:
+    """What a library computes there, on an emulated ``cpu``; fails with the board's messages."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, found = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
+        np.savez(given, **inputs)
+        done = subprocess.run(
+            [str(board()), "-c", _RUN, str(library), str(given), str(found)],
+            env=os.environ | environment(cpu),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        with np.load(found) as arrays:
+            return [arrays[name] for name in arrays.files]
 
 
 def _cache() -> Path:

@@ -1,7 +1,8 @@
 """Convolutions and products in bfloat16 by dot-product instructions, with sums in float32.
 
 A sum of two products rounds once, and denormal numbers count as zero; see Intel, "Architecture
-Instruction Set Extensions Programming Reference", VDPBF16PS.
+Instruction Set Extensions Programming Reference", VDPBF16PS, and Arm, "Architecture Reference Manual",
+BFDOT.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty, numpy_dtype
-from tvmtune.dot_instructions import BFLOAT16
+from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import constants, packed_products
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Storage, Window, blocked_weights
@@ -43,7 +44,9 @@ def _applies(call: Any) -> bool:
     )
 
 
-def replace_conv2d(builder: Any, call: Any, values: bool = True) -> Any:
+def replace_conv2d(
+    instruction: DotInstruction, builder: Any, call: Any, values: bool = True
+) -> Any:
     """The kernel for a ``relax.nn.conv2d`` that :func:`applies_to_conv2d` accepted. Without ``values``
     the weights stay uninitialized."""
     window = Window.of(call.attrs)
@@ -53,11 +56,13 @@ def replace_conv2d(builder: Any, call: Any, values: bool = True) -> Any:
         sums = packed_products.convolution(x, w, window, output, "float32", _storage())
         return _outputs(sums, output)
 
-    weights = _weights(call.args[1], (3, 0, 1, 2), values)
+    weights = _weights(call.args[1], (3, 0, 1, 2), instruction, values)
     return call_fusable(builder, program, call.args[0], weights, name="conv2d_bfloat16")
 
 
-def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
+def replace_matmul(
+    instruction: DotInstruction, builder: Any, call: Any, values: bool = True
+) -> Any:
     """The kernel for a ``relax.matmul`` that :func:`applies_to_matmul` accepted. Without ``values`` the
     weights stay uninitialized."""
     output = tuple(int(n) for n in call.ty.shape)
@@ -66,18 +71,21 @@ def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
         sums = packed_products.product(x, w, output, "float32", _storage())
         return _outputs(sums, output)
 
-    weights = _weights(call.args[1], (3, 1, 2, 0), values)
+    weights = _weights(call.args[1], (3, 1, 2, 0), instruction, values)
     return call_fusable(builder, program, call.args[0], weights, name="matmul_bfloat16")
 
 
-def _weights(constant: Any, order: tuple[int, ...], values: bool) -> Any:
+def _weights(
+    constant: Any, order: tuple[int, ...], instruction: DotInstruction, values: bool
+) -> Any:
     """The bits in blocks, from an array of which ``order`` gives the axes (O, KH, KW, I); a matrix gets
     two of length 1 in the middle."""
     shape = [int(n) for n in constant.ty.shape]
     array = constants.values(constant) if values else empty(shape, numpy_dtype(_DTYPE))
     if array.ndim == 2:
         array = array[:, None, None]
-    return constants.share(blocked_weights(np.transpose(array.view("uint16"), order), BFLOAT16[0]))
+    bits = np.transpose(array.view("uint16"), order)
+    return constants.share(blocked_weights(bits, instruction))
 
 
 def _storage() -> Storage:

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.dot_instructions import DotInstruction
 from tvmtune.operators import bfloat16_products, gemm, padded, winograd
 from tvmtune.types import Algorithm
 
@@ -55,23 +56,25 @@ PADDED = Algorithm(
 )
 """For CPUs, whose schedule rules split loops into equal parts."""
 
-BFLOAT16 = (
-    Algorithm(
-        "bfloat16-convolution",
-        _CONV2D,
-        bfloat16_products.applies_to_conv2d,
-        bfloat16_products.replace_conv2d,
-        prefers=lambda call: True,
-    ),
-    Algorithm(
-        "bfloat16-product",
-        "relax.matmul",
-        bfloat16_products.applies_to_matmul,
-        bfloat16_products.replace_matmul,
-        prefers=lambda call: True,
-    ),
-)
-"""For CPUs with dot-product instructions for bfloat16."""
+
+def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
+    """Convolutions and products by a dot-product instruction for bfloat16."""
+    return (
+        Algorithm(
+            "bfloat16-convolution",
+            _CONV2D,
+            bfloat16_products.applies_to_conv2d,
+            functools.partial(bfloat16_products.replace_conv2d, instruction),
+            prefers=lambda call: True,
+        ),
+        Algorithm(
+            "bfloat16-product",
+            "relax.matmul",
+            bfloat16_products.applies_to_matmul,
+            functools.partial(bfloat16_products.replace_matmul, instruction),
+            prefers=lambda call: True,
+        ),
+    )
 
 
 def padded_channels(columns: padded.PaddedColumns) -> Algorithm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvmtune import cpu_features
+from tvmtune import dot_instructions
 from tvmtune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def to_compare(plan: Plan) -> tuple[list[str], list[str]]:
     if plan.device.runtime != "cpu":
         return [FLOAT16], []
     dtypes, notes = [], []
-    if cpu_features.has(plan.device.target, "avx512bf16"):
+    if dot_instructions.for_bfloat16(plan.device.target):
         dtypes.append(BFLOAT16)
     else:
         notes.append(f"{BFLOAT16} is left out: {plan.device.model} has no instructions for it")
