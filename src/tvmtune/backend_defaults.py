@@ -80,6 +80,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         WINOGRAD_4X4,
         bfloat16,
         padded_channels,
+        winograd_by_rows,
     )
     from tvmtune.spaces import cpu_tiles
 
@@ -88,7 +89,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     def columns(rows: int, columns: int) -> int:
         return cpu_tiles.padded_columns(rows, columns, unit)
 
-    winograd = [WINOGRAD_4X4, WINOGRAD_2X2]
+    cores = int(device.target.get("num-cores") or 1)
+    winograd = [winograd_by_rows(cores), WINOGRAD_4X4, WINOGRAD_2X2]
     if unit.lanes < cpu_tiles.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]

@@ -16,9 +16,11 @@ from kernels import (
     run_kernel,
     this_machine,
 )
-from tvmtune.operators import winograd
+from tvmtune import api
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators import winograd, winograd_rows
 from tvmtune.operators.winograd import Transform
-from tvmtune.spaces.rule_space import RuleSpace
+from tvmtune.spaces.rule_space import RuleSpace, replay, tune_context
 from tvmtune.tasks.extract import extract_tasks
 
 TRANSFORMS = (winograd.F2, winograd.F4, winograd.F4_INTEGERS)
@@ -34,7 +36,11 @@ SHAPES = [
     ((1, 6, 6, 16), 16, (2, 0, 0, 3)),
     ((1, 3, 3, 16), 16, (0, 0, 0, 0)),
     ((1, 1, 1, 16), 16, (1, 1, 1, 1)),
+    ((1, 6, 74, 32), 16, (1, 1, 1, 1)),
 ]
+PROGRAMS = pytest.mark.parametrize(
+    "compute", [winograd.convolution, winograd_rows.convolution], ids=["whole", "rows"]
+)
 
 
 def direct(data: np.ndarray, weight: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
@@ -51,31 +57,35 @@ def random_arrays(shape, out: int) -> tuple[np.ndarray, np.ndarray]:
     return data, rng.standard_normal((3, 3, shape[3], out)).astype("float32")
 
 
-def program(transform: Transform, shape, out: int, pads: tuple[int, ...]) -> tvm.IRModule:
+def program(
+    transform: Transform, shape, out: int, pads: tuple[int, ...], compute=winograd.convolution
+) -> tvm.IRModule:
     data = te.placeholder(shape, "float32", name="data")
     alpha = transform.alpha
     weight = te.placeholder((alpha, alpha, shape[3], out), "float32", name="weight")
-    result = winograd.convolution(transform, data, weight, list(pads))
+    result = compute(transform, data, weight, list(pads))
     func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
 
+@PROGRAMS
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
-def test_it_equals_the_direct_convolution(shape, out, pads, transform):
+def test_it_equals_the_direct_convolution(shape, out, pads, transform, compute):
     data, weight = random_arrays(shape, out)
     transformed = winograd.transform_weight(transform, weight)
-    computed = run_kernel(program(transform, shape, out, pads), [data, transformed])
+    computed = run_kernel(program(transform, shape, out, pads, compute), [data, transformed])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
 
+@PROGRAMS
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
 @pytest.mark.slow
-def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, transform):
+def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, transform, compute):
     data, weight = random_arrays(shape, out)
     device = this_machine()
-    mod = program(transform, shape, out, pads)
+    mod = program(transform, shape, out, pads, compute)
     schedule = RuleSpace(device.target).default(mod, tvm.target.Target(device.target))
     computed = run_kernel(schedule.mod, [data, winograd.transform_weight(transform, weight)])
     assert error(computed, direct(data, weight, pads)) < 1e-4
@@ -185,3 +195,52 @@ def test_it_does_not_apply_to_other_layouts():
 def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, out, transform):
     """The multiplications saved must make up for transforms, and for weights that come from memory."""
     assert winograd.fastest(convolution_of(prepared(one_conv(shape, out)))) is transform
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "by_rows"),
+    [
+        ((1, 64, 56, 56), 64, True),
+        ((1, 32, 147, 147), 64, True),
+        ((4, 16, 56, 56), 16, True),
+        ((1, 16, 56, 56), 16, False),
+        ((1, 256, 28, 28), 256, False),
+    ],
+    ids=["many channels", "large", "several", "in the caches", "narrow"],
+)
+def test_large_images_are_computed_by_rows(shape, out, by_rows):
+    call = convolution_of(prepared(one_conv(shape, out)))
+    assert winograd_rows.applies(winograd.F4, call) == by_rows
+
+
+def test_rows_are_preferred_if_there_are_enough_for_all_cores():
+    one = one_conv((1, 64, 56, 56), 64)
+    call = convolution_of(prepared(one))
+    assert winograd_rows.is_parallel(winograd.F4, 7, call)
+    assert not winograd_rows.is_parallel(winograd.F4, 8, call)
+    attrs = {"mcpu": "znver4", "threads": 1}
+    tasks = api.plan(OnnxNetwork(one, name="one"), attrs=attrs).tasks
+    task = max(tasks, key=lambda each: each.flop)
+    assert task.untuned.name == "winograd-4x4-rows"
+
+
+@pytest.mark.slow
+def test_sampled_schedules_of_rows_equal_the_direct_convolution():
+    """Whatever tiles the search samples for their products."""
+    plan = api.plan(OnnxNetwork(one_conv((1, 32, 74, 74), 48, tail=("bias", "relu")), name="one"))
+    target = tvm.target.Target(plan.device.target)
+    task = max(plan.tasks, key=lambda each: each.flop)
+    (rows,) = [each for each in task.implementations if each.name == "winograd-4x4-rows"]
+    plain = task.implementations[0]
+    data, weight, bias = random_args(plain.mod)
+    wanted = run_kernel(plain.mod, [data, weight, bias])
+    transformed = winograd.transform_weight(winograd.F4, weight)
+    usable = 0
+    for seed in range(1, 7):
+        context = tune_context(rows.mod, target, rows.space.generator(), seed=seed)
+        (design,) = context.generate_design_space()
+        sch = replay(rows.mod, design.trace, list(context.space_generator.postprocs))
+        if sch is not None:
+            usable += 1
+            assert error(run_kernel(sch.mod, [data, transformed, bias]), wanted) < 1e-4
+    assert usable

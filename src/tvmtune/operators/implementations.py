@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import DotInstruction
-from tvmtune.operators import bfloat16_products, gemm, padded, winograd
+from tvmtune.operators import bfloat16_products, gemm, padded, winograd, winograd_rows
 from tvmtune.types import Algorithm
 
 if TYPE_CHECKING:
@@ -74,6 +74,23 @@ def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
             functools.partial(bfloat16_products.replace_matmul, instruction),
             prefers=lambda call: True,
         ),
+    )
+
+
+def winograd_by_rows(cores: int) -> Algorithm:
+    """:data:`WINOGRAD_4X4` for large images, by rows of tiles, which so many cores share."""
+
+    def prefers(call: Any) -> bool:
+        is_shared = winograd_rows.is_parallel(winograd.F4, cores, call)
+        return is_shared and winograd.fastest(call) is winograd.F4
+
+    return Algorithm(
+        "winograd-4x4-rows",
+        _CONV2D,
+        functools.partial(winograd_rows.applies, winograd.F4),
+        functools.partial(winograd_rows.replace, winograd.F4),
+        exact=False,
+        prefers=prefers,
     )
 
 

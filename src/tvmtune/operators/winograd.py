@@ -8,7 +8,7 @@ transform, (m + 2)^2 matrix products and an output transform. The transforms hav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -146,6 +146,17 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
 
     Without ``values`` the transformed weights, which are larger, stay uninitialized.
     """
+    return replace_by(convolution, transform, builder, call, values)
+
+
+def replace_by(
+    program: Callable[[Transform, Any, Any, list[int]], Any],
+    transform: Transform,
+    builder: Any,
+    call: Any,
+    values: bool,
+) -> Any:
+    """As :func:`replace`, by another program with the parameters of :func:`convolution`."""
     if values:
         weight = constants.share(transform_weight(transform, call.args[1].value.numpy()))
     else:
@@ -153,10 +164,10 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
         weight = constants.share(empty((transform.alpha, transform.alpha, ci, co), "float32"))
     padding = [int(p) for p in call.attrs.padding]  # top, left, bottom, right
 
-    def program(data: Any, transformed: Any) -> Any:
-        return convolution(transform, data, transformed, padding)
+    def compute(data: Any, transformed: Any) -> Any:
+        return program(transform, data, transformed, padding)
 
-    return call_fusable(builder, program, call.args[0], weight, name="conv2d_winograd")
+    return call_fusable(builder, compute, call.args[0], weight, name="conv2d_winograd")
 
 
 def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:
@@ -167,7 +178,7 @@ def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:
 
 def convolution(transform: Transform, data: Any, weight: Any, padding: list[int]) -> Any:
     """TE program from (n, h, w, ci) and (alpha, alpha, ci, co) to (n, h', w', co)."""
-    from tvm import te, tirx, topi
+    from tvm import te, topi
 
     tile, alpha = transform.tile, transform.alpha
     n, h, w, ci = (int(d) for d in data.shape)
@@ -183,18 +194,6 @@ def convolution(transform: Transform, data: Any, weight: Any, padding: list[int]
         name="winograd_pad",
         attrs={"schedule_rule": "None"},
     )
-
-    def combine(matrix: Any, row: Any, load: Any) -> Any:
-        """Row ``row`` of ``matrix`` times the vector that ``load`` reads; the schedule unrolls ``row``,
-        so the selection and the zeros vanish."""
-        result = None
-        for index in reversed(range(len(matrix))):
-            total = tirx.const(0.0, "float32")
-            for column, factor in enumerate(matrix[index]):
-                if factor:
-                    total = total + load(column) * tirx.const(float(factor), "float32")
-            result = total if result is None else tirx.Select(row == index, total, result)
-        return result
 
     half = te.compute(
         (alpha, alpha, tiles, ci),
@@ -243,6 +242,21 @@ def convolution(transform: Transform, data: Any, weight: Any, padding: list[int]
         name="conv2d_winograd",
         attrs={"schedule_rule": "None"},
     )
+
+
+def combine(matrix: Matrix, row: Any, load: Any) -> Any:
+    """In TE, row ``row`` of ``matrix`` times the vector that ``load`` reads; schedules unroll ``row``,
+    so the selection and the zeros vanish."""
+    from tvm import tirx
+
+    result = None
+    for index in reversed(range(len(matrix))):
+        total = tirx.const(0.0, "float32")
+        for column, factor in enumerate(matrix[index]):
+            if factor:
+                total = total + load(column) * tirx.const(float(factor), "float32")
+        result = total if result is None else tirx.Select(row == index, total, result)
+    return result
 
 
 def schedule_input(sch: Any, block: Any) -> list[Any]:
