@@ -159,15 +159,14 @@ def for_bytes(target: dict[str, Any]) -> DotInstruction | None:
 
 def merged_groups(groups: int, outputs: int, inputs: int, lanes: int = 16, terms: int = 4) -> int:
     """How many groups of a convolution to compute as one, with weights of zero in between, so that
-    outputs fill lanes and inputs fill terms; 0 if that makes more than :data:`MOST_MERGED` of them.
+    outputs fill lanes and inputs fill terms; 0 if that takes more than :data:`MOST_MERGED` of them.
 
     ``outputs`` and ``inputs`` are those of one group. For fewer lanes or terms the result is no larger.
     """
     for merged in range(1, min(groups, MOST_MERGED) + 1):
-        is_full = merged * outputs % lanes == 0 and merged * inputs % terms == 0
-        if groups % merged == 0 and (is_full or merged == groups):
+        if merged * outputs % lanes == 0 and merged * inputs % terms == 0:
             return merged
-    return 0
+    return groups if groups <= MOST_MERGED else 0
 
 
 def for_bfloat16(target: dict[str, Any]) -> tuple[DotInstruction, ...]:

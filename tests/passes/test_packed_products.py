@@ -30,7 +30,7 @@ def by_groups(x: np.ndarray, w: np.ndarray, groups: int) -> np.ndarray:
 @pytest.mark.parametrize("instruction", BYTES, ids=lambda each: each.name)
 @pytest.mark.parametrize(
     ("groups", "inputs", "outputs"),
-    [(2, 32, 32), (2, 10, 10), (3, 5, 7), (8, 4, 4), (16, 1, 2), (5, 16, 48)],
+    [(2, 32, 32), (2, 10, 10), (3, 5, 7), (8, 4, 4), (13, 8, 8), (16, 1, 2), (5, 16, 48)],
 )
 def test_groups_are_computed_together_until_they_fill_an_instruction(
     groups, inputs, outputs, instruction
@@ -45,7 +45,7 @@ def test_groups_are_computed_together_until_they_fill_an_instruction(
     weights = te.placeholder(packed.shape, packed.dtype.name, name="w")
     sums = quantized_kernels.convolution(
         *(data, weights, Window((1, 1), (0, 0, 0, 0), (1, 1)), 0),
-        *((1, 3, 4, len(w)), instruction, groups // merged),
+        *((1, 3, 4, len(w)), instruction, -(-groups // merged)),
     )
     mod = tvm.IRModule({"main": te.create_prim_func([data, weights, sums])})
     got = tvm.runtime.tensor(np.zeros([int(n) for n in sums.shape], "int32"))

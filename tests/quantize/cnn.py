@@ -49,6 +49,14 @@ def grouped() -> OnnxNetwork:
     return _finished(g, g.relu(g.conv_bn(x, "doubled", 64, 3, pad=1, groups=32)))
 
 
+def uneven() -> OnnxNetwork:
+    """Five groups of 8 channels, which do not fill an instruction in pairs."""
+    g = GraphBuilder("uneven")
+    x = g.relu(g.conv_bn(g.input("data", (1, 3, 16, 16)), "stem", 40, 3, stride=2, pad=1))
+    x = g.relu(g.conv_bn(x, "eights", 40, 3, pad=1, groups=5))
+    return _finished(g, g.relu(g.conv_bn(x, "last", 24, 1)))
+
+
 def forked(batch: int = 1) -> OnnxNetwork:
     """Two outputs, one of them a layer's; a tensor added to itself; a layer that reads the network's
     input; and a convolution to a single pixel, for which VTA has no tile."""

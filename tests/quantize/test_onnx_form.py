@@ -211,7 +211,7 @@ def test_networks_above_what_the_format_holds_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("network", "layers"), [(cnn.grouped(), 8), (cnn.audio(), 4)], ids=["grouped", "one dimension"]
+    ("network", "layers"), [(cnn.grouped(), 8), (cnn.uneven(), 4), (cnn.audio(), 4)]
 )
 def test_convolutions_in_groups_and_in_one_dimension_are_layers(network, layers):
     assert len(layers_of(network)) == layers

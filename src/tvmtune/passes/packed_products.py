@@ -53,11 +53,13 @@ def blocked_weights(weights: np.ndarray, instruction: DotInstruction) -> np.ndar
 
 def merged_weights(weights: np.ndarray, groups: int, merged: int) -> np.ndarray:
     """Weights (O, KH, KW, I) of a convolution with so many groups, each with I inputs, as those of one
-    with ``groups / merged`` groups, each with I times ``merged``; what is new is zero."""
+    each of whose groups takes the place of ``merged``; what is new is zero, and so are the weights of
+    groups that the last one lacks."""
     if merged == 1:
         return weights
     own, ins = len(weights) // groups, weights.shape[3]
-    result = np.zeros((*weights.shape[:3], merged * ins), weights.dtype)
+    outputs = -(-groups // merged) * merged * own
+    result = np.zeros((outputs, *weights.shape[1:3], merged * ins), weights.dtype)
     for group in range(groups):
         outs, place = group * own, group % merged * ins
         result[outs : outs + own, ..., place : place + ins] = weights[outs : outs + own]

@@ -139,4 +139,4 @@ def _in_groups(
     own = (len(weights) // groups, weights.shape[1])
     merged = merged_groups(groups, *own, instruction.lanes, instruction.terms)
     whole = merged_weights(weights.transpose(0, 2, 3, 1), groups, merged)
-    return blocked_weights(whole, instruction), groups // merged
+    return blocked_weights(whole, instruction), -(-groups // merged)
