@@ -195,7 +195,7 @@ def compile(
     if check_seed is not None:
         phases.report("computing the reference's outputs")
     check = None if check_seed is None else make_check(plan.network, check_seed)
-    checked = check is not None and can_check(plan.device)
+    checked = check is not None and can_check(plan)
     wrong = None
     found = shipped.for_compiling(plan.device, exact_only=not checked) if shipped_records else None
     read = [read_records(Path(p), plan.device) for p in logs]
@@ -282,7 +282,7 @@ def ship(
 
     found = None
     if shipped_records:
-        found = shipped.for_compiling(plan.device, exact_only=not can_check(plan.device))
+        found = shipped.for_compiling(plan.device, exact_only=not can_check(plan))
     read = [read_records(Path(p), plan.device) for p in logs]
     attempts = accuracy_fallbacks(read, plan.tasks, plan.device, found)
     with scratch.folder(scratch.WORK) as folder:

@@ -65,8 +65,10 @@ def _multiplying(intrinsic: str, vector: str) -> dict[str, Any]:
     }
 
 
-MOST_MERGED = 8
-"""With more, bytes would take as long as floats: an instruction has four times as many products."""
+MOST_MERGED, NARROW = 8, 64
+"""Groups that are computed as one, at most, and the channels that more than two of them may have
+together. Most of their products are with zero, so this is for groups so narrow that floats are slow,
+too (those of ResNeXt run at 27% of the peak). The limits were not measured."""
 
 BYTES = (
     # TVM 0.27 has this intrinsic, but passes operand types that its LLVM does not accept: no kernel
@@ -159,14 +161,19 @@ def for_bytes(target: dict[str, Any]) -> DotInstruction | None:
 
 def merged_groups(groups: int, outputs: int, inputs: int, lanes: int = 16, terms: int = 4) -> int:
     """How many groups of a convolution to compute as one, with weights of zero in between, so that
-    outputs fill lanes and inputs fill terms; 0 if that takes more than :data:`MOST_MERGED` of them.
+    outputs fill lanes and inputs fill terms, or all groups; 0 if these are too many
+    (:data:`MOST_MERGED`, :data:`NARROW`).
 
-    ``outputs`` and ``inputs`` are those of one group. For fewer lanes or terms the result is no larger.
+    ``outputs`` and ``inputs`` are those of one group. With fewer lanes or terms the result is no
+    larger, and not 0 unless it was.
     """
     for merged in range(1, min(groups, MOST_MERGED) + 1):
-        if merged * outputs % lanes == 0 and merged * inputs % terms == 0:
+        if merged > 2 and merged * outputs > NARROW:
+            return 0
+        is_full = merged * outputs % lanes == 0 and merged * inputs % terms == 0
+        if is_full or merged == groups:
             return merged
-    return groups if groups <= MOST_MERGED else 0
+    return 0
 
 
 def for_bfloat16(target: dict[str, Any]) -> tuple[DotInstruction, ...]:

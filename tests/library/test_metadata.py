@@ -289,8 +289,11 @@ def test_simd_extensions_have_linux_names(tmp_path):
     arm = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}
     zen4 = {"kind": "llvm", "mcpu": "znver4"}
     others = cpu_features.required(zen4)
-    assert cpu_features.required(zen4, "bfloat16") == sorted([*others, "avx512_bf16"])
+    assert cpu_features.required(zen4, ["bfloat16"]) == sorted([*others, "avx512_bf16"])
     assert "avx512_bf16" not in others, "code in float32 runs without it"
+    neoverse = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-v1"}
+    added = set(cpu_features.required(neoverse, ["bfloat16"])) - {*cpu_features.required(neoverse)}
+    assert added == {"bf16"}
     assert cpu_features.required(arm) == ["asimd", "asimddp", "asimdhp"]
     accelerator = {"kind": "opencl", "host": arm}
     assert cpu_features.required(accelerator) == cpu_features.required(arm)

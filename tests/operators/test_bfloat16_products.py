@@ -16,6 +16,8 @@ import tvmtune
 from kernels import error, one_conv
 from remote import emulated
 from tvmtune import api
+from tvmtune.errors import TvmtuneError
+from tvmtune.machine import cpu_features
 from tvmtune.networks.bfloat16 import Bfloat16Network
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
@@ -121,3 +123,14 @@ def test_other_networks_and_machines_keep_the_direct_algorithm():
         names = {each.name for task in tasks for each in task.implementations}
         assert "direct" in names
         assert not names & {"bfloat16-convolution", "bfloat16-product"}
+
+
+def test_a_library_for_another_cpu_is_compiled_unchecked_and_lists_what_it_needs(
+    tmp_path, monkeypatch
+):
+    here = [name for name in cpu_features.available() if "bf16" not in name]
+    monkeypatch.setattr(cpu_features, "available", lambda *_: here)
+    compiled = api.compile(api.plan(convolution(), attrs=MACHINE), tmp_path / "one.so")
+    assert "avx512_bf16" in compiled.metadata["cpu_features"]
+    with pytest.raises(TvmtuneError, match="avx512_bf16"):
+        tvmtune.Library.open(compiled.path)

@@ -243,4 +243,4 @@ def test_sampled_schedules_of_rows_equal_the_direct_convolution():
         if sch is not None:
             usable += 1
             assert error(run_kernel(sch.mod, [data, transformed, bias]), wanted) < 1e-4
-    assert usable
+    assert usable >= 4

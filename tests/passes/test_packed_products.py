@@ -57,5 +57,9 @@ def test_groups_are_computed_together_until_they_fill_an_instruction(
 
 def test_groups_that_would_fill_no_instruction_are_not_computed_together():
     assert merged_groups(12, 3, 3) == 0
+    assert merged_groups(12, 3, 3, lanes=8, terms=2) == 8
+    assert merged_groups(12, 3, 3, lanes=4, terms=4) == 4
+    assert merged_groups(16, 30, 30) == 0
+    assert merged_groups(16, 24, 24) == 2
     assert merged_groups(2 * MOST_MERGED, 1, 1) == 0
     assert merged_groups(1, 3, 5) == 1

@@ -167,7 +167,11 @@ def compile_library(
         for task in plan.tasks
     ]
     described = metadata.describe(
-        network, device, layout=plan.prepared.layout, tasks=rows, check=check
+        *(network, device),
+        layout=plan.prepared.layout,
+        tasks=rows,
+        check=check,
+        dtypes=_dtypes(plan),
     )
     if MODELLED in attrs:
         described["modelled"] = json.loads(str(attrs[MODELLED]))
@@ -182,7 +186,7 @@ def compile_library(
                 library = fresh
                 plan.backend.export_lib(lowered, device, library)
             metadata.append(library, described)
-            if verify_output and check is not None and can_check(device):
+            if verify_output and check is not None and can_check(plan):
                 phases.report("checking the outputs")
                 warning = _verify_output(library, described, network)
             if library != fresh:  # checked as a shared library of the same objects
@@ -203,11 +207,18 @@ def compile_library(
     return Compiled(path, described, unverified=unverified, warning=warning)
 
 
-def can_check(device: Device) -> bool:
-    """Whether this machine can run a library for the device."""
+def can_check(plan: Plan) -> bool:
+    """Whether this machine can run a library of the plan."""
+    device = plan.device
     if device.runtime != "cpu" and (device.remote is not None or device.mtriple):
         return False  # its CPU may be like this one's, but its accelerator is elsewhere
-    return not device.absent and cpu_features.can_run(device.target, device.mtriple)
+    dtypes = _dtypes(plan)
+    return not device.absent and cpu_features.can_run(device.target, device.mtriple, dtypes)
+
+
+def _dtypes(plan: Plan) -> set[str]:
+    """The dtypes of what the kernels read and write."""
+    return {arg.dtype for task in plan.tasks for arg in task.args}
 
 
 def _verify_output(path: Path, described: JSON, network: Network) -> str:

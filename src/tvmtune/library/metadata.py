@@ -67,10 +67,12 @@ def describe(
     layout: str,
     tasks: Sequence[JSON] = (),
     check: JSON | None = None,
+    dtypes: Iterable[str] = (),
 ) -> JSON:
     """The metadata of a library of ``network`` for ``device``.
 
-    ``tasks`` has one object for each task, with the keys of ``tasks.list`` above.
+    ``tasks`` has one object for each task, with the keys of ``tasks.list`` above; ``dtypes`` are those
+    of what its kernels read and write.
     """
     from tvmtune.machine import fingerprint, package_versions
 
@@ -95,7 +97,7 @@ def describe(
         "outputs": [_spec_to_json(spec) for spec in network.outputs],
         "device": device.to_json(),
         "threads": device.threads,
-        "cpu_features": cpu_features.required(device.target, network.source.get("dtype", "")),
+        "cpu_features": cpu_features.required(device.target, dtypes),
         "tasks": {"total": len(tasks), **counts, "list": list(tasks)},
         "estimate_ms": estimate,
         "check": check,

@@ -42,7 +42,7 @@ _LINUX_NAMES = {
 }
 
 _FOR_DTYPES = {"bfloat16": {"avx512bf16": "avx512_bf16", "bf16": "bf16"}}
-"""Those that only code for networks of this dtype uses, by dtype."""
+"""Those that only kernels of a dtype use, by dtype."""
 
 _CLASSES = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
@@ -59,11 +59,11 @@ def cpu_class(target: dict[str, Any]) -> str | None:
     return next((name for name, needed in _CLASSES.items() if needed <= names), None)
 
 
-def required(target: dict[str, Any], dtype: str = "") -> list[str]:
+def required(target: dict[str, Any], dtypes: Iterable[str] = ()) -> list[str]:
     """Extensions that code for ``target`` may use, named as in /proc/cpuinfo, sorted.
 
-    ``target`` is a TVM target as a dict; for an accelerator, its host counts. ``dtype``: the
-    ``--dtype`` of the network.
+    ``target`` is a TVM target as a dict; for an accelerator, its host counts. ``dtypes``: those of what
+    the kernels read and write.
     """
     import tvm
     from tvm.target import codegen
@@ -74,7 +74,9 @@ def required(target: dict[str, Any], dtype: str = "") -> list[str]:
     if re.match(r"arm(?!64)|thumb", str(host.get("mtriple", ""))):
         return []  # 32-bit ARM has other names for them
     features = codegen.llvm_get_cpu_features(tvm.target.Target(host))
-    names = _LINUX_NAMES | _FOR_DTYPES.get(dtype, {})
+    names = dict(_LINUX_NAMES)
+    for dtype in dtypes:
+        names |= _FOR_DTYPES.get(dtype, {})
     return sorted(names[str(name)] for name in features if str(name) in names)
 
 
@@ -96,9 +98,10 @@ def missing(names: Iterable[str], cpuinfo: Path = _CPUINFO) -> list[str]:
     return sorted(set(names) - set(present)) if present else []
 
 
-def can_run(target: dict[str, Any], mtriple: str) -> bool:
-    """Whether this CPU runs code for an LLVM target of this triple (empty: this machine's)."""
-    return triples.runs_here(mtriple) and not missing(required(target))
+def can_run(target: dict[str, Any], mtriple: str, dtypes: Iterable[str] = ()) -> bool:
+    """Whether this CPU runs code for an LLVM target of this triple (empty: this machine's); ``dtypes``
+    as for :func:`required`."""
+    return triples.runs_here(mtriple) and not missing(required(target, dtypes))
 
 
 def missing_on_board(names: Iterable[str], board: JSON) -> list[str]:

@@ -17,7 +17,7 @@ from tvmtune.passes.packed_products import padded_rows
 CACHED = 3 * 2**20
 """Bytes of all transformed values up to which there is nothing to gain."""
 FEWEST = 12
-"""Tiles in a row: with fewer, loading the weights for each row takes too long."""
+"""The fewest tiles in a row: with fewer, loading the weights for each row takes too long."""
 
 
 def applies(transform: Transform, call: Any) -> bool:

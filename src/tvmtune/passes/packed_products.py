@@ -52,9 +52,9 @@ def blocked_weights(weights: np.ndarray, instruction: DotInstruction) -> np.ndar
 
 
 def merged_weights(weights: np.ndarray, groups: int, merged: int) -> np.ndarray:
-    """Weights (O, KH, KW, I) of a convolution with so many groups, each with I inputs, as those of one
-    each of whose groups takes the place of ``merged``; what is new is zero, and so are the weights of
-    groups that the last one lacks."""
+    """The weights (O, KH, KW, I) of a convolution with so many groups, each with I inputs, with every
+    ``merged`` neighboring groups as one. Weights between different groups, and those of groups that the
+    last one lacks, are zero."""
     if merged == 1:
         return weights
     own, ins = len(weights) // groups, weights.shape[3]
@@ -103,7 +103,7 @@ def convolution(
     from tvm import te
 
     blocks, rows, columns, quads, lanes, terms = (int(n) for n in w.shape)
-    group = blocks * lanes // groups
+    outputs = blocks * lanes // groups
     (step_y, step_x), (far_y, far_x) = window.strides, window.dilation
     top, left, bottom, right = window.padding
     batch, height, width, _ = (int(n) for n in x.shape)
@@ -117,7 +117,7 @@ def convolution(
     def element(n: Any, y: Any, z: Any, c: Any) -> Any:
         channel = f * terms + s
         if groups > 1:
-            channel += c // group * (quads * terms)
+            channel += c // outputs * (quads * terms)
         one = data(n, y * step_y + ky * far_y, z * step_x + kx * far_x, channel)
         other = w(c // lanes, ky, kx, f, c % lanes, s)
         return te.sum(_product(one, other, dtype, storage), axis=[ky, kx, f, s])

@@ -200,8 +200,8 @@ class IntegerLayers:
 
 
 def _has_kernel(groups: int, outputs: int, inputs: int) -> bool:
-    """Whether a convolution with so many outputs, and inputs per group, is depthwise or can be computed
-    by every instruction for bytes."""
+    """Whether a convolution with ``groups`` groups, ``outputs`` outputs in all, and ``inputs`` inputs
+    in each group is depthwise, or can be computed by every instruction for bytes."""
     is_depthwise = groups == outputs and inputs == 1
     return is_depthwise or merged_groups(groups, outputs // groups, inputs) > 0
 
