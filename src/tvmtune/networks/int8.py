@@ -73,8 +73,8 @@ class Int8Network:
         if content is None:
             if isinstance(self._float, OnnxNetwork):
                 raise UsageError(
-                    f"--dtype {DTYPE} is for networks below 2 GiB on this CPU: quantize {self.name} with "
-                    "the tools of ONNX Runtime and load the quantized file"
+                    f"--dtype {DTYPE} is for networks below 2 GiB on this CPU: quantize {self.name} "
+                    "with the tools of ONNX Runtime and load the quantized file"
                 )
             return None
         model = quantize.prepared(content, self.name)
