@@ -84,6 +84,8 @@ F4 = Transform.at(0, Fraction(5, 8), Fraction(-5, 8), Fraction(5, 4), Fraction(-
 F4_INTEGERS = Transform.at(0, 1, -1, 2, -2)
 """Lavin and Gray's F(4x4, 3x3)."""
 
+LEFT_ALONE = {"schedule_rule": "None"}
+"""Attributes of stages that are scheduled with others."""
 LANES = 16
 """Channels per vector in the transforms; they must divide the numbers of channels."""
 
@@ -150,7 +152,7 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
 
 
 def replace_by(
-    program: Callable[[Transform, Any, Any, list[int]], Any],
+    program: Callable[[Transform, Any, Any, Sequence[int]], Any],
     transform: Transform,
     builder: Any,
     call: Any,
@@ -176,75 +178,111 @@ def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:
     return np.einsum("ak,bl,klio->abio", g, g, weight.astype("float64")).astype("float32")
 
 
-def convolution(transform: Transform, data: Any, weight: Any, padding: list[int]) -> Any:
+def convolution(transform: Transform, data: Any, weight: Any, padding: Sequence[int]) -> Any:
     """TE program from (n, h, w, ci) and (alpha, alpha, ci, co) to (n, h', w', co)."""
-    from tvm import te, topi
+    from tvm import te
 
-    tile, alpha = transform.tile, transform.alpha
-    n, h, w, ci = (int(d) for d in data.shape)
-    co = int(weight.shape[3])
-    top, left, bottom, right = padding
-    out_h, out_w = h + top + bottom - 2, w + left + right - 2
-    rows, cols = -(-out_h // tile), -(-out_w // tile)
-    tiles = n * rows * cols
-    padded = topi.nn.pad(
-        data,
-        (0, top, left, 0),
-        (0, rows * tile + 2 - h - top, cols * tile + 2 - w - left, 0),
-        name="winograd_pad",
-        attrs={"schedule_rule": "None"},
-    )
+    tile = transform.tile
+    padded, (n, out_h, out_w), (rows, cols) = tiled(transform, data, padding)
 
-    half = te.compute(
-        (alpha, alpha, tiles, ci),
-        lambda a, y, p, c: combine(
-            transform.input,
-            a,
-            lambda k: padded[
-                p // (rows * cols), (p // cols % rows) * tile + k, (p % cols) * tile + y, c
-            ],
-        ),
-        name="winograd_input_rows",
-        attrs={"schedule_rule": "None"},
-    )
-    packed = te.compute(
-        (alpha, alpha, tiles, ci),
-        lambda a, b, p, c: combine(transform.input, b, lambda k: half[a, k, p, c]),
-        name="winograd_input",
-        attrs={"schedule_rule": "tvmtune.winograd_input"},
-    )
-    k = te.reduce_axis((0, ci), "k")
-    product = te.compute(
-        (alpha, alpha, tiles, co),
-        lambda a, b, p, c: te.sum(packed[a, b, p, k] * weight[a, b, k, c], axis=k),
-        name="winograd_product",
+    def patch(y: Any, x: Any, p: Any, c: Any) -> Any:
+        return padded[p // (rows * cols), (p // cols % rows) * tile + y, (p % cols) * tile + x, c]
+
+    inverse = stages(
+        *(transform, (n * rows * cols,), patch, weight),
+        input_attrs={"schedule_rule": "tvmtune.winograd_input"},
         # Without a write-cache level the rules try to merge the output transform into the product, for
         # which TVM 0.27 raises an exception.
-        attrs={"s_tir.meta_schedule.write_cache_level": [2]},
-    )
-    back = te.compute(
-        (tile, alpha, tiles, co),
-        lambda i, b, p, c: combine(transform.output, i, lambda r: product[r, b, p, c]),
-        name="winograd_output_rows",
-        attrs={"schedule_rule": "None"},
-    )
-    inverse = te.compute(
-        (tile, tile, tiles, co),
-        lambda i, j, p, c: combine(transform.output, j, lambda r: back[i, r, p, c]),
-        name="winograd_output",
-        attrs={"schedule_rule": "tvmtune.winograd_output"},
+        product_attrs={"s_tir.meta_schedule.write_cache_level": [2]},
+        output_attrs={"schedule_rule": "tvmtune.winograd_output"},
     )
     return te.compute(
-        (n, out_h, out_w, co),
+        (n, out_h, out_w, int(weight.shape[3])),
         lambda b, y, x, c: inverse[
             y % tile, x % tile, (b * rows + y // tile) * cols + x // tile, c
         ],
         name="conv2d_winograd",
-        attrs={"schedule_rule": "None"},
+        attrs=LEFT_ALONE,
     )
 
 
-def combine(matrix: Matrix, row: Any, load: Any) -> Any:
+def tiled(
+    transform: Transform, data: Any, padding: Sequence[int]
+) -> tuple[Any, tuple[int, int, int], tuple[int, int]]:
+    """The (n, h, w, c) data, padded to whole tiles; (n, h', w') of the output; rows and columns of
+    tiles."""
+    from tvm import topi
+
+    tile = transform.tile
+    n, h, w, _ = (int(d) for d in data.shape)
+    top, left, bottom, right = padding
+    out_h, out_w = h + top + bottom - 2, w + left + right - 2
+    rows, columns = -(-out_h // tile), -(-out_w // tile)
+    padded = topi.nn.pad(
+        data,
+        (0, top, left, 0),
+        (0, rows * tile + 2 - h - top, columns * tile + 2 - w - left, 0),
+        name="winograd_pad",
+        attrs=LEFT_ALONE,
+    )
+    return padded, (n, out_h, out_w), (rows, columns)
+
+
+def stages(
+    transform: Transform,
+    tiles: tuple[int, ...],
+    patch: Callable[..., Any],
+    weight: Any,
+    *,
+    input_attrs: dict[str, Any],
+    product_attrs: dict[str, Any],
+    output_attrs: dict[str, Any],
+) -> Any:
+    """In TE, all tiles transformed, multiplied, and transformed back: (..., tile, tile, tiles, co).
+
+    ``tiles`` has the number of tiles, after that of blocks if they are computed in blocks, which is
+    then the first axis of all stages. ``patch`` gives the input of a tile, (..., alpha, alpha, tiles,
+    ci). ``attrs`` are those of the three stages that the schedule rules see.
+    """
+    from tvm import te
+
+    tile, alpha = transform.tile, transform.alpha
+    *blocks, count = tiles
+    ci, co = (int(d) for d in weight.shape[2:])
+    k = te.reduce_axis((0, ci), "k")
+
+    def input_rows(*at: Any) -> Any:
+        *o, a, x, p, c = at
+        return _combine(transform.input, a, lambda y: patch(*o, y, x, p, c))
+
+    def input_columns(*at: Any) -> Any:
+        *o, a, b, p, c = at
+        return _combine(transform.input, b, lambda x: half(*o, a, x, p, c))
+
+    def products(*at: Any) -> Any:
+        *o, a, b, p, c = at
+        return te.sum(packed(*o, a, b, p, k) * weight[a, b, k, c], axis=k)
+
+    def output_rows(*at: Any) -> Any:
+        *o, i, b, p, c = at
+        return _combine(transform.output, i, lambda a: product(*o, a, b, p, c))
+
+    def output_columns(*at: Any) -> Any:
+        *o, i, j, p, c = at
+        return _combine(transform.output, j, lambda b: back(*o, i, b, p, c))
+
+    def stage(name: str, height: int, width: int, channels: int, element: Any, attrs: Any) -> Any:
+        shape = (*blocks, height, width, count, channels)
+        return te.compute(shape, element, name=f"winograd_{name}", attrs=attrs)
+
+    half = stage("input_rows", alpha, alpha, ci, input_rows, LEFT_ALONE)
+    packed = stage("input", alpha, alpha, ci, input_columns, input_attrs)
+    product = stage("product", alpha, alpha, co, products, product_attrs)
+    back = stage("output_rows", tile, alpha, co, output_rows, LEFT_ALONE)
+    return stage("output", tile, tile, co, output_columns, output_attrs)
+
+
+def _combine(matrix: Matrix, row: Any, load: Any) -> Any:
     """In TE, row ``row`` of ``matrix`` times the vector that ``load`` reads; schedules unroll ``row``,
     so the selection and the zeros vanish."""
     from tvm import tirx
@@ -261,46 +299,67 @@ def combine(matrix: Matrix, row: Any, load: Any) -> Any:
 
 def schedule_input(sch: Any, block: Any) -> list[Any]:
     """One tile and 16 channels at a time: pad and transform the patch in registers."""
+    sch.parallel(transform_input(sch, block))
+    return [sch]
+
+
+def transform_input(sch: Any, block: Any) -> Any:
+    """The loop over tiles and 16 channels, in which the input's stages are computed in registers."""
     half = sch.get_producers(block)[0]
     pad = sch.get_producers(half)[0]
-    a, b, p, c = sch.get_loops(block)
+    *_, a, b, p, c = sch.get_loops(block)
     outer, lanes = sch.split(c, [None, LANES])
     sch.reorder(p, outer, a, b, lanes)
     task = sch.fuse(p, outer)
     sch.vectorize(lanes)
     sch.compute_at(half, task, preserve_unit_loops=True)
     sch.compute_at(pad, task, preserve_unit_loops=True)
-    for loop in (*sch.get_loops(half)[1:3], a, b):
+    for loop in (*sch.get_loops(half)[-4:-2], a, b):
         sch.unroll(loop)
     for inner in (half, pad):
         sch.vectorize(sch.get_loops(inner)[-1])
-    sch.parallel(task)
-    return [sch]
+    return task
 
 
 def schedule_output(sch: Any, block: Any) -> list[Any]:
     """One tile and 16 channels at a time, epilogue included, so that products are read once."""
-    back = sch.get_producers(block)[0]
+    tasks, pixel = tile_output(sch, block)
+    task = sch.fuse(*tasks)
+    transform_output(sch, block, task, pixel)
+    sch.parallel(task)
+    return [sch]
+
+
+def tile_output(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
+    """Inline what follows the last stage into the kernel's last block, and tile that: the loops over
+    images, rows and columns of tiles, and groups of 16 channels; and those over a tile's columns and
+    the 16 channels."""
     last = sch.get_consumers(block)[0]
     while sch.get_consumers(last):
         following = sch.get_consumers(last)[0]
         sch.compute_inline(last)
         last = following
     n, y, x, c = sch.get_loops(last)
-    tile = int(sch.get(sch.get_loops(block)[0]).extent)
+    *_, side, _, _ = sch.get_loops(block)
+    tile = int(sch.get(side).extent)
     rows, i = sch.split(y, [None, tile])
-    cols, j = sch.split(x, [None, tile])
+    columns, j = sch.split(x, [None, tile])
     outer, lanes = sch.split(c, [None, LANES])
-    sch.reorder(n, rows, cols, outer, i, j, lanes)
-    task = sch.fuse(n, rows, cols, outer)
+    sch.reorder(n, rows, columns, outer, i, j, lanes)
+    return [n, rows, columns, outer], [j, lanes]
+
+
+def transform_output(sch: Any, block: Any, task: Any, pixel: Sequence[Any]) -> None:
+    """Compute the output's stages in registers within ``task``, a loop over tiles and 16 channels;
+    ``pixel`` as from :func:`tile_output`."""
+    back = sch.get_producers(block)[0]
+    j, lanes = pixel
     sch.vectorize(lanes)
     sch.compute_at(block, task, preserve_unit_loops=True)
     sch.compute_at(back, task, preserve_unit_loops=True)
     for inner in (block, back):
         loops = sch.get_loops(inner)
-        for loop in loops[1:3]:
+        for loop in loops[-4:-2]:
             sch.unroll(loop)
         sch.vectorize(loops[-1])
     sch.unroll(j)
-    sch.parallel(task)
-    return [sch]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvmtune.operators import winograd
-from tvmtune.operators.winograd import LANES, Transform, combine
+from tvmtune.operators.winograd import LEFT_ALONE, Transform
 from tvmtune.passes.packed_products import padded_rows
 
 CACHED = 3 * 2**20
@@ -44,113 +44,43 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
 
 def convolution(transform: Transform, data: Any, weight: Any, padding: Sequence[int]) -> Any:
     """As :func:`winograd.convolution`, in TE."""
-    from tvm import te, tirx, topi
+    from tvm import te, tirx
 
-    tile, alpha = transform.tile, transform.alpha
-    n, h, w, ci = (int(d) for d in data.shape)
-    co = int(weight.shape[3])
-    top, left, bottom, right = padding
-    out_h, out_w = h + top + bottom - 2, w + left + right - 2
-    rows, columns = -(-out_h // tile), -(-out_w // tile)
+    tile = transform.tile
+    padded, (n, out_h, out_w), (rows, columns) = winograd.tiled(transform, data, padding)
     tiles = padded_rows(columns)
-    padded = topi.nn.pad(
-        data,
-        (0, top, left, 0),
-        (0, rows * tile + 2 - h - top, columns * tile + 2 - w - left, 0),
-        name="winograd_pad",
-        attrs={"schedule_rule": "None"},
-    )
 
-    def patch(o: Any, a: Any, y: Any, p: Any, c: Any) -> Any:
+    def patch(o: Any, y: Any, x: Any, p: Any, c: Any) -> Any:
         if tiles > columns:  # what is computed beyond the last tile is not used
             p = tirx.min(p, columns - 1)
-        row, column = o % rows * tile, p * tile + y
-        return combine(transform.input, a, lambda k: padded[o // rows, row + k, column, c])
+        return padded[o // rows, o % rows * tile + y, p * tile + x, c]
 
-    half = te.compute(
-        (n * rows, alpha, alpha, tiles, ci),
-        patch,
-        name="winograd_input_rows",
-        attrs={"schedule_rule": "None"},
+    inverse = winograd.stages(
+        *(transform, (n * rows, tiles), patch, weight),
+        input_attrs=LEFT_ALONE,
+        product_attrs={"schedule_rule": "tvmtune.winograd_rows"},
+        output_attrs=LEFT_ALONE,
     )
-    packed = te.compute(
-        (n * rows, alpha, alpha, tiles, ci),
-        lambda o, a, b, p, c: combine(transform.input, b, lambda k: half[o, a, k, p, c]),
-        name="winograd_input",
-        attrs={"schedule_rule": "None"},
-    )
-    k = te.reduce_axis((0, ci), "k")
-    product = te.compute(
-        (n * rows, alpha, alpha, tiles, co),
-        lambda o, a, b, p, c: te.sum(packed[o, a, b, p, k] * weight[a, b, k, c], axis=k),
-        name="winograd_product",
-        attrs={"schedule_rule": "tvmtune.winograd_rows"},
-    )
-    back = te.compute(
-        (n * rows, tile, alpha, tiles, co),
-        lambda o, i, b, p, c: combine(transform.output, i, lambda r: product[o, r, b, p, c]),
-        name="winograd_output_rows",
-        attrs={"schedule_rule": "None"},
-    )
-    inverse = te.compute(
-        (n * rows, tile, tile, tiles, co),
-        lambda o, i, j, p, c: combine(transform.output, j, lambda r: back[o, i, r, p, c]),
-        name="winograd_output",
-        attrs={"schedule_rule": "None"},
-    )
-
-    def pixel(b: Any, y: Any, x: Any, c: Any) -> Any:
-        return inverse[b * rows + y // tile, y % tile, x % tile, x // tile, c]
-
     return te.compute(
-        (n, out_h, out_w, co), pixel, name="conv2d_winograd", attrs={"schedule_rule": "None"}
+        (n, out_h, out_w, int(weight.shape[3])),
+        lambda b, y, x, c: inverse[b * rows + y // tile, y % tile, x % tile, x // tile, c],
+        name="conv2d_winograd",
+        attrs=LEFT_ALONE,
     )
 
 
 def schedule(sch: Any, product: Any) -> list[Any]:
-    """Rows of tiles in parallel; for each, products with tiles to be searched, and transforms as in
-    :func:`winograd.schedule_input` and :func:`winograd.schedule_output`."""
+    """Rows of tiles in parallel; for each, products with tiles to be searched, and transforms as
+    elsewhere."""
     (back,) = sch.get_consumers(product)
     (inverse,) = sch.get_consumers(back)
     packed = sch.get_producers(product)[0]
-    half = sch.get_producers(packed)[0]
-    pad = sch.get_producers(half)[0]
-    last = sch.get_consumers(inverse)[0]
-    while sch.get_consumers(last):
-        following = sch.get_consumers(last)[0]
-        sch.compute_inline(last)
-        last = following
-
-    n, y, x, c = sch.get_loops(last)
-    tile = int(sch.get(sch.get_loops(inverse)[1]).extent)
-    rows, i = sch.split(y, [None, tile])
-    columns, j = sch.split(x, [None, tile])
-    channels, lanes = sch.split(c, [None, LANES])
-    sch.reorder(n, rows, columns, channels, i, j, lanes)
-    block = sch.fuse(n, rows)
-    inner = sch.fuse(columns, channels)
-    sch.vectorize(lanes)
-    sch.unroll(j)
-    sch.compute_at(inverse, inner, preserve_unit_loops=True)
-    sch.compute_at(back, inner, preserve_unit_loops=True)
-    for each in (inverse, back):
-        loops = sch.get_loops(each)
-        for loop in loops[-4:-2]:
-            sch.unroll(loop)
-        sch.vectorize(loops[-1])
+    (n, rows, *tasks), pixel = winograd.tile_output(sch, inverse)
+    block, task = sch.fuse(n, rows), sch.fuse(*tasks)
+    winograd.transform_output(sch, inverse, task, pixel)
     sch.compute_at(product, block, preserve_unit_loops=True)
     sch.compute_at(packed, block, preserve_unit_loops=True)
-    *_, a, b, p, c = sch.get_loops(packed)
-    channels, lanes = sch.split(c, [None, LANES])
-    sch.reorder(p, channels, a, b, lanes)
-    inner = sch.fuse(p, channels)
-    sch.vectorize(lanes)
-    sch.compute_at(half, inner, preserve_unit_loops=True)
-    sch.compute_at(pad, inner, preserve_unit_loops=True)
-    for loop in (*sch.get_loops(half)[-4:-2], a, b):
-        sch.unroll(loop)
-    for each in (half, pad):
-        sch.vectorize(sch.get_loops(each)[-1])
+    winograd.transform_input(sch, packed)
     _tile(sch, product)
     sch.parallel(block)
     return [sch]
