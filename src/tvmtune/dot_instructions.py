@@ -176,6 +176,25 @@ def merged_groups(groups: int, outputs: int, inputs: int, lanes: int = 16, terms
     return 0
 
 
+def is_depthwise(groups: int, outputs: int, inputs: int) -> bool:
+    """Whether each channel of a convolution is a group with one output. ``outputs`` are those of all
+    groups, ``inputs`` those of one."""
+    return 1 < groups == outputs and inputs == 1
+
+
+def computes_groups(
+    groups: int, outputs: int, inputs: int, lanes: int = 16, terms: int = 4
+) -> bool:
+    """Whether a convolution, which may be depthwise, has a kernel for instructions with so many lanes
+    and terms; then it has one for those with fewer, too. ``outputs`` and ``inputs`` as in
+    :func:`is_depthwise`."""
+    own = outputs // groups
+    return (
+        is_depthwise(groups, outputs, inputs)
+        or merged_groups(groups, own, inputs, lanes, terms) > 0
+    )
+
+
 def for_bfloat16(target: dict[str, Any]) -> tuple[DotInstruction, ...]:
     """The one for products of bfloat16, by what the data are stored as; none where there is none."""
     return tuple(each for each in BFLOAT16 if _has(target, each))

@@ -21,10 +21,7 @@ PLUGIN = Path(__file__).parents[2] / "plugins" / "mali"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
-        reason="the emulated board is made of Debian's packages",
-    ),
+    emulated.needed,
     pytest.mark.skipif(
         shutil.which(CROSS) is None,
         reason=f"the emulated board has no compiler, and {CROSS} is not installed",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from typing import Any
 
 import numpy as np
@@ -98,10 +97,7 @@ def test_all_products_are_in_the_instruction(one, backend, attrs, instruction, f
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
-    reason="the emulated board is made of Debian's packages",
-)
+@emulated.needed
 @pytest.mark.parametrize("one", networks())
 def test_outputs_on_an_arm_board_are_those_of_float32_rounded(one, tmp_path):
     plan = api.plan(one, "arm", attrs={"mcpu": "neoverse-v1"})

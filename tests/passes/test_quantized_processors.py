@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +105,7 @@ def test_all_processors_compute_the_same_bits(network, options, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
-    reason="the emulated board is made of Debian's packages",
-)
+@emulated.needed
 @pytest.mark.parametrize(
     ("processor", "emulator"), [("cortex-a76", "cortex-a76"), ("neoverse-v1", "max")]
 )

@@ -85,34 +85,23 @@ def decoder() -> OnnxNetwork:
     }
     constants["bias"] = 0.1 * rng.standard_normal(32)
 
-    def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
-        return helper.make_node(op, inputs.split(), [output], **attributes)
-
     nodes = [
-        node("Conv", "data first", "all"),
-        node("MaxPool", "all", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
-        node("Conv", "pooled second bias", "small", strides=[2, 2], pads=[0, 0, 1, 1]),
-        node("Relu", "small", "cut"),
-        node("ConvTranspose", "cut up", "larger", strides=[2, 2], pads=[1, 1, 1, 1]),
-        node("Concat", "larger larger", "both", axis=1),
-        node(
+        _node("Conv", "data first", "all"),
+        _node("MaxPool", "all", "pooled", kernel_shape=[2, 2], strides=[2, 2]),
+        _node("Conv", "pooled second bias", "small", strides=[2, 2], pads=[0, 0, 1, 1]),
+        _node("Relu", "small", "cut"),
+        _node("ConvTranspose", "cut up", "larger", strides=[2, 2], pads=[1, 1, 1, 1]),
+        _node("Concat", "larger larger", "both", axis=1),
+        _node(
             *("ConvTranspose", "both grouped bias", "largest"),
             strides=[2, 2],
             pads=[1, 1, 1, 1],
             output_padding=[1, 0],
             group=2,
         ),
-        node("Relu", "largest", "image"),
+        _node("Relu", "largest", "image"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "decoder",
-        [helper.make_tensor_value_info("data", TensorProto.FLOAT, (1, 16, 16, 16))],
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, (1, 32, 16, 15))],
-        [numpy_helper.from_array(v.astype("float32"), name) for name, v in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="decoder")
+    return _network("decoder", nodes, constants, (1, 16, 16, 16), ("image", (1, 32, 16, 15)))
 
 
 def audio() -> OnnxNetwork:
@@ -131,32 +120,44 @@ def audio() -> OnnxNetwork:
     }
     constants["bias"] = 0.1 * rng.standard_normal(20)
 
-    def node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
-        return helper.make_node(op, inputs.split(), [output], **attributes)
-
     nodes = [
-        node("Conv", "data stem", "half", strides=[2], pads=[2, 2]),
-        node("Relu", "half", "rectified"),
-        node("Conv", "rectified dilated", "wide", dilations=[2], pads=[2, 2]),
-        node("Relu", "wide", "positive"),
-        node("Conv", "positive depthwise", "each", group=24, pads=[1, 1]),
-        node("Conv", "each last bias", "features"),
+        _node("Conv", "data stem", "half", strides=[2], pads=[2, 2]),
+        _node("Relu", "half", "rectified"),
+        _node("Conv", "rectified dilated", "wide", dilations=[2], pads=[2, 2]),
+        _node("Relu", "wide", "positive"),
+        _node("Conv", "positive depthwise", "each", group=24, pads=[1, 1]),
+        _node("Conv", "each last bias", "features"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "audio",
-        [helper.make_tensor_value_info("data", TensorProto.FLOAT, (1, 3, 64))],
-        [helper.make_tensor_value_info("features", TensorProto.FLOAT, (1, 20, 32))],
-        [numpy_helper.from_array(v.astype("float32"), name) for name, v in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name="audio")
+    return _network("audio", nodes, constants, (1, 3, 64), ("features", (1, 20, 32)))
 
 
 def one_convolution(shape: tuple[int, ...]) -> OnnxNetwork:
     """Of the network's input."""
     g = GraphBuilder("one")
     return OnnxNetwork(g.model(g.conv_bn(g.input("data", shape), "only", 4, 1)), name="one")
+
+
+def _node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), [output], **attributes)
+
+
+def _network(
+    name: str,
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, np.ndarray],
+    shape: tuple[int, ...],
+    output: tuple[str, tuple[int, ...]],
+) -> OnnxNetwork:
+    """From ``data`` of this shape to an output of this name and shape."""
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [helper.make_tensor_value_info("data", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(output[0], TensorProto.FLOAT, output[1])],
+        [numpy_helper.from_array(v.astype("float32"), key) for key, v in constants.items()],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    return OnnxNetwork(helper.make_model(graph, opset_imports=opset, ir_version=8), name=name)
 
 
 def _finished(g: GraphBuilder, x: Value) -> OnnxNetwork:

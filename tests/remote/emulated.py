@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tvmtune.machine.package_versions import PINS
 
@@ -40,6 +41,13 @@ WHEELS = (
 PLATFORMS = ("2_28", "2_27", "2_24", "2_17")
 LEFT_OUT = ("libtvm_compiler.so", "libtvm_runtime_cuda.so")
 """Parts of TVM that a board does not need."""
+WITHOUT = (
+    ""
+    if shutil.which("apt-get") and shutil.which("dpkg-deb")
+    else "the emulated board is made of Debian's packages"
+)
+"""Why there can be no board on this machine; empty if there can."""
+needed = pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT)
 LIMIT = 600.0
 """Seconds that a step may take on a slow connection."""
 

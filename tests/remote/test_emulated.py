@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +19,7 @@ from tvmtune.remote.protocol import DIED, Address
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
-        reason="the emulated board is made of Debian's packages",
-    ),
+    emulated.needed,
 ]
 
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}

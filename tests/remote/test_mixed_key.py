@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import onnx
 import pytest
 
 import models
-from remote import served
+from remote import emulated, served
 from remote.test_emulated import ARM, DOT
 from tvmtune import api
 from tvmtune.errors import TvmtuneError
@@ -20,10 +19,7 @@ from tvmtune.remote.client.lease import BoardLease
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
-        reason="the emulated board is made of Debian's packages",
-    ),
+    emulated.needed,
 ]
 
 KEY = "rk3399"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 
 from cli.commands import tvmtune
-from remote import served
+from remote import emulated, served
 from remote.test_docs import TEXT
 from tvmtune import networks
 from tvmtune.accuracy import relative_error
@@ -22,10 +21,7 @@ from tvmtune.runtime.library import Library
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.long,
-    pytest.mark.skipif(
-        not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
-        reason="the emulated board is made of Debian's packages",
-    ),
+    emulated.needed,
 ]
 
 

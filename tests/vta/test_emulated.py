@@ -4,22 +4,19 @@ there."""
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from cli.commands import complaint, tvmtune
 from quantize import cnn
+from remote import emulated
 from remote.served import LIMIT, Farm
 from tvmtune.library import metadata
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not (shutil.which("apt-get") and shutil.which("dpkg-deb")),
-        reason="the emulated board is made of Debian's packages",
-    ),
+    emulated.needed,
 ]
 PLUGIN = Path(__file__).parents[2] / "plugins" / "vta"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.dot_instructions import DotInstruction, merged_groups
+from tvmtune.dot_instructions import DotInstruction, computes_groups
 from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.bindings import bindings, is_constant, operator_of
 from tvmtune.passes.quantized_kernels import Rounding
@@ -304,18 +304,11 @@ def _has_same_shape(call: Any, data: Any) -> bool:
     return shape is not None and shape == static_shape(data)
 
 
-def is_depthwise(attrs: Any, weights: np.ndarray) -> bool:
-    """Whether each channel of a convolution is a group with one output."""
-    return 1 < int(attrs.groups) == len(weights) and weights.shape[1] == 1
-
-
 def _is_supported(attrs: Any, weights: np.ndarray, instruction: DotInstruction) -> bool:
     """Whether there is a kernel for a convolution with weights (O, I/groups, KH, KW)."""
-    groups = int(attrs.groups)
-    own = (len(weights) // groups, weights.shape[1])
-    return str(attrs.data_layout) in ("NCW", "NWC", "NCHW", "NHWC") and (
-        is_depthwise(attrs, weights)
-        or merged_groups(groups, *own, instruction.lanes, instruction.terms) > 0
+    outputs, inputs = weights.shape[:2]
+    return str(attrs.data_layout) in ("NCW", "NWC", "NCHW", "NHWC") and computes_groups(
+        int(attrs.groups), outputs, inputs, instruction.lanes, instruction.terms
     )
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.dot_instructions import DotInstruction, merged_groups
+from tvmtune.dot_instructions import DotInstruction, is_depthwise, merged_groups
 from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window, blocked_weights, merged_weights
-from tvmtune.passes.quantized_layers import Layer, LayerFinder, channel_from_last, is_depthwise
+from tvmtune.passes.quantized_layers import Layer, LayerFinder, channel_from_last
 
 if TYPE_CHECKING:
     import tvm
@@ -85,7 +85,7 @@ def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> An
         attrs = layer.call.attrs
         window = Window.of(attrs)
         is_padded = any(window.padding)
-        if is_depthwise(attrs, weights):
+        if is_depthwise(int(attrs.groups), len(weights), weights.shape[1]):
             weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
             compute, name = kernels.depthwise, "depthwise_conv2d_quantized"
         else:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmtune.dot_instructions import merged_groups
+from tvmtune.dot_instructions import computes_groups
 from tvmtune.networks.onnx.fold import static_shapes
 from tvmtune.networks.onnx.operators import STANDARD
 from tvmtune.types import product
@@ -166,7 +166,8 @@ class IntegerLayers:
         axis = 0
         if node.op_type == "Conv":
             groups = int(attributes.get("group", 1))
-            if len(shape) not in (3, 4) or not _has_kernel(groups, *shape[:2]):
+            # What the widest instruction can compute, all can.
+            if len(shape) not in (3, 4) or not computes_groups(groups, *shape[:2]):
                 return None
         elif len(shape) != 2 or len(extents) < 2:
             return None
@@ -197,13 +198,6 @@ class IntegerLayers:
         while (after := self._only_reader.get(name)) is not None and self._is_tail(after):
             name = str(after.output[0])
         return name
-
-
-def _has_kernel(groups: int, outputs: int, inputs: int) -> bool:
-    """Whether a convolution with ``groups`` groups, ``outputs`` outputs in all, and ``inputs`` inputs
-    in each group is depthwise, or can be computed by every instruction for bytes."""
-    is_depthwise = groups == outputs and inputs == 1
-    return is_depthwise or merged_groups(groups, outputs // groups, inputs) > 0
 
 
 def _names(layers: Sequence[Layer]) -> list[str]:
