@@ -82,6 +82,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         padded_channels,
         winograd_by_rows,
     )
+    from tvmtune.operators.winograd import F2, F4
     from tvmtune.spaces import cpu_tiles
 
     unit = cpu_tiles.vector_unit(device.target)
@@ -90,7 +91,11 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         return cpu_tiles.padded_columns(rows, columns, unit)
 
     cores = int(device.target.get("num-cores") or 1)
-    winograd = [winograd_by_rows(cores), WINOGRAD_4X4, WINOGRAD_2X2]
+    winograd = [
+        algorithm
+        for whole, transform in ((WINOGRAD_4X4, F4), (WINOGRAD_2X2, F2))
+        for algorithm in (winograd_by_rows(whole, transform, cores), whole)
+    ]
     if unit.lanes < cpu_tiles.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]

@@ -198,19 +198,20 @@ def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, ou
 
 
 @pytest.mark.parametrize(
-    ("shape", "out", "by_rows"),
+    ("shape", "out", "transform", "by_rows"),
     [
-        ((1, 64, 56, 56), 64, True),
-        ((1, 32, 147, 147), 64, True),
-        ((4, 16, 56, 56), 16, True),
-        ((1, 16, 56, 56), 16, False),
-        ((1, 256, 28, 28), 256, False),
+        ((1, 32, 147, 147), 64, winograd.F4, True),
+        ((1, 256, 56, 56), 256, winograd.F4, True),
+        ((1, 256, 28, 28), 256, winograd.F4, False),
+        ((1, 256, 28, 28), 256, winograd.F2, True),
+        ((1, 32, 28, 28), 32, winograd.F4, True),
+        ((1, 32, 24, 24), 32, winograd.F4, False),
     ],
-    ids=["many channels", "large", "several", "in the caches", "narrow"],
+    ids=["large", "large weights", "short rows", "twice as long", "small weights", "too short"],
 )
-def test_large_images_are_computed_by_rows(shape, out, by_rows):
+def test_rows_of_tiles_are_long_enough_for_their_weights(shape, out, transform, by_rows):
     call = convolution_of(prepared(one_conv(shape, out)))
-    assert winograd_rows.applies(winograd.F4, call) == by_rows
+    assert winograd_rows.applies(transform, call) == by_rows
 
 
 def test_rows_are_preferred_if_there_are_enough_for_all_cores():
@@ -222,19 +223,24 @@ def test_rows_are_preferred_if_there_are_enough_for_all_cores():
     tasks = api.plan(OnnxNetwork(one, name="one"), attrs=attrs).tasks
     task = max(tasks, key=lambda each: each.flop)
     assert task.untuned.name == "winograd-4x4-rows"
+    assert task.untuned_exact.name == "winograd-2x2-rows"
 
 
 @pytest.mark.slow
-def test_sampled_schedules_of_rows_equal_the_direct_convolution():
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [("winograd-4x4-rows", winograd.F4), ("winograd-2x2-rows", winograd.F2)],
+)
+def test_sampled_schedules_of_rows_equal_the_direct_convolution(name, transform):
     """Whatever tiles the search samples for their products."""
     plan = api.plan(OnnxNetwork(one_conv((1, 32, 74, 74), 48, tail=("bias", "relu")), name="one"))
     target = tvm.target.Target(plan.device.target)
     task = max(plan.tasks, key=lambda each: each.flop)
-    (rows,) = [each for each in task.implementations if each.name == "winograd-4x4-rows"]
+    (rows,) = [each for each in task.implementations if each.name == name]
     plain = task.implementations[0]
     data, weight, bias = random_args(plain.mod)
     wanted = run_kernel(plain.mod, [data, weight, bias])
-    transformed = winograd.transform_weight(winograd.F4, weight)
+    transformed = winograd.transform_weight(transform, weight)
     usable = 0
     for seed in range(1, 7):
         context = tune_context(rows.mod, target, rows.space.generator(), seed=seed)

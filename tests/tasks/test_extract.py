@@ -146,16 +146,17 @@ def test_a_3x3_convolution_of_stride_1_has_two_implementations():
     assert direct.workload_key != winograd.workload_key
 
 
-def test_on_a_cpu_it_has_two_by_winograd_and_none_that_is_superseded():
+def test_on_a_cpu_it_has_those_by_winograd_and_none_that_is_superseded():
     made = prepared(one_conv())
     offered = host.backend("cpu").implementations(made.device)
     found = the_conv(extract_tasks(made, made.device, implementations=offered)).implementations
     assert [(i.name, i.exact) for i in found] == [
         ("direct", True),
         ("winograd-4x4", False),
+        ("winograd-2x2-rows", True),
         ("winograd-2x2", True),
     ]
-    assert len({i.workload_key for i in found}) == 3
+    assert len({i.workload_key for i in found}) == 4
 
 
 @pytest.mark.parametrize(

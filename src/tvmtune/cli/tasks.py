@@ -124,7 +124,9 @@ def _table(plan: Plan, tasks: list[Task]) -> None:
         title_justify="left",
     )
     for column in ("#", "name", "output", "weight", "GFLOP", "key", "implementations"):
-        table.add_column(column, justify="left" if column in ("name", "output") else "right")
+        table.add_column(
+            column, justify="left" if column in ("name", "output", "implementations") else "right"
+        )
     for task in tasks:
         table.add_row(
             str(task.index),

@@ -9,6 +9,7 @@ Backends choose among these values, and may add their own, in the hook ``impleme
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -77,19 +78,19 @@ def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
     )
 
 
-def winograd_by_rows(cores: int) -> Algorithm:
-    """:data:`WINOGRAD_4X4` for large images, by rows of tiles, which so many cores share."""
+def winograd_by_rows(whole: Algorithm, transform: winograd.Transform, cores: int) -> Algorithm:
+    """``whole``, which uses ``transform``, by rows of tiles, which so many cores share."""
+    preferred = whole.prefers
 
     def prefers(call: Any) -> bool:
-        is_shared = winograd_rows.is_parallel(winograd.F4, cores, call)
-        return is_shared and winograd.fastest(call) is winograd.F4
+        is_shared = winograd_rows.is_parallel(transform, cores, call)
+        return is_shared and preferred is not None and preferred(call)
 
-    return Algorithm(
-        "winograd-4x4-rows",
-        _CONV2D,
-        functools.partial(winograd_rows.applies, winograd.F4),
-        functools.partial(winograd_rows.replace, winograd.F4),
-        exact=False,
+    return dataclasses.replace(
+        whole,
+        name=f"{whole.name}-rows",
+        applies=functools.partial(winograd_rows.applies, transform),
+        replace=functools.partial(winograd_rows.replace, transform),
         prefers=prefers,
     )
 

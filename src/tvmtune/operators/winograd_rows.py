@@ -1,8 +1,9 @@
-"""Winograd's convolutions for large images (:mod:`tvmtune.operators.winograd`), by rows of tiles.
+"""Winograd's convolutions (:mod:`tvmtune.operators.winograd`) by rows of tiles.
 
-All transformed values of such an image exceed a core's caches: they would be written to memory, and
-read again, twice. Here a thread transforms a row of tiles, multiplies, and transforms back before it
-takes the next row.
+Here a thread transforms a row of tiles, multiplies, and transforms back before it takes the next row.
+For the whole image at once, the transformed values of a large one go through memory twice, and those
+of any image between the cores, because threads share the tiles in the transforms, but the positions
+within tiles in the products.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from tvmtune.operators import winograd
 from tvmtune.operators.winograd import LEFT_ALONE, Transform
 from tvmtune.passes.packed_products import padded_rows
 
-CACHED = 3 * 2**20
-"""Bytes of all transformed values up to which there is nothing to gain."""
-FEWEST = 12
-"""The fewest tiles in a row: with fewer, loading the weights for each row takes too long."""
+FEWEST, FEWEST_CACHED = 12, 7
+"""The fewest tiles in a row: with fewer, loading the weights for each row takes too long, or starting
+on it where the weights stay in a core's second-level cache."""
+CACHED = 2**20
+"""Bytes of weights that stay there."""
 
 
 def applies(transform: Transform, call: Any) -> bool:
-    """As :func:`winograd.applies`, for large images."""
+    """As :func:`winograd.applies`, for images that are wide enough."""
     if not winograd.applies(call):
         return False
     _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
-    n, height, width, _ = (int(extent) for extent in call.ty.shape)
-    rows, columns = (-(-extent // transform.tile) for extent in (height, width))
-    values = n * rows * columns * transform.alpha**2 * (ci + co)
-    return columns >= FEWEST and 4 * values > CACHED
+    weights = 4 * transform.alpha**2 * ci * co
+    width = int(call.ty.shape[2])
+    return -(-width // transform.tile) >= (FEWEST_CACHED if weights <= CACHED else FEWEST)
 
 
 def is_parallel(transform: Transform, cores: int, call: Any) -> bool:
