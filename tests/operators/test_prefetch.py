@@ -1,8 +1,9 @@
-"""Kernels ask for the chunk of weights after the one that they compute with, and only for that."""
+"""Kernels ask for the chunks of their operands that they need next, and only for these."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ LINE = 16
 """float32 values in a cache line."""
 
 
-def matmul(rows: int, terms: int, columns: int, tile: int, chunk: int) -> tvm.IRModule:
+def matmul(
+    rows: int, terms: int, columns: int, tile: int, chunk: int, share: str = "columns"
+) -> tvm.IRModule:
     """Products with weights that are packed in panels of 32 columns, ``chunk`` terms for all rows at a
-    time, ``tile`` rows in registers."""
+    time, ``tile`` rows in registers. Threads share the columns or the rows."""
     data = te.placeholder((rows, terms), name="data")
     weight = te.placeholder((columns // 32, terms, 32), name="weight")
     k = te.reduce_axis((0, terms), "k")
@@ -34,8 +37,13 @@ def matmul(rows: int, terms: int, columns: int, tile: int, chunk: int) -> tvm.IR
     rows_of_tiles, row = schedule.split(i, [None, tile])
     panel, lanes = schedule.split(j, [None, 32])
     chunks, term = schedule.split(term, [None, chunk])
-    schedule.reorder(panel, chunks, rows_of_tiles, term, row, lanes)
-    schedule.parallel(panel)
+    if share == "columns":
+        schedule.reorder(panel, chunks, rows_of_tiles, term, row, lanes)
+        schedule.parallel(panel)
+    else:
+        parts, rows_of_tiles = schedule.split(rows_of_tiles, [2, None])
+        schedule.reorder(parts, panel, chunks, rows_of_tiles, term, row, lanes)
+        schedule.parallel(parts)
     schedule.unroll(row)
     schedule.vectorize(lanes)
     schedule.decompose_reduction("output", chunks)
@@ -46,6 +54,30 @@ def build(mod: tvm.IRModule) -> Any:
     cpu_pipeline.register()
     target = tvm.target.Target(this_machine().target)
     return tvm.compile(mod, target, tir_pipeline=cpu_pipeline.PIPELINE)
+
+
+@pytest.fixture
+def requests(monkeypatch) -> Callable[[tvm.IRModule, str], list[tuple[int, str]]]:
+    """The prefetches of a buffer that a program gets: how many in a loop over ``line``, and the index,
+    in the program's variables."""
+    inserted = []
+    insert = prefetch.insert
+
+    def spy(func: Any) -> Any:
+        inserted.append(insert(func))
+        return inserted[-1]
+
+    monkeypatch.setattr(prefetch, "insert", spy)
+
+    def of(mod: tvm.IRModule, buffer: str) -> list[tuple[int, str]]:
+        build(mod)
+        found = re.findall(
+            rf"(?:for line in range\((\d+)\):\s+)?.*prefetch.*address_of\({buffer}\w*\[(.+)\]\)",
+            "\n".join(func.script() for func in inserted),
+        )
+        return [(int(lines or 1), index) for lines, index in found]
+
+    return of
 
 
 def prefetches(mod: tvm.IRModule) -> int:
@@ -75,8 +107,34 @@ def test_products_with_large_weights_prefetch_and_keep_their_results():
         ((64, 8192, 64, 8, 8192), "a chunk of 1 MB would displace the data"),
     ],
 )
-def test_others_do_not(shape, reason):
-    assert prefetches(matmul(*shape)) == 0, reason
+def test_others_do_not_prefetch_weights(requests, shape, reason):
+    assert not requests(matmul(*shape), "weight"), reason
+
+
+@pytest.mark.parametrize(("rows", "tile", "chunk"), [(49, 7, 32), (64, 8, 16), (24, 3, 32)])
+def test_tiles_of_rows_ask_for_their_data_of_the_next_chunk(requests, rows, tile, chunk):
+    asked = requests(matmul(rows, 768, 512, tile, chunk), "data")
+    place, at = 2, 1
+    found = {eval(index, {"i_0": at, "k_0": place, "j_0": 2}) for _, index in asked}
+    wanted = {
+        row * 768 + (place + 1) * chunk + term
+        for row in range(at * tile, (at + 1) * tile)
+        for term in range(0, chunk, LINE)
+    }
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((64, 768, 512, 8, 32, "rows"), "the threads computed their rows themselves, if any"),
+        ((49, 128, 512, 7, 32), "the data is soon in the first-level cache"),
+        ((64, 768, 512, 8, 64), "the hardware sees a stream"),
+        ((1024, 16, 512, 8, 16), "there is no other chunk"),
+    ],
+)
+def test_others_do_not_prefetch_data(requests, shape, reason):
+    assert not requests(matmul(*shape), "data"), reason
 
 
 def test_kernels_without_products_do_not():
@@ -86,21 +144,8 @@ def test_kernels_without_products_do_not():
 
 
 @pytest.mark.parametrize(("rows", "tile", "chunk"), [(64, 8, 128), (40, 8, 96), (198, 11, 64)])
-def test_the_rows_of_a_chunk_ask_for_each_line_of_the_next_one(monkeypatch, rows, tile, chunk):
-    inserted = []
-    insert = prefetch.insert
-
-    def spy(func: Any) -> Any:
-        inserted.append(insert(func))
-        return inserted[-1]
-
-    monkeypatch.setattr(prefetch, "insert", spy)
-    build(matmul(rows, 768, 512, tile, chunk))
-    (loop,) = re.findall(
-        r"for line in range\((\d+)\):\s+.*prefetch.*address_of\(\w+\[(.+)\]\)",
-        "\n".join(func.script() for func in inserted),
-    )
-    lines, index = int(loop[0]), loop[1]
+def test_the_rows_of_a_chunk_ask_for_each_line_of_the_next_one(requests, rows, tile, chunk):
+    ((lines, index),) = requests(matmul(rows, 768, 512, tile, chunk), "weight")
     tiles, size = rows // tile, chunk * 32
     for place in range(768 // chunk):
         asked = {

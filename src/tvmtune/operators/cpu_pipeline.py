@@ -1,5 +1,5 @@
 """The TensorIR pipeline for CPUs: TVM's default, with elementary functions in vectors, instructions for
-bfloat16, and prefetches of weights."""
+bfloat16, and prefetches."""
 
 from __future__ import annotations
 

@@ -1,13 +1,18 @@
-"""Prefetch the weights of matrix products and convolutions on CPUs.
+"""Prefetch the operands of matrix products and convolutions on CPUs.
 
 Weights are packed in the order in which a kernel reads them: a chunk for each block of rows, then the
 next. Inside a network they come from memory, and the first rows of each block wait for them; the
 hardware's prefetchers start too late, and stop at each page. So while a kernel computes the rows of a
 chunk, it asks for the next chunk, a part with each row.
+
+The data of these rows come from other cores' caches if threads share the columns. Where a chunk has one
+or two lines of each row, the hardware does not foresee the next ones. So each tile of rows asks for its
+lines of the next chunk.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +24,10 @@ CHUNK = 1 << 18
 """Bytes of a chunk above which it would displace the data from the second-level cache."""
 ROWS = 4
 """Rows per chunk below which there is no time to load the next one."""
+SHARED = 1 << 15
+"""Bytes of data below which they are in the first-level cache soon."""
+SHORT = 2
+"""Lines of each row in a chunk, at most: in more the hardware sees a stream."""
 _LINE = 64
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 """Arguments of ``llvm.prefetch``."""
@@ -62,6 +71,7 @@ def insert(func: Any) -> Any:
                 for stream in _streams(loop, values)
                 for statement in _ask(stream, _rows(enclosing, stream))
             ]
+            asked += _ask_for_data(loop, enclosing[:-1], values)
             if asked:
                 inserted += 1
                 body = tirx.SeqStmt([*asked, loop.body])
@@ -75,32 +85,75 @@ def insert(func: Any) -> Any:
 
 def _streams(loop: Any, outside: Mapping[Any, Any]) -> list[_Stream]:
     """Of large operands, the chunks that each iteration of the loop reads from start to end."""
-    from tvm import ir, tirx
-    from tvm_ffi import structural_walk
+    from tvm import tirx
 
-    values = dict(outside)
-    extents: dict[Any, int] = {}
-    loads: list[Any] = []
-
-    def bind(statement: Any) -> None:
-        values[statement.var] = statement.value
-
-    def inner(statement: Any) -> None:
-        extents[statement.loop_var] = _constant(statement.extent) or 0
-
-    structural_walk(
-        loop.body, ((tirx.Bind, bind), (tirx.For, inner), (ir.TensorLoad, loads.append))
-    )
-    if not extents or 0 in extents.values():
+    body = _Body.of(loop, outside)
+    if not body.extents or 0 in body.extents.values():
         return []
     buffers: dict[Any, tuple[Any, list[tuple[Index | None, int]]]] = {}
-    for load in loads:
+    for load in body.loads:
         index = load.indices[0] if len(load.indices) == 1 else None
         if isinstance(index, tirx.Ramp) and _bytes(load.source) >= LEAST:
             _, parts = buffers.setdefault(load.source, (load.source, []))
-            parts.append((_linear(index.base, values), _constant(index.lanes) or 0))
-    streams = (_stream(buffer, parts, extents) for buffer, parts in buffers.values())
+            parts.append((_linear(index.base, body.values), _constant(index.lanes) or 0))
+    streams = (_stream(buffer, parts, body.extents) for buffer, parts in buffers.values())
     return [s for s in streams if s is not None and loop.loop_var not in s.start]
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What a loop does in each iteration."""
+
+    loads: list[Any]
+    stores: list[Any]
+    extents: dict[Any, int]
+    """Of inner loops, by their variables; 0 for one that is not constant."""
+    values: dict[Any, Any]
+    """Of variables, those bound outside included."""
+
+    @classmethod
+    def of(cls, loop: Any, outside: Mapping[Any, Any]) -> _Body:
+        from tvm import ir, tirx
+        from tvm_ffi import structural_walk
+
+        body = cls([], [], {}, dict(outside))
+
+        def bind(statement: Any) -> None:
+            body.values[statement.var] = statement.value
+
+        def inner(statement: Any) -> None:
+            body.extents[statement.loop_var] = _constant(statement.extent) or 0
+
+        structural_walk(
+            loop.body,
+            (
+                (tirx.Bind, bind),
+                (tirx.For, inner),
+                (ir.TensorLoad, body.loads.append),
+                (tirx.BufferStore, body.stores.append),
+            ),
+        )
+        return body
+
+    def stored(self) -> Iterator[Index]:
+        """Where elements or vectors are stored, if that is a sum."""
+        from tvm import tirx
+
+        for store in self.stores:
+            at = store.indices[0]
+            index = _linear(at.base if isinstance(at, tirx.Ramp) else at, self.values)
+            if len(store.indices) == 1 and index is not None:
+                yield index
+
+    def scalars(self) -> dict[Any, list[Index | None]]:
+        """The indices of loads of single values, by buffer."""
+        from tvm import tirx
+
+        found: dict[Any, list[Index | None]] = {}
+        for load in self.loads:
+            if len(load.indices) == 1 and not isinstance(load.indices[0], tirx.Ramp):
+                found.setdefault(load.source, []).append(_linear(load.indices[0], self.values))
+        return found
 
 
 def _stream(
@@ -156,12 +209,77 @@ def _ask(stream: _Stream, rows: Sequence[Any]) -> Iterator[Any]:
     row = tirx.const(0, kind)
     for loop in rows:
         row = row * int(loop.extent) + loop.loop_var
-    index = (row * lines + line) * (_LINE // size)
-    for variable, factor in stream.start.items():
-        index += factor if variable is None else variable.astype(kind) * factor
-    place = tirx.address_of(tirx.BufferLoad(stream.buffer, [index + stream.length]))
-    prefetch = tirx.call_llvm_intrin("void", "llvm.prefetch", place, _READ, _SECOND_LEVEL, _DATA)
+    index = (row * lines + line) * (_LINE // size) + _expression(stream.start, kind)
+    prefetch = _prefetch(stream.buffer, index + stream.length)
     yield tirx.For(line, 0, lines, tirx.ForKind.SERIAL, tirx.Evaluate(prefetch))
+
+
+def _ask_for_data(
+    tiles: Any, enclosing: Sequence[Any], outside: Mapping[Any, Any]
+) -> Iterator[Any]:
+    """Statements for each iteration of ``tiles``, a loop over tiles of rows, that load what the tile
+    reads value by value in the chunk of terms after this one."""
+    from tvm import tirx
+
+    kind = tiles.loop_var.ty.dtype
+    shared = [loop.loop_var for loop in enclosing if loop.kind == tirx.ForKind.PARALLEL]
+    serial = [loop.loop_var for loop in enclosing if loop.kind == tirx.ForKind.SERIAL]
+    if not shared or not serial:
+        return
+    body = _Body.of(tiles, outside)
+    extents = body.extents
+    if not any(tiles.loop_var in _variables(index) for index in body.stored()):
+        return  # a loop over terms: requests in it would keep LLVM from holding sums in registers
+    for buffer, found in body.scalars().items():
+        indices = [index for index in found if index is not None]
+        first = _variables(indices[0]) if indices else {}
+        within = [variable for variable in first if variable in extents]
+        if (
+            _bytes(buffer) < SHARED
+            or len(indices) < len(found)
+            or any(_variables(index) != first for index in indices)
+            or len(within) > 1
+            or any(first[variable] != 1 for variable in within)
+            or tiles.loop_var not in first
+            or any(variable in first for variable in shared)
+        ):
+            continue
+        terms = extents[within[0]] if within else 1
+        read = {index.get(None, 0) + term for index in indices for term in range(terms)}
+        start = min(read)
+        chunk = next(n for n in itertools.count(1) if start + n not in read)
+        size = buffer.dtype.itemsize
+        # A loop over chunks continues each row.
+        continued = chunk in (first.get(variable) for variable in serial)
+        if not continued or chunk * size > SHORT * _LINE:
+            continue
+        lines = {value * size // _LINE for value in read}
+        at = {variable: c for variable, c in first.items() if variable not in within}
+        for line in sorted(lines):
+            index = _expression({**at, None: line * _LINE // size + chunk}, kind)
+            yield tirx.Evaluate(_prefetch(buffer, index))
+
+
+def _prefetch(buffer: Any, index: Any) -> Any:
+    """A request for the line of this element."""
+    from tvm import tirx
+
+    place = tirx.address_of(tirx.BufferLoad(buffer, [index]))
+    return tirx.call_llvm_intrin("void", "llvm.prefetch", place, _READ, _SECOND_LEVEL, _DATA)
+
+
+def _expression(index: Index, kind: Any) -> Any:
+    """The sum, in TensorIR."""
+    from tvm import tirx
+
+    total = tirx.const(index.get(None, 0), kind)
+    for variable, factor in _variables(index).items():
+        total += variable.astype(kind) * factor
+    return total
+
+
+def _variables(index: Index) -> dict[Any, int]:
+    return {variable: c for variable, c in index.items() if variable is not None and c}
 
 
 def _linear(expression: Any, values: Mapping[Any, Any]) -> Index | None:

@@ -25,6 +25,7 @@ from tvmtune.passes import (
     softmax,
     squeeze_axes,
     transposes,
+    unread_taps,
     unsigned_activations,
 )
 from tvmtune.passes.call_sites import blocks
@@ -68,7 +69,7 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     chosen = (layout or "NHWC").upper()
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
-    graph = network.to_relax()
+    graph = unread_taps.drop(network.to_relax())
     quantized = quantized_operators.exist(graph)
     instruction = dot_instructions.for_bytes(device.target)
     if quantized and instruction is not None:
