@@ -130,6 +130,7 @@ def test_tiles_of_rows_ask_for_their_data_of_the_next_chunk(requests, rows, tile
         ((64, 768, 512, 8, 32, "rows"), "the threads computed their rows themselves, if any"),
         ((49, 128, 512, 7, 32), "the data is soon in the first-level cache"),
         ((64, 768, 512, 8, 64), "the hardware sees a stream"),
+        ((64, 768, 512, 8, 4), "the next chunks are in lines that were loaded already"),
         ((1024, 16, 512, 8, 16), "there is no other chunk"),
     ],
 )

@@ -251,7 +251,7 @@ def _ask_for_data(
         size = buffer.dtype.itemsize
         # A loop over chunks continues each row.
         continued = chunk in (first.get(variable) for variable in serial)
-        if not continued or chunk * size > SHORT * _LINE:
+        if not continued or chunk * size % _LINE or chunk * size > SHORT * _LINE:
             continue
         lines = {value * size // _LINE for value in read}
         at = {variable: c for variable, c in first.items() if variable not in within}
