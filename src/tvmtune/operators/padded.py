@@ -17,6 +17,7 @@ from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST, padded_rows
+from tvmtune.passes.precision import HALF_DTYPES
 from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
 
@@ -34,13 +35,18 @@ def padded_columns(columns: int) -> int:
 
 
 def applies_to_matmul(call: Any) -> bool:
-    """Static float32 operands, the second a matrix or of the same batch, and extents without tiles."""
+    """Static float32 operands, or half-precision ones that are summed in float32 and not constant; the
+    second a matrix or of the same batch; and extents without tiles."""
     import tvm
 
     left, right = (static_shape(argument) for argument in call.args)
     if left is None or right is None or min(len(left), len(right)) < 2:
         return False
-    if any(str(argument.ty.dtype) != "float32" for argument in (*call.args, call)):
+    dtypes = {str(argument.ty.dtype) for argument in call.args}
+    is_half = len(dtypes) == 1 and dtypes <= set(HALF_DTYPES)
+    if str(call.ty.dtype) != "float32" or not (is_half or dtypes == {"float32"}):
+        return False
+    if is_half and any(isinstance(argument, tvm.ir.GenericConst) for argument in call.args):
         return False
     if len(right) > 2 and left[:-2] != right[:-2]:
         return False
@@ -69,7 +75,7 @@ def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
 
 def matmul(a: Any, b: Any, output: list[int]) -> Any:
     """(..., m, k) times (k, n), or times (..., k, n) with the same batch. The last axis of ``b`` may be
-    padded already."""
+    padded already. Operands in half precision are converted before the product, not for each term."""
     from tvm import te
     from tvm.topi.utils import ravel_index, unravel_index
 
@@ -85,11 +91,11 @@ def matmul(a: Any, b: Any, output: list[int]) -> Any:
         return a(*outer, *unravel_index(i, inner), k)
 
     left = a
-    if most_rows > rows or len(a.shape) != len(batch) + 2:
-        left = _padded([*batch, most_rows, length], len(batch), rows, row, "left")
+    if most_rows > rows or len(a.shape) != len(batch) + 2 or _is_half(a):
+        left = _padded([*batch, most_rows, length], len(batch), rows, a, row, "left")
     right = b
-    if most_columns > columns:
-        right = _padded([*batch, length, most_columns], len(batch) + 1, columns, b, "right")
+    if most_columns > columns or _is_half(b):
+        right = _padded([*batch, length, most_columns], len(batch) + 1, columns, b, b, "right")
     k = te.reduce_axis((0, length), "k")
 
     def term(*index: Any) -> Any:
@@ -105,18 +111,28 @@ def matmul(a: Any, b: Any, output: list[int]) -> Any:
     return te.compute(output, element, name="matmul_padded")
 
 
-def _padded(shape: list[int], axis: int, extent: int, read: Any, name: str) -> Any:
-    """A tensor with zeros from ``extent`` on along ``axis``."""
+def _is_half(tensor: Any) -> bool:
+    return str(tensor.dtype) in HALF_DTYPES
+
+
+def _padded(shape: list[int], axis: int, extent: int, source: Any, read: Any, name: str) -> Any:
+    """What ``read`` reads of ``source``, in float32, with zeros from ``extent`` on along ``axis``."""
     from tvm import te, tirx
 
     def value(*index: Any) -> Any:
+        found = read(*index)
+        if _is_half(source):
+            found = found.astype("float32")
         if shape[axis] == extent:
-            return read(*index)
-        return tirx.if_then_else(index[axis] < extent, read(*index), tirx.const(0.0, "float32"))
+            return found
+        return tirx.if_then_else(index[axis] < extent, found, tirx.const(0.0, "float32"))
 
-    # Inlined by the rules, padding would put a branch into each term of a sum.
-    attrs = {} if shape[axis] == extent else {"schedule_rule": "None"}
-    return te.compute(shape, value, name=name, attrs=attrs)
+    # Inlined by the rules, padding would put a branch into each term of a sum, and half precision a
+    # conversion.
+    is_inlined = shape[axis] == extent and not _is_half(source)
+    return te.compute(
+        shape, value, name=name, attrs={} if is_inlined else {"schedule_rule": "None"}
+    )
 
 
 def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
