@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kernels import error, one_conv, random_args, run_kernel, sample_modules, this_machine
 from tvmtune import api
+from tvmtune.networks.bfloat16 import Bfloat16Network
+from tvmtune.networks.float16 import Float16Network
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import padded
@@ -74,6 +76,25 @@ def test_every_schedule_equals_the_plain_product(left, right, constant):
     default = other.space.default(other.mod, target())
     for mod in [default.mod, *sample_modules(other.mod, space, 2)]:
         assert error(run_kernel(mod, args), want) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((2, 53, 24), (2, 24, 37)), ((2, 37, 53), (2, 53, 32))]
+)
+@pytest.mark.parametrize("kind", [Bfloat16Network, Float16Network])
+def test_operands_in_half_precision_are_converted_first(left, right, kind, tmp_path: Path):
+    """As those of attention, which are no constants: each is read many times."""
+    network = kind(product(left, right, constant=False, tail=False))
+    (task,) = (each for each in api.plan(network).tasks if each.flop > 1e3)
+    assert task.untuned.name == "padded"
+    script = task.untuned.mod["main"].script()
+    (line,) = (line for line in script.splitlines() if "product[" in line and "left" in line)
+    assert "Cast" not in line and "T.float32(" not in line
+    compiled = api.compile(api.plan(network), tmp_path / "lib.so")
+    inputs = random_inputs(network.inputs, 3)
+    (got,) = Library.open(compiled.path).run(inputs)
+    exact = np.matmul(*(inputs[name].astype("float64") for name in ("x", "w")))
+    assert error(got.astype("float64"), exact) < 1e-2
 
 
 def target():
