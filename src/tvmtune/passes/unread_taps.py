@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmtune.passes import constants
 from tvmtune.passes.bindings import bindings, is_constant, operator_of
+from tvmtune.passes.static_shapes import static_shape
 
 if TYPE_CHECKING:
     import tvm
@@ -106,16 +107,18 @@ def _sides(expr: Any) -> list[_Axis]:
     if operator_of(expr) not in _CONVOLUTIONS or not is_constant(expr.args[1]):
         return []
     attrs = expr.attrs
-    data, kernel, output = expr.args[0].ty.shape, expr.args[1].ty.shape, expr.ty.shape
+    data, kernel, output = (static_shape(each) for each in (*expr.args, expr))
+    if data is None or kernel is None or output is None:
+        return []
     spatial = [letter for letter in str(attrs.data_layout) if letter in "DHW"]
     before, after = attrs.padding[: len(spatial)], attrs.padding[len(spatial) :]
     out_layout = str(attrs.out_layout) or str(attrs.data_layout)
     whole = [
         _Axis(
             letter,
-            int(data[str(attrs.data_layout).index(letter)]),
-            int(output[out_layout.index(letter)]),
-            int(kernel[str(attrs.kernel_layout).index(letter)]),
+            data[str(attrs.data_layout).index(letter)],
+            output[out_layout.index(letter)],
+            kernel[str(attrs.kernel_layout).index(letter)],
             int(attrs.strides[i]),
             int(attrs.dilation[i]),
             int(before[i]),
