@@ -66,16 +66,17 @@ def insert(func: Any) -> Any:
         enclosing.append(loop)
         changed = mutator.default_mutate(loop)
         if inserted == before and loop.kind == tirx.ForKind.SERIAL:
+            body = _Body.of(loop, values)
             asked = [
                 statement
-                for stream in _streams(loop, values)
+                for stream in _streams(loop, body)
                 for statement in _ask(stream, _rows(enclosing, stream))
             ]
-            asked += _ask_for_data(loop, enclosing[:-1], values)
+            asked += _ask_for_data(loop, enclosing[:-1], body)
             if asked:
                 inserted += 1
-                body = tirx.SeqStmt([*asked, loop.body])
-                changed = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+                together = tirx.SeqStmt([*asked, loop.body])
+                changed = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, together)
         enclosing.pop()
         return changed
 
@@ -83,11 +84,10 @@ def insert(func: Any) -> Any:
     return func.with_body(body) if inserted else func
 
 
-def _streams(loop: Any, outside: Mapping[Any, Any]) -> list[_Stream]:
+def _streams(loop: Any, body: _Body) -> list[_Stream]:
     """Of large operands, the chunks that each iteration of the loop reads from start to end."""
     from tvm import tirx
 
-    body = _Body.of(loop, outside)
     if not body.extents or 0 in body.extents.values():
         return []
     buffers: dict[Any, tuple[Any, list[tuple[Index | None, int]]]] = {}
@@ -165,8 +165,8 @@ def _stream(
     lanes = parts[0][1]
     if len(indices) < len(parts) or any(n != lanes for _, n in parts):
         return None
-    first = {v: c for v, c in indices[0].items() if v is not None and c}
-    if any({v: c for v, c in i.items() if v is not None and c} != first for i in indices):
+    first = _variables(indices[0])
+    if any(_variables(index) != first for index in indices):
         return None
     inner = {variable: c for variable, c in first.items() if variable in extents}
     offsets = {index.get(None, 0) for index in indices}
@@ -214,9 +214,7 @@ def _ask(stream: _Stream, rows: Sequence[Any]) -> Iterator[Any]:
     yield tirx.For(line, 0, lines, tirx.ForKind.SERIAL, tirx.Evaluate(prefetch))
 
 
-def _ask_for_data(
-    tiles: Any, enclosing: Sequence[Any], outside: Mapping[Any, Any]
-) -> Iterator[Any]:
+def _ask_for_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[Any]:
     """Statements for each iteration of ``tiles``, a loop over tiles of rows, that load what the tile
     reads value by value in the chunk of terms after this one."""
     from tvm import tirx
@@ -226,7 +224,6 @@ def _ask_for_data(
     serial = [loop.loop_var for loop in enclosing if loop.kind == tirx.ForKind.SERIAL]
     if not shared or not serial:
         return
-    body = _Body.of(tiles, outside)
     extents = body.extents
     if not any(tiles.loop_var in _variables(index) for index in body.stored()):
         return  # a loop over terms: requests in it would keep LLVM from holding sums in registers
