@@ -82,7 +82,6 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         padded_channels,
         winograd_by_rows,
     )
-    from tvmtune.operators.winograd import F2, F4
     from tvmtune.spaces import cpu_tiles
 
     unit = cpu_tiles.vector_unit(device.target)
@@ -91,11 +90,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         return cpu_tiles.padded_columns(rows, columns, unit)
 
     cores = int(device.target.get("num-cores") or 1)
-    winograd = [
-        algorithm
-        for whole, transform in ((WINOGRAD_4X4, F4), (WINOGRAD_2X2, F2))
-        for algorithm in (winograd_by_rows(whole, transform, cores), whole)
-    ]
+    rows_4x4, rows_2x2 = winograd_by_rows(cores)
+    winograd = [rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
     if unit.lanes < cpu_tiles.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]

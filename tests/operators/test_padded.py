@@ -79,7 +79,8 @@ def test_every_schedule_equals_the_plain_product(left, right, constant):
 
 
 @pytest.mark.parametrize(
-    ("left", "right"), [((2, 53, 24), (2, 24, 37)), ((2, 37, 53), (2, 53, 32))]
+    ("left", "right"),
+    [((2, 53, 24), (2, 24, 37)), ((2, 37, 53), (2, 53, 32)), ((2, 29, 16), (16, 33))],
 )
 @pytest.mark.parametrize("kind", [Bfloat16Network, Float16Network])
 def test_operands_in_half_precision_are_converted_first(left, right, kind, tmp_path: Path):

@@ -19,10 +19,18 @@ LINE = 16
 
 
 def matmul(
-    rows: int, terms: int, columns: int, tile: int, chunk: int, share: str = "columns"
+    rows: int,
+    terms: int,
+    columns: int,
+    tile: int,
+    chunk: int,
+    share: str = "columns",
+    *,
+    copy: bool = False,
 ) -> tvm.IRModule:
     """Products with weights that are packed in panels of 32 columns, ``chunk`` terms for all rows at a
-    time, ``tile`` rows in registers. Threads share the columns or the rows."""
+    time, ``tile`` rows in registers. Threads share the columns or the rows; with ``copy`` each copies
+    the data first."""
     data = te.placeholder((rows, terms), name="data")
     weight = te.placeholder((columns // 32, terms, 32), name="weight")
     k = te.reduce_axis((0, terms), "k")
@@ -44,6 +52,8 @@ def matmul(
         parts, rows_of_tiles = schedule.split(rows_of_tiles, [2, None])
         schedule.reorder(parts, panel, chunks, rows_of_tiles, term, row, lanes)
         schedule.parallel(parts)
+    if copy:
+        schedule.compute_at(schedule.cache_read("output", 0, "global"), panel)
     schedule.unroll(row)
     schedule.vectorize(lanes)
     schedule.decompose_reduction("output", chunks)
@@ -70,6 +80,7 @@ def requests(monkeypatch) -> Callable[[tvm.IRModule, str], list[tuple[int, str]]
     monkeypatch.setattr(prefetch, "insert", spy)
 
     def of(mod: tvm.IRModule, buffer: str) -> list[tuple[int, str]]:
+        inserted.clear()
         build(mod)
         found = re.findall(
             rf"(?:for line in range\((\d+)\):\s+)?.*prefetch.*address_of\({buffer}\w*\[(.+)\]\)",
@@ -87,13 +98,18 @@ def prefetches(mod: tvm.IRModule) -> int:
     )
 
 
-def test_products_with_large_weights_prefetch_and_keep_their_results():
-    mod = matmul(64, 768, 512, 8, 128)
+@pytest.mark.parametrize(
+    ("rows", "tile", "chunk", "asked_for"),
+    [(64, 8, 128, {"weight"}), (49, 7, 32, {"weight", "data"})],
+)
+def test_products_that_prefetch_keep_their_results(requests, rows, tile, chunk, asked_for):
+    mod = matmul(rows, 768, 512, tile, chunk)
     assert prefetches(mod) > 0
+    assert {buffer for buffer in ("weight", "data") if requests(mod, buffer)} == asked_for
     rng = np.random.RandomState(0)
-    data = rng.standard_normal((64, 768)).astype("float32")
+    data = rng.standard_normal((rows, 768)).astype("float32")
     weight = rng.standard_normal((16, 768, 32)).astype("float32")
-    output = tvm.runtime.tensor(np.zeros((64, 512), "float32"))
+    output = tvm.runtime.tensor(np.zeros((rows, 512), "float32"))
     build(mod)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), output)
     wanted = data @ weight.transpose(1, 0, 2).reshape(768, 512)
     np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-3)
@@ -136,6 +152,39 @@ def test_tiles_of_rows_ask_for_their_data_of_the_next_chunk(requests, rows, tile
 )
 def test_others_do_not_prefetch_data(requests, shape, reason):
     assert not requests(matmul(*shape), "data"), reason
+
+
+def test_data_that_each_thread_copies_for_itself_are_not_prefetched(requests):
+    assert requests(matmul(64, 768, 512, 8, 32), "data")
+    assert not requests(matmul(64, 768, 512, 8, 32, copy=True), "data")
+
+
+def test_inner_loops_of_changing_length_compile():
+    from tvm.script import tirx as T
+
+    @T.prim_func(s_tir=True)
+    def triangle(
+        a: T.Buffer((8, 128, 128), "float32"),
+        b: T.Buffer((8, 128, 64), "float32"),
+        c: T.Buffer((8, 128, 64), "float32"),
+    ) -> None:
+        T.func_attr({"global_symbol": "main"})
+        for j in T.parallel(64):
+            for n in range(8):
+                for i in range(128):
+                    with T.sblock("sum"):
+                        vj, vn, vi = T.axis.remap("SSS", [j, n, i])
+                        c[vn, vi, vj] = T.float32(0)
+                        for k in range(vi + 1):
+                            c[vn, vi, vj] = c[vn, vi, vj] + a[vn, vi, k] * b[vn, k, vj]
+
+    rng = np.random.RandomState(0)
+    a, b = (rng.standard_normal(shape).astype("float32") for shape in ((8, 128, 128), (8, 128, 64)))
+    output = tvm.runtime.tensor(np.zeros((8, 128, 64), "float32"))
+    build(tvm.IRModule({"main": triangle}))["main"](
+        tvm.runtime.tensor(a), tvm.runtime.tensor(b), output
+    )
+    np.testing.assert_allclose(output.numpy(), np.tril(a) @ b, rtol=1e-4, atol=1e-3)
 
 
 def test_kernels_without_products_do_not():

@@ -206,8 +206,15 @@ def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, ou
         ((1, 256, 28, 28), 256, winograd.F2, True),
         ((1, 32, 28, 28), 32, winograd.F4, True),
         ((1, 32, 24, 24), 32, winograd.F4, False),
+        ((1, 128, 45, 45), 128, winograd.F4, True),
+        ((1, 128, 44, 44), 128, winograd.F4, False),
+        ((1, 64, 28, 28), 112, winograd.F4, True),
+        ((1, 80, 28, 28), 96, winograd.F4, False),
     ],
-    ids=["large", "large weights", "short rows", "twice as long", "small weights", "too short"],
+    ids=[
+        *("large", "large weights", "short rows", "twice as long", "small weights", "too short"),
+        *("12 tiles", "11 tiles", "1008 KiB of weights", "1080 KiB of weights"),
+    ],
 )
 def test_rows_of_tiles_are_long_enough_for_their_weights(shape, out, transform, by_rows):
     call = convolution_of(prepared(one_conv(shape, out)))

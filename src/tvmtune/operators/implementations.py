@@ -78,8 +78,15 @@ def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
     )
 
 
-def winograd_by_rows(whole: Algorithm, transform: winograd.Transform, cores: int) -> Algorithm:
-    """``whole``, which uses ``transform``, by rows of tiles, which so many cores share."""
+def winograd_by_rows(cores: int) -> tuple[Algorithm, ...]:
+    """:data:`WINOGRAD_4X4` and :data:`WINOGRAD_2X2` by rows of tiles, which so many cores share."""
+    return (
+        _by_rows(WINOGRAD_4X4, winograd.F4, cores),
+        _by_rows(WINOGRAD_2X2, winograd.F2, cores),
+    )
+
+
+def _by_rows(whole: Algorithm, transform: winograd.Transform, cores: int) -> Algorithm:
     preferred = whole.prefers
 
     def prefers(call: Any) -> bool:

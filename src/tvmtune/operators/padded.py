@@ -47,7 +47,7 @@ def applies_to_matmul(call: Any) -> bool:
     if str(call.ty.dtype) != "float32" or not (is_half or dtypes == {"float32"}):
         return False
     if is_half and any(isinstance(argument, tvm.ir.GenericConst) for argument in call.args):
-        return False
+        return False  # weights would be converted in each call, which doubles what is loaded
     if len(right) > 2 and left[:-2] != right[:-2]:
         return False
     rows = product(left[:-1]) if len(right) == 2 else left[-2]
@@ -92,10 +92,12 @@ def matmul(a: Any, b: Any, output: list[int]) -> Any:
 
     left = a
     if most_rows > rows or len(a.shape) != len(batch) + 2 or _is_half(a):
-        left = _padded([*batch, most_rows, length], len(batch), rows, a, row, "left")
+        left = _padded([*batch, most_rows, length], len(batch), rows, row, a.dtype, "left")
     right = b
     if most_columns > columns or _is_half(b):
-        right = _padded([*batch, length, most_columns], len(batch) + 1, columns, b, b, "right")
+        right = _padded(
+            [*batch, length, most_columns], len(batch) + 1, columns, b, b.dtype, "right"
+        )
     k = te.reduce_axis((0, length), "k")
 
     def term(*index: Any) -> Any:
@@ -115,13 +117,16 @@ def _is_half(tensor: Any) -> bool:
     return str(tensor.dtype) in HALF_DTYPES
 
 
-def _padded(shape: list[int], axis: int, extent: int, source: Any, read: Any, name: str) -> Any:
-    """What ``read`` reads of ``source``, in float32, with zeros from ``extent`` on along ``axis``."""
+def _padded(shape: list[int], axis: int, extent: int, read: Any, dtype: Any, name: str) -> Any:
+    """What ``read`` reads, which has this ``dtype``, in float32, with zeros from ``extent`` on along
+    ``axis``."""
     from tvm import te, tirx
+
+    is_half = str(dtype) in HALF_DTYPES
 
     def value(*index: Any) -> Any:
         found = read(*index)
-        if _is_half(source):
+        if is_half:
             found = found.astype("float32")
         if shape[axis] == extent:
             return found
@@ -129,7 +134,7 @@ def _padded(shape: list[int], axis: int, extent: int, source: Any, read: Any, na
 
     # Inlined by the rules, padding would put a branch into each term of a sum, and half precision a
     # conversion.
-    is_inlined = shape[axis] == extent and not _is_half(source)
+    is_inlined = shape[axis] == extent and not is_half
     return te.compute(
         shape, value, name=name, attrs={} if is_inlined else {"schedule_rule": "None"}
     )

@@ -8,6 +8,9 @@ chunk, it asks for the next chunk, a part with each row.
 The data of these rows come from other cores' caches if threads share the columns. Where a chunk has one
 or two lines of each row, the hardware does not foresee the next ones. So each tile of rows asks for its
 lines of the next chunk.
+
+The requests of the last chunk are for addresses beyond the operand. A prefetch of an address without
+memory does nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ CHUNK = 1 << 18
 ROWS = 4
 """Rows per chunk below which there is no time to load the next one."""
 SHARED = 1 << 15
-"""Bytes of data below which they are in the first-level cache soon."""
+"""Bytes of data below which they are in the first-level cache soon: its size on most CPUs."""
 SHORT = 2
-"""Lines of each row in a chunk, at most: in more the hardware sees a stream."""
+"""Lines of each row in a chunk, at most: more of them are a stream, which the hardware foresees."""
 _LINE = 64
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 """Arguments of ``llvm.prefetch``."""
@@ -54,6 +57,7 @@ def insert(func: Any) -> Any:
 
     enclosing: list[Any] = []
     values: dict[Any, Any] = {}
+    private = _allocated_by_threads(func.body)
     inserted = 0
 
     def bind(statement: Any, mutator: Any) -> Any:
@@ -72,7 +76,9 @@ def insert(func: Any) -> Any:
                 for stream in _streams(loop, body)
                 for statement in _ask(stream, _rows(enclosing, stream))
             ]
-            asked += _ask_for_data(loop, enclosing[:-1], body)
+            for data in _shared_data(loop, enclosing[:-1], body):
+                if data.buffer not in private:
+                    asked += _ask_for_lines(data, loop.loop_var.ty.dtype)
             if asked:
                 inserted += 1
                 together = tirx.SeqStmt([*asked, loop.body])
@@ -82,6 +88,28 @@ def insert(func: Any) -> Any:
 
     body = structural_mutate(func.body, ((tirx.Bind, bind), (tirx.For, visit)))
     return func.with_body(body) if inserted else func
+
+
+def _allocated_by_threads(statement: Any) -> set[Any]:
+    """The buffers that each thread allocates for itself."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: set[Any] = set()
+
+    def allocated(each: Any) -> None:
+        found.add(each.buffer)
+
+    def within(loop: Any) -> None:
+        if loop.kind == tirx.ForKind.PARALLEL:
+            kinds = (
+                tirx.AllocBuffer,
+                tirx.DeclBuffer,
+            )  # on the stack, and by a call of the runtime
+            structural_walk(loop.body, tuple((kind, allocated) for kind in kinds))
+
+    structural_walk(statement, (tirx.For, within))
+    return found
 
 
 def _streams(loop: Any, body: _Body) -> list[_Stream]:
@@ -140,10 +168,11 @@ class _Body:
         from tvm import tirx
 
         for store in self.stores:
-            at = store.indices[0]
-            index = _linear(at.base if isinstance(at, tirx.Ramp) else at, self.values)
-            if len(store.indices) == 1 and index is not None:
-                yield index
+            if len(store.indices) == 1:
+                (at,) = store.indices
+                index = _linear(at.base if isinstance(at, tirx.Ramp) else at, self.values)
+                if index is not None:
+                    yield index
 
     def scalars(self) -> dict[Any, list[Index | None]]:
         """The indices of loads of single values, by buffer."""
@@ -214,47 +243,77 @@ def _ask(stream: _Stream, rows: Sequence[Any]) -> Iterator[Any]:
     yield tirx.For(line, 0, lines, tirx.ForKind.SERIAL, tirx.Evaluate(prefetch))
 
 
-def _ask_for_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[Any]:
-    """Statements for each iteration of ``tiles``, a loop over tiles of rows, that load what the tile
-    reads value by value in the chunk of terms after this one."""
+@dataclass(frozen=True)
+class _TileData:
+    """What each tile of rows reads, value by value, in each chunk of terms."""
+
+    buffer: Any
+    start: Index
+    """Where the tile's first row begins, in elements."""
+    offsets: set[int]
+    """Of the elements from there, in the first chunk."""
+    chunk: int
+    """Terms."""
+
+
+def _shared_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[_TileData]:
+    """The data that all threads read in the iterations of ``tiles``, a loop over tiles of rows, in
+    chunks of whole lines."""
     from tvm import tirx
 
-    kind = tiles.loop_var.ty.dtype
-    shared = [loop.loop_var for loop in enclosing if loop.kind == tirx.ForKind.PARALLEL]
-    serial = [loop.loop_var for loop in enclosing if loop.kind == tirx.ForKind.SERIAL]
-    if not shared or not serial:
+    threads, chunks = (
+        [loop.loop_var for loop in enclosing if loop.kind == kind]
+        for kind in (tirx.ForKind.PARALLEL, tirx.ForKind.SERIAL)
+    )
+    if not threads or not chunks:
         return
-    extents = body.extents
     if not any(tiles.loop_var in _variables(index) for index in body.stored()):
         return  # a loop over terms: requests in it would keep LLVM from holding sums in registers
-    for buffer, found in body.scalars().items():
-        indices = [index for index in found if index is not None]
-        first = _variables(indices[0]) if indices else {}
-        within = [variable for variable in first if variable in extents]
-        if (
-            _bytes(buffer) < SHARED
-            or len(indices) < len(found)
-            or any(_variables(index) != first for index in indices)
-            or len(within) > 1
-            or any(first[variable] != 1 for variable in within)
-            or tiles.loop_var not in first
-            or any(variable in first for variable in shared)
-        ):
+    for buffer, indices in body.scalars().items():
+        data = _tile_data(buffer, indices, body.extents)
+        if data is None or tiles.loop_var not in data.start:
             continue
-        terms = extents[within[0]] if within else 1
-        read = {index.get(None, 0) + term for index in indices for term in range(terms)}
-        start = min(read)
-        chunk = next(n for n in itertools.count(1) if start + n not in read)
-        size = buffer.dtype.itemsize
+        if any(variable in data.start for variable in threads):
+            continue  # each thread has rows of its own
         # A loop over chunks continues each row.
-        continued = chunk in (first.get(variable) for variable in serial)
-        if not continued or chunk * size % _LINE or chunk * size > SHORT * _LINE:
+        if not any(data.start.get(variable) == data.chunk for variable in chunks):
             continue
-        lines = {value * size // _LINE for value in read}
-        at = {variable: c for variable, c in first.items() if variable not in within}
-        for line in sorted(lines):
-            index = _expression({**at, None: line * _LINE // size + chunk}, kind)
-            yield tirx.Evaluate(_prefetch(buffer, index))
+        size = data.chunk * buffer.dtype.itemsize
+        if _bytes(buffer) >= SHARED and size % _LINE == 0 and size <= SHORT * _LINE:
+            yield data
+
+
+def _tile_data(
+    buffer: Any, found: Sequence[Index | None], extents: Mapping[Any, int]
+) -> _TileData | None:
+    """What loads at these indices read within inner loops with these ``extents``; None unless the
+    indices differ by constants and at most one inner loop, over neighboring terms."""
+    indices = [index for index in found if index is not None]
+    if len(indices) < len(found):
+        return None
+    start = _variables(indices[0])
+    if any(_variables(index) != start for index in indices):
+        return None
+    inner = [variable for variable in start if variable in extents]
+    if len(inner) > 1 or any(start.pop(variable) != 1 for variable in inner):
+        return None
+    terms = extents[inner[0]] if inner else 1
+    offsets = {index.get(None, 0) + term for index in indices for term in range(terms)}
+    if not offsets:
+        return None  # the inner loop's extent is not constant
+    first = min(offsets)
+    chunk = next(n for n in itertools.count(1) if first + n not in offsets)
+    return _TileData(buffer, start, offsets, chunk)
+
+
+def _ask_for_lines(data: _TileData, kind: Any) -> Iterator[Any]:
+    """Statements for each tile that load its lines of the chunk after this one."""
+    from tvm import tirx
+
+    values = _LINE // data.buffer.dtype.itemsize
+    for line in sorted({offset // values for offset in data.offsets}):
+        index = _expression({**data.start, None: line * values + data.chunk}, kind)
+        yield tirx.Evaluate(_prefetch(data.buffer, index))
 
 
 def _prefetch(buffer: Any, index: Any) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from tvmtune.arrays import empty
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.static_shapes import static_shape
 
 KERNEL = 3
 Matrix = tuple[tuple[float, ...], ...]
@@ -97,6 +98,8 @@ def applies(call: Any) -> bool:
 
     attrs = call.attrs
     data, weight = call.args[0].ty, call.args[1].ty
+    if static_shape(call) is None or static_shape(call.args[0]) is None:
+        return False
     if attrs.data_layout != "NHWC" or attrs.kernel_layout != "HWIO" or attrs.groups != 1:
         return False
     if attrs.out_layout != "NHWC" or not isinstance(call.args[1], tvm.ir.GenericConst):

@@ -1,9 +1,9 @@
 """Winograd's convolutions (:mod:`tvmtune.operators.winograd`) by rows of tiles.
 
 Here a thread transforms a row of tiles, multiplies, and transforms back before it takes the next row.
-For the whole image at once, the transformed values of a large one go through memory twice, and those
-of any image between the cores, because threads share the tiles in the transforms, but the positions
-within tiles in the products.
+Computed for the whole image at once, transformed values move between cores, because threads divide the
+transforms by tiles but the products by positions within tiles. Those of a large image also go through
+memory twice.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tvmtune.operators.winograd import LEFT_ALONE, Transform
 from tvmtune.passes.packed_products import padded_rows
 
 FEWEST, FEWEST_CACHED = 12, 7
-"""The fewest tiles in a row: with fewer, loading the weights for each row takes too long, or starting
-on it where the weights stay in a core's second-level cache."""
+"""The fewest tiles in a row: the former if the weights are loaded again for each row, the latter if
+they stay in a core's second-level cache. Both are from times of SqueezeNet's, Inception v3's and
+DenseNet-121's layers on a Zen 5."""
 CACHED = 2**20
-"""Bytes of weights that stay there."""
+"""Bytes of weights that stay there, with the cache of a Zen 4 or Zen 5."""
 
 
 def applies(transform: Transform, call: Any) -> bool:

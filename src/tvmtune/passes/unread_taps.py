@@ -1,8 +1,9 @@
-"""Drops the taps of convolutions that read nothing but padding.
+"""Drops the taps of convolutions, the positions of their kernels, that read nothing but padding.
 
 Where the dilation is as large as the image, only a kernel's center reads it: the 3x3 convolutions of
 DeepLab's pyramid become 1x1 (Chen et al., "Rethinking Atrous Convolution for Semantic Image
-Segmentation", 2017, section 3.3).
+Segmentation", 2017, section 3.3). Kernels that are computed, such as those of quantized networks, keep
+their taps.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ def drop(mod: tvm.IRModule) -> tvm.IRModule:
     """``mod`` without such taps of constant kernels in ``main``; itself if there are none."""
     from tvm import relax
 
-    if not any(_sides(binding.value) for binding in bindings(mod)):
+    if not any(_trimmed_axes(binding.value) for binding in bindings(mod)):
         return mod
 
     @relax.expr_functor.mutator
     class Dropper(relax.PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
-            sides = _sides(call)
-            if not sides:
+            axes = _trimmed_axes(call)
+            if not axes:
                 return call
             attrs = call.attrs
-            kept = {axis.letter: slice(axis.dropped, axis.dropped + axis.taps) for axis in sides}
+            taps = {axis.letter: slice(axis.dropped, axis.dropped + axis.taps) for axis in axes}
             weight = constants.values(call.args[1])[
-                tuple(kept.get(letter, slice(None)) for letter in str(attrs.kernel_layout))
+                tuple(taps.get(letter, slice(None)) for letter in str(attrs.kernel_layout))
             ]
             operator = getattr(relax.op.nn, operator_of(call).removeprefix("nn."))
             return operator(
                 call.args[0],
                 constants.share(np.ascontiguousarray(weight)),
                 strides=attrs.strides,
-                padding=[*(axis.before for axis in sides), *(axis.after for axis in sides)],
-                dilation=[axis.dilation for axis in sides],
+                padding=[*(axis.before for axis in axes), *(axis.after for axis in axes)],
+                dilation=[axis.dilation for axis in axes],
                 groups=attrs.groups,
                 data_layout=attrs.data_layout,
                 kernel_layout=attrs.kernel_layout,
@@ -102,7 +103,7 @@ class _Axis:
         return any(0 <= at < self.extent for at in range(start, stop, self.stride))
 
 
-def _sides(expr: Any) -> list[_Axis]:
+def _trimmed_axes(expr: Any) -> list[_Axis]:
     """The trimmed axes of a convolution with a constant kernel; empty if no tap is to be dropped."""
     if operator_of(expr) not in _CONVOLUTIONS or not is_constant(expr.args[1]):
         return []
@@ -126,5 +127,5 @@ def _sides(expr: Any) -> list[_Axis]:
         )
         for i, letter in enumerate(spatial)
     ]
-    kept = [axis.trimmed() for axis in whole]
-    return kept if any(a.taps < b.taps for a, b in zip(kept, whole, strict=True)) else []
+    trimmed = [axis.trimmed() for axis in whole]
+    return trimmed if any(a.taps < b.taps for a, b in zip(trimmed, whole, strict=True)) else []
