@@ -156,6 +156,13 @@ def test_tiles_of_plain_layouts_add_all_terms_before_what_follows():
     assert best.reduction == [[3, 1], [3, 1], [4, 1], [4, 1]]
 
 
+@pytest.mark.parametrize(("terms", "tile"), [(64, (4, 2)), (256, (4, 4))])
+def test_tiles_are_small_where_sums_are_short(terms, tile):
+    """The epilogue of one tile overlaps with the products of the next."""
+    best = tensor_decisions([1, 56, 56, 8], [1, 1, terms], [False, False, False, True], AVX512)[0]
+    assert (best.spatial[2][2], best.spatial[3][2]) == tile
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "terms", "outermost"),
     [(3136, 4, 16, [784, 1]), (3136, 128, 4096, [1, 32]), (1, 64, 128, [1, 16])],

@@ -21,6 +21,7 @@ from tvmtune.passes import (
     packed_products,
     quantized_moves,
     quantized_operators,
+    quantized_sums,
     rounding,
     softmax,
     squeeze_axes,
@@ -75,7 +76,7 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     if quantized and instruction is not None:
         if instruction.data == "uint8":
             graph = unsigned_activations.shift(graph)
-        graph = quantized_moves.reshape_integers(graph)
+        graph = quantized_sums.fold_scales(quantized_moves.reshape_integers(graph))
         graph = quantized_operators.lower(graph, instruction)
     graph = constants.fold_moves(sum_in_float32(graph))
     graph = _run(

@@ -28,16 +28,21 @@ def offset(dtype: str, instruction: DotInstruction) -> int:
 
 @dataclass(frozen=True)
 class Rounding:
-    """From a sum to what is stored: ``clip(round(sum * factor) + zero, low, high)``, halves to even."""
+    """From a sum to what is stored: ``clip(round(sum * factor) + zero, low, high)``, halves to even;
+    with a ``scale``, the value of these steps: ``scale * (steps - zero)`` in float32."""
 
     zero: int
     low: int
     high: int
     dtype: str
+    scale: np.float32 | None = None
 
     def numbers(self) -> np.ndarray:
-        """Zero point and bounds as an argument of the kernel, in float32: so kernels are the same for
-        all layers of equal shapes, however they are calibrated."""
+        """Zero point and bounds as an argument of the kernel, in float32; with a scale, that and the
+        bounds without the zero point. So kernels are the same for all layers of equal shapes, however
+        they are calibrated."""
+        if self.scale is not None:
+            return np.array([self.scale, self.low - self.zero, self.high - self.zero], "float32")
         return np.array([self.zero, self.low, self.high], "float32")
 
 
@@ -91,8 +96,8 @@ def requantize(
     sums: Any, bias: Any, factors: Any, numbers: Any, dtype: str, output: tuple[int, ...]
 ) -> Any:
     """What is stored of ``sums`` as ``dtype``, with an int32 bias, a float32 factor per channel and
-    :meth:`Rounding.numbers`; the products of sums and factors in float32 without ``numbers``; the sums
-    without ``factors``."""
+    :meth:`Rounding.numbers`; if that is float32, the values of the steps. The products of sums and
+    factors in float32 without ``numbers``; the sums without ``factors``."""
     from tvm import te, tirx
 
     def element(*at: Any) -> Any:
@@ -102,8 +107,10 @@ def requantize(
         value = total.astype("float32") * factors(at[-1])
         if numbers is None:
             return value
-        zero, low, high = (numbers(place) for place in range(3))
-        steps = tirx.nearbyint(value) + zero
+        first, low, high = (numbers(place) for place in range(3))
+        if dtype == "float32":
+            return tirx.min(tirx.max(tirx.nearbyint(value), low), high) * first
+        steps = tirx.nearbyint(value) + first
         return tirx.min(tirx.max(steps, low), high).astype("int32").astype(dtype)
 
     return te.compute(output, element, name="requantize")

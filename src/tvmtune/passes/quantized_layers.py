@@ -18,7 +18,7 @@ import numpy as np
 
 from tvmtune.dot_instructions import DotInstruction, computes_groups
 from tvmtune.passes import quantized_kernels as kernels
-from tvmtune.passes.bindings import bindings, is_constant, operator_of
+from tvmtune.passes.bindings import bindings, constant_value, operator_of, reads
 from tvmtune.passes.quantized_kernels import Rounding
 from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
@@ -57,22 +57,19 @@ class Layer:
     factors: np.ndarray | None
     """float32, from a sum to a step of the output, or to its value; None for sums as they are."""
     rounding: Rounding | None
+    fuses: bool = True
+    """Whether elementwise operators behind it may become part of its kernel."""
 
 
 class LayerFinder:
     """Finds layers by the variables that hold their results."""
 
     def __init__(self, mod: tvm.IRModule, instruction: DotInstruction) -> None:
-        from tvm import relax
-
         self._instruction = instruction
         self._values = {b.var: b.value for b in bindings(mod)}
         self.layers: dict[Any, Layer] = {}
         """By the variables that hold their results: bytes, or floats that nothing rounds."""
-        self._users: dict[Any, int] = {}
-        for value in (*self._values.values(), mod["main"].body.body):
-            for each in relax.analysis.free_vars(value):
-                self._users[each] = self._users.get(each, 0) + 1
+        self._users = reads(mod)
         rounded = set()
         for variable, call in self._values.items():
             out = self._scaled(call) if operator_of(call) == "quantize" else None
@@ -86,6 +83,7 @@ class LayerFinder:
             operands = None if call in rounded else self._operands(call)
             if operands is not None and (layer := self._layer(call, operands)):
                 self.layers[variable] = layer
+        self._dequantize_in_registers()
 
     def release(self) -> None:
         """Drop the program and its weights."""
@@ -122,6 +120,44 @@ class LayerFinder:
             call = self._only(data)
         operands = self._operands(call)
         return self._layer(call, operands, bias, out, (low, high)) if operands else None
+
+    def _dequantize_in_registers(self) -> None:
+        """Let layers return the values of bytes that elementwise operators read, which become part of
+        the same kernel."""
+        moves = [moved for variable in self._values if (moved := self.move(variable))]
+        read = {layer.x.bytes for layer in self.layers.values()} | {data for _, data in moves}
+        found = {
+            variable: layer
+            for variable, call in self._values.items()
+            if operator_of(call) == "dequantize"
+            and call.args[0] not in read
+            and (layer := self._dequantized_layer(call))
+        }
+        places = {variable: place for place, variable in enumerate(self._values)}
+        for call in self._values.values():
+            if operator_of(call) == "add" and all(each in found for each in call.args):
+                # The sum becomes part of the later layer's kernel, and reads the earlier one's bytes.
+                earlier = min(call.args, key=places.__getitem__)
+                del found[earlier]
+                stored = self._values[earlier].args[0]
+                self.layers[stored] = replace(self.layers[stored], fuses=False)
+        for variable, layer in found.items():
+            del self.layers[self._values[variable].args[0]]
+            self.layers[variable] = layer
+
+    def _dequantized_layer(self, call: Any) -> Layer | None:
+        """A layer that returns the values of its bytes, which nothing but this dequantize reads."""
+        layer = self.layers.get(call.args[0])
+        values = self._scaled(call)
+        if layer is None or layer.rounding is None or values is None:
+            return None
+        rounding = layer.rounding
+        if self._users.get(call.args[0]) != 1 or rounding.scale is not None:
+            return None
+        if rounding.zero != values.zero or str(call.ty.dtype) != "float32":
+            return None
+        rounding = replace(rounding, dtype="float32", scale=values.scale)
+        return replace(layer, rounding=rounding)
 
     def _integer_product(self, call: Any) -> Layer | None:
         """A product of bytes with constant ones that returns its sums."""
@@ -286,8 +322,7 @@ class LayerFinder:
         return value
 
     def _array(self, value: Any) -> np.ndarray | None:
-        value = self._value(value)
-        return value.value.numpy() if is_constant(value) else None
+        return constant_value(self._value(value))
 
     def _only(self, value: Any) -> Any:
         """The expression of a variable that is read once; None of another."""

@@ -3,7 +3,8 @@
 
 A layer that :mod:`tvmtune.passes.quantized_layers` finds becomes one kernel of bytes, as the tools
 that quantize mean it; pooling and moves of bytes need no floats either. Around other operators, such as
-sums, DequantizeLinear and QuantizeLinear stay, and fuse into elementwise kernels.
+sums, DequantizeLinear and QuantizeLinear stay, and fuse into elementwise kernels, or into the kernel of
+the layer before them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from tvmtune.dot_instructions import DotInstruction, is_depthwise, merged_groups
 from tvmtune.passes import quantized_kernels as kernels
-from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.passes.bindings import bindings, emit_as, operator_of
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window, blocked_weights, merged_weights
@@ -53,10 +54,7 @@ def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
             else:
                 super().visit_var_binding_(binding)
                 return
-            name = str(binding.var.name)
-            is_inner = isinstance(binding.var, relax.DataflowVar)
-            emit = self.builder_.emit if is_inner else self.builder_.emit_output
-            self.set_var_remap(binding.var, emit(made, name))
+            emit_as(self, binding, made)
 
     lowering = Lower(mod)
     lowering.builder_.update_func(mod.get_global_var("main"), lowering.visit_expr(mod["main"]))
@@ -123,7 +121,8 @@ def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> An
         )
 
     constants = list(given.values())
-    made = call_fusable(builder, program, x, *map(share, constants), name=name)
+    arguments = (x, *map(share, constants))
+    made = call_fusable(builder, program, *arguments, name=name, fuses=layer.fuses)
     if shape != output:
         made = relax.op.reshape(builder.emit(made), output)
     if is_moved:

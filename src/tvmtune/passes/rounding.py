@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmtune.passes.bindings import constant_value
 from tvmtune.types import product
 
 
@@ -19,11 +20,14 @@ def _quantize(builder: Any, call: Any) -> Any:
         return _tvm(builder, call)
     axis = int(call.attrs.axis)
 
-    def program(x: Any, scale: Any, zero: Any) -> Any:
-        return quantize(x, scale, zero, axis, dtype)
+    scale, zero = map(_tensor, call.args[1:3])
+    known = constant_value(scale)
+    scales = [] if known is not None and (known == 1).all() else [scale]
 
-    arguments = [call.args[0], *map(_tensor, call.args[1:3])]
-    return builder.call_te(program, *arguments, primfunc_name_hint="quantize")
+    def program(x: Any, zero: Any, *scales: Any) -> Any:
+        return quantize(x, scales[0] if scales else None, zero, axis, dtype)
+
+    return builder.call_te(program, call.args[0], zero, *scales, primfunc_name_hint="quantize")
 
 
 def _dequantize(builder: Any, call: Any) -> Any:
@@ -84,10 +88,22 @@ def _float_within(bound: int) -> float:
 
 def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
     """``clip(round(x / scale) + zero)`` for a TE tensor in float32. ``scale`` and ``zero`` are numbers,
-    or tensors of one value, or of one for each index of ``axis``."""
+    or tensors of one value, or of one for each index of ``axis``; the scale is 1 if None.
+
+    With one scale, values are multiplied by its reciprocal, as other runtimes do: dividing a vector
+    takes as long as ten multiplications. What that changes is 2**-23 of a value, which matters only
+    where it is so close to the middle between two integers.
+    """
     from tvm import te, tirx
 
     axis %= max(len(x.shape), 1)
+    is_one = not isinstance(scale, te.Tensor) or all(int(n) == 1 for n in scale.shape)
+
+    def quotient(index: tuple[Any, ...]) -> Any:
+        if scale is None:
+            return x(*index)
+        step = at(scale, index)
+        return x(*index) * (tirx.const(1.0, "float32") / step) if is_one else x(*index) / step
 
     def at(parameter: Any, index: tuple[Any, ...]) -> Any:
         if not isinstance(parameter, te.Tensor):
@@ -98,7 +114,7 @@ def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
         return parameter(index[axis])
 
     def element(*index: Any) -> Any:
-        steps = tirx.nearbyint(x(*index) / at(scale, index)) + at(zero, index).astype("float32")
+        steps = tirx.nearbyint(quotient(index)) + at(zero, index).astype("float32")
         low, high = (
             tirx.const(_float_within(int(bound.value)), "float32")
             for bound in (tirx.min_value(dtype), tirx.max_value(dtype))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import bindings, is_constant, operator_of
+from tvmtune.passes.bindings import bindings, emit_as, is_constant, operator_of
 from tvmtune.passes.constants import values
 from tvmtune.passes.quantized_kernels import OFFSET
 
@@ -40,10 +40,7 @@ def shift(mod: tvm.IRModule) -> tvm.IRModule:
                 return
             call = self.visit_expr_post_order(binding.value)
             made = relax.op.quantize(call.args[0], *_moved(call), out_dtype="uint8")
-            # What other blocks read is no DataflowVar.
-            is_inner = isinstance(binding.var, relax.DataflowVar)
-            emit = self.builder_.emit if is_inner else self.builder_.emit_output
-            self.set_var_remap(binding.var, emit(made, str(binding.var.name)))
+            emit_as(self, binding, made)
 
     shifting = Shift(mod)
     shifting.builder_.update_func(mod.get_global_var("main"), shifting.visit_expr(mod["main"]))

@@ -47,6 +47,11 @@ FEWEST_PARTS = 8
 """Tiles of rows for several threads, at least."""
 TENSOR_COLUMNS = 4
 """Columns of such a tile, at most."""
+SHORT_SUM = 128
+"""Instructions per sum below which the tile's epilogue takes a good part of the time. Small tiles are
+better then: a core computes the epilogue of one while it starts on the next."""
+LOADS = 0.9
+"""Loads per instruction up to which they take no time of their own."""
 _QUAD = 4
 """Bytes of weights that such an instruction multiplies in each lane."""
 _VECTOR_LOAD = 1.5
@@ -167,7 +172,8 @@ def tensor_decisions(
     blocked = channels_in_blocks(columns)
     result = []
     heights, widths = (1 if axis is None else spatial[axis] for axis in (row, column))
-    for height, width in _tensor_tiles(heights, widths, unit):
+    is_short = not blocked and product(reduction) <= SHORT_SUM
+    for height, width in _tensor_tiles(heights, widths, unit, is_short):
         if not blocked and height > 1 and width.bit_count() > 1:
             continue  # LLVM takes the epilogue's vectors of 48 lanes apart
         register = [1] * len(spatial)
@@ -197,15 +203,17 @@ def tensor_decisions(
     return result
 
 
-def _tensor_tiles(rows: int, columns: int, unit: VectorUnit) -> list[list[int]]:
+def _tensor_tiles(rows: int, columns: int, unit: VectorUnit, is_short: bool) -> list[list[int]]:
+    """Heights and widths, best first."""
     tiles = []
     for height in _divisors(rows, unit.registers - 4):
         for width in _divisors(columns, TENSOR_COLUMNS):
             sums = height * width
             if sums <= min(TENSOR_SUMS, unit.sums) or width == 1:
                 loads = (_VECTOR_LOAD * width + height) / sums
-                tiles.append((loads * max(1.0, _LATENCY / sums), height, width))
-    return [tile for _, *tile in sorted(tiles)]
+                least = max(loads, LOADS) if is_short else loads
+                tiles.append((least * max(1.0, _LATENCY / sums), sums, height, width))
+    return [tile for _, _, *tile in sorted(tiles)]
 
 
 def _divisors(extent: int, most: int) -> list[int]:
