@@ -10,7 +10,8 @@ import tvm
 from tvm import relax
 
 from tvmtune.passes import quantized_sums, rounding
-from tvmtune.passes.bindings import bindings, constant_value, operator_of
+from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.passes.constants import constant_value
 
 SCALES = (0.05, 0.03, 0.07)
 """Of the terms and of the result."""

@@ -92,11 +92,11 @@ def matmul(a: Any, b: Any, output: list[int]) -> Any:
 
     left = a
     if most_rows > rows or len(a.shape) != len(batch) + 2 or _is_half(a):
-        left = _padded([*batch, most_rows, length], len(batch), rows, row, a.dtype, "left")
+        left = _padded([*batch, most_rows, length], len(batch), rows, row, _is_half(a), "left")
     right = b
     if most_columns > columns or _is_half(b):
         right = _padded(
-            [*batch, length, most_columns], len(batch) + 1, columns, b, b.dtype, "right"
+            [*batch, length, most_columns], len(batch) + 1, columns, b, _is_half(b), "right"
         )
     k = te.reduce_axis((0, length), "k")
 
@@ -117,12 +117,10 @@ def _is_half(tensor: Any) -> bool:
     return str(tensor.dtype) in HALF_DTYPES
 
 
-def _padded(shape: list[int], axis: int, extent: int, read: Any, dtype: Any, name: str) -> Any:
-    """What ``read`` reads, which has this ``dtype``, in float32, with zeros from ``extent`` on along
+def _padded(shape: list[int], axis: int, extent: int, read: Any, is_half: bool, name: str) -> Any:
+    """What ``read`` reads, in half precision or not, in float32, with zeros from ``extent`` on along
     ``axis``."""
     from tvm import te, tirx
-
-    is_half = str(dtype) in HALF_DTYPES
 
     def value(*index: Any) -> Any:
         found = read(*index)

@@ -102,10 +102,8 @@ def _allocated_by_threads(statement: Any) -> set[Any]:
 
     def within(loop: Any) -> None:
         if loop.kind == tirx.ForKind.PARALLEL:
-            kinds = (
-                tirx.AllocBuffer,
-                tirx.DeclBuffer,
-            )  # on the stack, and by a call of the runtime
+            # Small ones are on the stack, others declared for what a call of the runtime returns.
+            kinds = (tirx.AllocBuffer, tirx.DeclBuffer)
             structural_walk(loop.body, tuple((kind, allocated) for kind in kinds))
 
     structural_walk(statement, (tirx.For, within))

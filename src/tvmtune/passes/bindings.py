@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
     import tvm
 
 
@@ -24,11 +23,6 @@ def is_constant(expr: Any) -> bool:
     from tvm.ir import GenericConst
 
     return isinstance(expr, GenericConst)
-
-
-def constant_value(expr: Any) -> np.ndarray | None:
-    """The array of a constant; None for another expression."""
-    return expr.value.numpy() if is_constant(expr) else None
 
 
 def reads(mod: tvm.IRModule) -> dict[Any, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.passes.bindings import bindings, is_constant, operator_of
 
 if TYPE_CHECKING:
     import tvm
@@ -128,3 +128,8 @@ def values(constant: Any) -> np.ndarray:
         return np.from_dlpack(tensor)
     copied: np.ndarray = tensor.numpy()
     return copied
+
+
+def constant_value(expr: Any) -> np.ndarray | None:
+    """As :func:`values`; None for an expression that is no constant."""
+    return values(expr) if is_constant(expr) else None

@@ -15,6 +15,8 @@ from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import packed_products
 from tvmtune.passes.packed_products import Storage, Window
 
+BOUNDS = {"uint8": (0, 255), "int8": (-128, 127)}
+"""The least and the largest value of each type of bytes."""
 LARGEST_PRODUCT = 255 * 128
 OFFSET = 128
 """From a signed byte to the unsigned one in its place."""

@@ -18,15 +18,15 @@ import numpy as np
 
 from tvmtune.dot_instructions import DotInstruction, computes_groups
 from tvmtune.passes import quantized_kernels as kernels
-from tvmtune.passes.bindings import bindings, constant_value, operator_of, reads
-from tvmtune.passes.quantized_kernels import Rounding
+from tvmtune.passes.bindings import bindings, operator_of, reads
+from tvmtune.passes.constants import constant_value
+from tvmtune.passes.quantized_kernels import BOUNDS, Rounding
 from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
 
 if TYPE_CHECKING:
     import tvm
 
-_BOUNDS = {"uint8": (0, 255), "int8": (-128, 127)}
 _KERNELS = {"matmul": "KN", "nn.conv1d": "OIW", "nn.conv2d": "OIHW"}
 """Operators with kernels in integers, and the axes of their weights."""
 _MOVES = ("nn.max_pool2d", "reshape", "flatten", "squeeze", "expand_dims", "permute_dims")
@@ -83,16 +83,19 @@ class LayerFinder:
             operands = None if call in rounded else self._operands(call)
             if operands is not None and (layer := self._layer(call, operands)):
                 self.layers[variable] = layer
+        moves = {variable: self._move(variable) for variable in self._values}
+        self.moves = {variable: move for variable, move in moves.items() if move}
+        """Operators that only move bytes, and the bytes, by the variables that hold their results."""
         self._dequantize_in_registers()
 
     def release(self) -> None:
         """Drop the program and its weights."""
         self._values.clear()
         self.layers.clear()
+        self.moves.clear()
         self._users.clear()
 
-    def move(self, variable: Any) -> tuple[Any, Any] | None:
-        """An operator that only moves bytes, and the bytes."""
+    def _move(self, variable: Any) -> tuple[Any, Any] | None:
         call = self._values[variable]
         out = self._scaled(call) if operator_of(call) == "quantize" else None
         moving = self._only(call.args[0]) if out else None
@@ -103,7 +106,7 @@ class LayerFinder:
         return (moving, x.bytes) if x and same else None
 
     def _rounded_layer(self, value: Any, out: Quantized) -> Layer | None:
-        low, high = (float(bound) for bound in _BOUNDS[out.dtype])
+        low, high = (float(bound) for bound in BOUNDS[out.dtype])
         call = self._only(value)
         while bounds := self._bounds(call):
             low, high = max(low, _step(bounds[0], out)), min(high, _step(bounds[1], out))
@@ -124,8 +127,8 @@ class LayerFinder:
     def _dequantize_in_registers(self) -> None:
         """Let layers return the values of bytes that elementwise operators read, which become part of
         the same kernel."""
-        moves = [moved for variable in self._values if (moved := self.move(variable))]
-        read = {layer.x.bytes for layer in self.layers.values()} | {data for _, data in moves}
+        read = {layer.x.bytes for layer in self.layers.values()}
+        read |= {data for _, data in self.moves.values()}
         found = {
             variable: layer
             for variable, call in self._values.items()
@@ -151,12 +154,11 @@ class LayerFinder:
         values = self._scaled(call)
         if layer is None or layer.rounding is None or values is None:
             return None
-        rounding = layer.rounding
-        if self._users.get(call.args[0]) != 1 or rounding.scale is not None:
+        if self._users.get(call.args[0]) != 1 or str(call.ty.dtype) != "float32":
             return None
-        if rounding.zero != values.zero or str(call.ty.dtype) != "float32":
+        if layer.rounding.zero != values.zero:
             return None
-        rounding = replace(rounding, dtype="float32", scale=values.scale)
+        rounding = replace(layer.rounding, dtype="float32", scale=values.scale)
         return replace(layer, rounding=rounding)
 
     def _integer_product(self, call: Any) -> Layer | None:
@@ -167,7 +169,7 @@ class LayerFinder:
         dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
         if weights is None or weights.ndim != 2 or len(x.ty.shape) < 2:
             return None
-        if dtypes[0] not in _BOUNDS or dtypes[1:] != ["int8", "int32"]:
+        if dtypes[0] not in BOUNDS or dtypes[1:] != ["int8", "int32"]:
             return None
         operand = Quantized(x, np.float32(1), 0, dtypes[0])
         ones = np.ones(1, "float32")
@@ -227,7 +229,7 @@ class LayerFinder:
         """What quantize or dequantize says of the bytes, if they have one scale."""
         scale, zero = (self._array(each) for each in call.args[1:3])
         dtype = str((call if operator_of(call) == "quantize" else call.args[0]).ty.dtype)
-        if scale is None or zero is None or scale.size != 1 or dtype not in _BOUNDS:
+        if scale is None or zero is None or scale.size != 1 or dtype not in BOUNDS:
             return None
         if zero.size != 1 or not _are_sound(scale):
             return None
@@ -251,7 +253,7 @@ class LayerFinder:
         weights, scales, zeros = (self._array(each) for each in call.args[:3])
         if weights is None or scales is None or zeros is None:
             return None
-        if str(weights.dtype) not in _BOUNDS or not _are_sound(scales):
+        if str(weights.dtype) not in BOUNDS or not _are_sound(scales):
             return None
         scales, zeros = _along_axis(call, weights.ndim, scales, zeros)
         whole = weights.astype(np.int32) - zeros.astype(np.int32)

@@ -45,7 +45,7 @@ def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
     class Lower(relax.PyExprMutator):
         def visit_var_binding_(self, binding: Any) -> None:
             layer = finder.layers.get(binding.var)
-            moved = None if layer else finder.move(binding.var)
+            moved = finder.moves.get(binding.var)
             if layer:
                 made = _emit(self.builder_, layer, self.visit_expr(layer.x.bytes), instruction)
             elif moved:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.passes.bindings import bindings, constant_value, emit_as, operator_of, reads
+from tvmtune.passes.bindings import bindings, emit_as, operator_of, reads
+from tvmtune.passes.constants import constant_value
+from tvmtune.passes.quantized_kernels import BOUNDS
 
 if TYPE_CHECKING:
     import tvm
-
-_LEAST = {"uint8": 0, "int8": -128}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _sum(call: Any, values: dict[Any, Any], only: Any) -> _Sum | None:
     ``only`` gives the expression of a variable that is read once."""
     scale, zero = _scale(call), constant_value(call.args[2])
     dtype = str(call.ty.dtype)
-    if scale is None or zero is None or zero.size != 1 or dtype not in _LEAST:
+    if scale is None or zero is None or zero.size != 1 or dtype not in BOUNDS:
         return None
     total = only(call.args[0])
     has_relu = operator_of(total) == "nn.relu"
@@ -98,13 +98,13 @@ def _sum(call: Any, values: dict[Any, Any], only: Any) -> _Sum | None:
     scales = []
     for term in terms:
         own = _scale(term) if operator_of(term) == "dequantize" else None
-        if own is None or str(term.args[0].ty.dtype) not in _LEAST:
+        if own is None or str(term.args[0].ty.dtype) not in BOUNDS:
             return None
         with np.errstate(over="ignore", under="ignore"):
             scales.append(own / scale)
     if not all(np.finfo(np.float32).tiny <= each < np.inf for each in scales):
         return None
-    return _Sum(terms, scales, has_relu and int(zero.item()) > _LEAST[dtype])
+    return _Sum(terms, scales, has_relu and int(zero.item()) > BOUNDS[dtype][0])
 
 
 def _scale(call: Any) -> np.float32 | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune.passes.bindings import constant_value
+from tvmtune.passes.constants import constant_value
 from tvmtune.types import product
 
 
@@ -97,21 +97,21 @@ def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
     from tvm import te, tirx
 
     axis %= max(len(x.shape), 1)
-    is_one = not isinstance(scale, te.Tensor) or all(int(n) == 1 for n in scale.shape)
 
-    def quotient(index: tuple[Any, ...]) -> Any:
-        if scale is None:
-            return x(*index)
-        step = at(scale, index)
-        return x(*index) * (tirx.const(1.0, "float32") / step) if is_one else x(*index) / step
+    def is_single(parameter: Any) -> bool:
+        return not isinstance(parameter, te.Tensor) or all(int(n) == 1 for n in parameter.shape)
 
     def at(parameter: Any, index: tuple[Any, ...]) -> Any:
         if not isinstance(parameter, te.Tensor):
             return parameter
-        extents = [int(n) for n in parameter.shape]
-        if all(n == 1 for n in extents):
-            return _only(parameter)
-        return parameter(index[axis])
+        return _only(parameter) if is_single(parameter) else parameter(index[axis])
+
+    def quotient(index: tuple[Any, ...]) -> Any:
+        value = x(*index)
+        if scale is None:
+            return value
+        step = at(scale, index)
+        return value * (tirx.const(1.0, "float32") / step) if is_single(scale) else value / step
 
     def element(*index: Any) -> Any:
         steps = tirx.nearbyint(quotient(index)) + at(zero, index).astype("float32")

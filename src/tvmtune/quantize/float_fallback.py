@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.passes.bindings import is_constant, operator_of
+from tvmtune.passes.bindings import emit_as, is_constant, operator_of
 from tvmtune.quantize.layers import LAYOUT, Layer
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def channels_last(graph: tvm.IRModule, layers: Collection[Layer]) -> tvm.IRModul
                 return
             self.converted[name] = emit(made, f"{name}_y")
             back = relax.op.permute_dims(self.converted[name], _TO_NCHW)
-            is_inner = isinstance(binding.var, relax.DataflowVar)
-            new = emit(back, name) if is_inner else self.builder_.emit_output(back, name)
-            self.set_var_remap(binding.var, new)
+            emit_as(self, binding, back)
 
         def last(self, value: Any) -> Any | None:
             """The NHWC form of a variable that has one."""
