@@ -12,9 +12,10 @@ from typing import Any
 
 from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import local
+from tvmtune.spaces.cpu_tiles import VectorUnit, vector_unit
 
-ROWS = 14
 VECTORS = 2
+"""In each row of accumulators."""
 DEPTH = 128
 BLOCKS = 512
 """Independent blocks per thread, enough to make the dispatch of work negligible."""
@@ -59,31 +60,38 @@ def _load(
     import tvm
 
     threads = int(options["threads"])
-    bits = int(tvm.get_global_func("target.llvm_get_vector_width")(tvm.target.Target(target)))
-    columns = VECTORS * max(4, bits // 32)
+    unit = vector_unit(target)
+    rows, columns = _tile(unit)
     blocks = BLOCKS * threads
     kept = Path(folder) / keep if keep else None
     if kept is None or not kept.exists():
-        path = local.build(_kernel(blocks, columns), target, options, folder)
+        path = local.build(kernel(unit, blocks), target, options, folder)
         kept = Path(path).rename(kept or path)
     module = tvm.runtime.load_module(str(kept))
     arrays = [
         tvm.runtime.tensor(np.ones(shape, "float32"))
-        for shape in ((DEPTH, ROWS), (DEPTH, columns), (blocks, ROWS, columns))
+        for shape in ((DEPTH, rows), (DEPTH, columns), (blocks, rows, columns))
     ]
-    return module, arrays, 2.0 * blocks * ROWS * columns * DEPTH
+    return module, arrays, 2.0 * blocks * rows * columns * DEPTH
 
 
-def _kernel(blocks: int, columns: int) -> Any:
+def _tile(unit: VectorUnit) -> tuple[int, int]:
+    """Rows and columns of sums that fill the registers."""
+    return unit.sums // VECTORS, unit.lanes * VECTORS
+
+
+def kernel(unit: VectorUnit, blocks: int) -> Any:
+    """The module: arguments (DEPTH, rows), (DEPTH, columns) and (blocks, rows, columns)."""
     import tvm
     from tvm import te
     from tvm.s_tir import Schedule
 
-    a = te.placeholder((DEPTH, ROWS), name="a")
+    rows, columns = _tile(unit)
+    a = te.placeholder((DEPTH, rows), name="a")
     b = te.placeholder((DEPTH, columns), name="b")
     k = te.reduce_axis((0, DEPTH), name="k")
     c = te.compute(
-        (blocks, ROWS, columns), lambda t, i, j: te.sum(a[k, i] * b[k, j], axis=k), name="c"
+        (blocks, rows, columns), lambda t, i, j: te.sum(a[k, i] * b[k, j], axis=k), name="c"
     )
     sch = Schedule(tvm.IRModule({"main": te.create_prim_func([a, b, c])}))
     block = sch.get_sblock("c")
