@@ -101,6 +101,34 @@ def kernel(network: Prepared, algorithm: Algorithm | None = None) -> tvm.IRModul
     return as_workload(site.func)
 
 
+def relax_conv(
+    layout: str, height: Any = 8, *, dilation: int = 1, dtype: str = "float16"
+) -> tuple[tvm.IRModule, np.ndarray]:
+    """One 3x3 convolution of 16 channels, and its kernel; ``height`` may be a variable."""
+    from tvm import relax
+
+    data, kernel = {
+        "NHWC": ((1, height, 8, 16), (3, 3, 16, 16)),
+        "NCHW": ((1, 16, height, 8), (16, 16, 3, 3)),
+    }[layout]
+    weight = (np.arange(np.prod(kernel)) % 1000).astype(dtype).reshape(kernel)
+    x = relax.Var("x", relax.TensorType(data, dtype))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = relax.op.nn.conv2d(
+                *(x, relax.const(weight)),
+                padding=dilation,
+                dilation=dilation,
+                data_layout=layout,
+                kernel_layout="HWIO" if layout == "NHWC" else "OIHW",
+                out_layout=layout,
+            )
+            output = builder.emit_output(conv)
+        builder.emit_func_output(output)
+    return builder.get(), weight
+
+
 def convolution_of(network: Prepared) -> Any:
     """The first call of a convolution in the network's graph."""
     from tvm import relax

@@ -7,6 +7,7 @@ import re
 import pytest
 import tvm
 from onnxconverter_common import float16
+from tvm import tirx
 
 from kernels import (
     convolution_of,
@@ -15,12 +16,14 @@ from kernels import (
     one_conv,
     prepared,
     random_args,
+    relax_conv,
     run_kernel,
     sample_modules,
 )
 from tvmtune import host
-from tvmtune.operators import gemm
+from tvmtune.operators import gemm, winograd
 from tvmtune.operators.implementations import IMPLICIT_GEMM, SPLIT_K
+from tvmtune.passes.bindings import bindings
 from tvmtune.spaces.gpu_spaces import GpuSpace, RegisterTiles
 
 H100 = {
@@ -53,6 +56,17 @@ def test_implicit_gemm_equals_the_fused_convolution(case, layout):
     shape = [int(n) for n in matrices["main"].params[1].shape]
     computed = run_kernel(matrices, [args[0], args[1].reshape(shape), *args[2:]])
     assert error(computed, expected) < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_an_image_of_unknown_height_is_left_to_the_direct_convolution(layout):
+    known, _ = relax_conv(layout, dtype="float32")
+    assert gemm.applies(bindings(known)[0].value)
+    mod, _ = relax_conv(layout, tirx.Var("height", "int64"), dtype="float32")
+    call = bindings(mod)[0].value
+    assert not gemm.applies(call)
+    assert not gemm.splits(call)
+    assert not winograd.applies(call)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

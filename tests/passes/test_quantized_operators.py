@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,7 +13,7 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
-from tvm import relax, te, tirx
+from tvm import relax, te
 
 import tvmtune
 from quantize import cnn
@@ -23,8 +24,9 @@ from tvmtune.bench.verify import allowed_errors
 from tvmtune.dot_instructions import for_bytes
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
-from tvmtune.passes import quantized_layers, quantized_operators, rounding
+from tvmtune.passes import quantized_operators, quantized_sums, rounding
 from tvmtune.passes.bindings import bindings
+from tvmtune.passes.quantized_values import QuantizedValues
 from tvmtune.runtime.library import Library
 
 INTEGERS = bool(for_bytes(host.backend("cpu").make_target({}, None).target))
@@ -139,6 +141,25 @@ def test_halves_are_rounded_to_even(tmp_path):
     compiled = api.compile(api.plan(OnnxNetwork(model, name="r"), "cpu"), tmp_path / "lib.so")
     (steps,) = Library.open(compiled.path).run({"x": x})
     assert steps.tolist() == [8, 10, 10, 12, 12, 127, -128]
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.0235, 1e-39])
+def test_a_quotient_is_rounded_as_a_division_gives_it(scale, tmp_path):
+    """Averages of two bytes of this scale: half of them lie between two steps, where a product with the
+    reciprocal may fall on the other side. Of the least scale, the reciprocal is infinite."""
+    scale = np.float32(scale)
+    x = np.concatenate([(np.arange(-255, 256) * scale) / np.float32(2), [0]]).astype("float32")
+    graph = helper.make_graph(
+        [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["y"])],
+        "rounding",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, x.shape)],
+        [numpy_helper.from_array(scale, "scale"), numpy_helper.from_array(np.int8(0), "zero")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    compiled = api.compile(api.plan(OnnxNetwork(model, name="r"), "cpu"), tmp_path / "lib.so")
+    (steps,) = Library.open(compiled.path).run({"x": x})
+    np.testing.assert_array_equal(steps, np.clip(np.rint(x / scale), -128, 127))
 
 
 @pytest.mark.slow
@@ -282,9 +303,18 @@ def test_one_scale_with_several_zero_points_is_read():
     scale, zeros = relax.const(0.5, "float32"), relax.const(np.int8([0, 1, 2, 3]))
     constant = relax.op.dequantize(relax.const(np.int8([5, 6, 7, 8])), scale, zeros, axis=0)
     mod = quantized_constant(lambda x: relax.op.add(x, constant))
-    finder = quantized_layers.LayerFinder(mod, for_bytes(VNNI))
     add = bindings(mod)[-1].value
-    np.testing.assert_array_equal(finder._constant(add.args[1]), [2.5] * 4)
+    values = QuantizedValues(mod)
+    np.testing.assert_array_equal(values.constant(add.args[1]), [2.5] * 4)
+
+
+def test_values_of_types_that_numpy_lacks_are_left_as_they_are():
+    scale, zero = relax.const(0.5, "float32"), relax.const(0, "float16")
+    small = relax.const(np.array([1, 2, 3, 4], ml_dtypes.float8_e4m3fn))
+    dequantized = relax.op.dequantize(small, scale, zero, axis=0)
+    mod = quantized_constant(lambda x: relax.op.nn.relu(relax.op.add(x, dequantized)))
+    assert quantized_operators.lower(mod, for_bytes(VNNI)) is mod
+    assert quantized_sums.fold_scales(mod) is mod
 
 
 def test_bytes_of_several_zero_points_are_no_operand():
@@ -296,10 +326,13 @@ def test_bytes_of_several_zero_points_are_no_operand():
 def test_values_above_int32_become_its_largest():
     """2**31 - 1 itself is no float32."""
     x = te.placeholder((4,), "float32", name="x")
-    steps = rounding.quantize(x, tirx.const(1.0, "float32"), tirx.const(0, "int32"), 0, "int32")
-    mod = tvm.IRModule({"main": te.create_prim_func([x, steps])})
+    zero = te.placeholder((1,), "int32", name="zero")
+    steps = rounding.quantize(x, None, zero, 0, "int32")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, zero, steps])})
     values = np.float32([1e10, 2**31, -(2**31), -1e10])
     got = tvm.runtime.tensor(np.zeros(4, "int32"))
-    tvm.compile(mod, tvm.target.Target({"kind": "llvm"}))["main"](tvm.runtime.tensor(values), got)
+    arguments = (values, np.zeros(1, "int32"))
+    compiled = tvm.compile(mod, tvm.target.Target({"kind": "llvm"}))
+    compiled["main"](*map(tvm.runtime.tensor, arguments), got)
     assert (got.numpy()[:2] >= 2**31 - 128).all()
     assert (got.numpy()[2:] == -(2**31)).all()

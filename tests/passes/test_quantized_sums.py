@@ -19,21 +19,35 @@ SHAPE = (2, 6, 5)
 
 
 def residual(
-    zero: int, *, relu: bool, dtype: str = "uint8", scales: Any = SCALES, read: bool = False
+    zero: int,
+    *,
+    relu: bool,
+    dtype: str = "uint8",
+    scales: Any = SCALES,
+    points: Any = (7, 3),
+    shapes: Any = (SHAPE, SHAPE),
+    computed: str = "float32",
+    outputs: str = "",
 ) -> tvm.IRModule:
-    """Two inputs of bytes, whose sum is quantized; with ``read`` it is an output, too."""
-    names = ("x", "y")
-    inputs = [relax.Var(name, relax.TensorType(SHAPE, dtype)) for name in names]
+    """Two inputs of bytes, whose sum is quantized; ``outputs`` may name the sum or the first term."""
+    inputs = [
+        relax.Var(name, relax.TensorType(shape, dtype))
+        for name, shape in zip(("x", "y"), shapes, strict=True)
+    ]
     builder = relax.BlockBuilder()
     with builder.function("main", inputs):
         with builder.dataflow():
             terms = [
                 builder.emit(
                     relax.op.dequantize(
-                        each, relax.const(np.float32(scale)), relax.const(point, "int32"), axis=0
+                        each,
+                        relax.const(np.float32(scale)),
+                        relax.const(point, "int32"),
+                        axis=0,
+                        out_dtype=computed,
                     )
                 )
-                for each, scale, point in zip(inputs, scales, (7, 3), strict=False)
+                for each, scale, point in zip(inputs, scales, points, strict=False)
             ]
             total = builder.emit(relax.op.add(*terms))
             limited = builder.emit(relax.op.nn.relu(total)) if relu else total
@@ -44,10 +58,11 @@ def residual(
                 axis=0,
                 out_dtype=dtype,
             )
-            outputs = [builder.emit_output(result)]
-            if read:
-                outputs.append(builder.emit_output(relax.op.negative(total)))
-        builder.emit_func_output(relax.Tuple(outputs))
+            results = [builder.emit_output(result)]
+            others = {"sum": total, "term": terms[0]}
+            if outputs:
+                results.append(builder.emit_output(relax.op.negative(others[outputs])))
+        builder.emit_func_output(relax.Tuple(results))
     return builder.get()
 
 
@@ -63,24 +78,30 @@ def run(mod: tvm.IRModule, *inputs: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 9), ("int8", -128)])
-def test_the_result_is_that_of_the_definition(dtype, zero, relu):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shapes": (SHAPE, (1, 6, 1))}, {"outputs": "term"}],
+    ids=["equal shapes", "broadcast", "a term that is read elsewhere"],
+)
+def test_the_result_is_that_of_the_definition(options, dtype, zero, relu):
     rng = np.random.RandomState(0)
     limits = np.iinfo(dtype)
-    x, y = (rng.randint(limits.min, limits.max + 1, SHAPE).astype(dtype) for _ in range(2))
-    mod = quantized_sums.fold_scales(residual(zero, relu=relu, dtype=dtype))
+    shapes = options.get("shapes", (SHAPE, SHAPE))
+    x, y = (rng.randint(limits.min, limits.max + 1, shape).astype(dtype) for shape in shapes)
+    mod = quantized_sums.fold_scales(residual(zero, relu=relu, dtype=dtype, **options))
+    (last,) = [b.value for b in bindings(mod) if operator_of(b.value) == "quantize"]
+    assert constant_value(last.args[1]) == 1, "in steps of the result"
     total = SCALES[0] * (x - 7.0) + SCALES[1] * (y - 3.0)
     total = np.maximum(total, 0) if relu else total
     wanted = np.clip(np.rint(total / SCALES[2]) + zero, limits.min, limits.max)
     np.testing.assert_array_equal(run(mod, x, y), wanted)
 
 
-def test_no_element_is_divided_or_multiplied_by_the_scale_of_the_result():
-    mod = quantized_sums.fold_scales(residual(0, relu=False))
-    (last,) = [b.value for b in bindings(mod) if operator_of(b.value) == "quantize"]
-    assert constant_value(last.args[1]) == 1
-    kernels = relax.transform.LegalizeOps(rounding.LEGALIZERS)(mod)
-    (quantize,) = [f for name, f in kernels.functions.items() if name.name_hint == "quantize"]
-    assert len(quantize.params) == 3, "data, zero point, output"
+def test_no_element_is_divided():
+    divided = relax.transform.LegalizeOps(rounding.LEGALIZERS)(residual(0, relu=False))
+    assert "/" in divided.script()
+    folded = quantized_sums.fold_scales(residual(0, relu=False))
+    assert "/" not in relax.transform.LegalizeOps(rounding.LEGALIZERS)(folded).script()
 
 
 @pytest.mark.parametrize(("zero", "has_relu"), [(0, False), (9, True)])
@@ -91,8 +112,24 @@ def test_a_relu_goes_where_the_limits_of_the_bytes_do_the_same(zero, has_relu):
 
 @pytest.mark.parametrize(
     "options",
-    [{"read": True}, {"scales": (1e30, 1e30, 1e-30)}, {"scales": (1e-30, 1e-30, 1e30)}],
-    ids=["read elsewhere", "too large", "too small"],
+    [
+        {"outputs": "sum"},
+        {"scales": (1e30, 1e30, 1e-30)},
+        {"scales": (1e-30, 1e-30, 1e30)},
+        {"scales": (-0.05, -0.05, -0.05)},
+        {"scales": (0.05, 0.03, 0.0)},
+        {"points": ([0, 1], 3)},
+        {"computed": "float16"},
+    ],
+    ids=[
+        "read elsewhere",
+        "large",
+        "small",
+        "negative",
+        "zero",
+        "several points",
+        "half precision",
+    ],
 )
 def test_other_sums_stay_as_they_are(options):
     mod = residual(0, relu=False, **options)

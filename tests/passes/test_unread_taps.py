@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from tvm import relax, tirx
+from tvm import tirx
 
-from kernels import convolution_of, one_conv, prepared
+from kernels import convolution_of, one_conv, prepared, relax_conv
 from tvmtune import api
 from tvmtune.accuracy import relative_error
 from tvmtune.networks.onnx.network import OnnxNetwork
@@ -98,32 +96,9 @@ def test_convolutions_of_sequences_and_volumes_lose_them_too(tmp_path, rank):
     agrees_with_reference(model, tmp_path)
 
 
-def half_precision(layout: str, height: Any = 8) -> tuple[tvm.IRModule, np.ndarray]:
-    """One convolution with a dilation of 9, and its kernel."""
-    data, kernel = {
-        "NHWC": ((1, height, 8, 4), (3, 3, 4, 4)),
-        "NCHW": ((1, 4, height, 8), (4, 4, 3, 3)),
-    }[layout]
-    weight = np.arange(np.prod(kernel)).astype("float16").reshape(kernel)
-    x = relax.Var("x", relax.TensorType(data, "float16"))
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            conv = relax.op.nn.conv2d(
-                *(x, relax.const(weight)),
-                padding=9,
-                dilation=9,
-                data_layout=layout,
-                kernel_layout="HWIO" if layout == "NHWC" else "OIHW",
-            )
-            output = builder.emit_output(conv)
-        builder.emit_func_output(output)
-    return builder.get(), weight
-
-
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_they_are_dropped_in_either_layout_and_in_half_precision(layout):
-    mod, weight = half_precision(layout)
+    mod, weight = relax_conv(layout, dilation=9)
     (call,) = (b.value for b in bindings(unread_taps.drop(mod)) if operator_of(b.value))
     center = weight[1:2, 1:2] if layout == "NHWC" else weight[:, :, 1:2, 1:2]
     np.testing.assert_array_equal(call.args[1].value.numpy(), center)
@@ -131,7 +106,7 @@ def test_they_are_dropped_in_either_layout_and_in_half_precision(layout):
 
 
 def test_images_of_unknown_size_keep_their_taps():
-    mod, _ = half_precision("NHWC", tirx.Var("height", "int64"))
+    mod, _ = relax_conv("NHWC", tirx.Var("height", "int64"), dilation=9)
     assert unread_taps.drop(mod) is mod
 
 

@@ -74,12 +74,18 @@ def test_sums_and_pooling_between_layers_read_and_write_bytes():
     assert "float32" not in {arg.dtype for arg in sums.args if len(arg.shape) > 2}
 
 
-def test_the_convolution_before_a_sum_gives_its_values_as_floats():
-    """They are in registers, where bytes would have to be narrowed and widened."""
-    plan = api.plan(Int8Network(cnn.residual()), "cpu", attrs=VNNI)
-    (sums,) = [task for task in plan.tasks if "_add_quantize" in task.name]
-    assert "conv2d" in sums.name
-    assert sums.name.count("dequantize") == 1, "that of the other term"
+def test_a_sum_is_computed_by_one_convolution_and_reads_the_bytes_of_the_other():
+    """Its own values are in registers, where bytes would have to be narrowed and widened."""
+    g = GraphBuilder("two")
+    x = g.input("data", (1, 16, 8, 8))
+    total = g.add(g.conv_bn(x, "one", 16, 3, pad=1), g.conv_bn(x, "other", 16, 1), "sum")
+    network = OnnxNetwork(g.model(g.conv_bn(g.relu(total), "last", 24, 1)), name="two")
+    plan = api.plan(Int8Network(network), "cpu", attrs=VNNI)
+    convolutions = [task for task in plan.tasks if "conv2d" in task.name]
+    (sums,) = [task for task in convolutions if "_add_quantize" in task.name]
+    assert len(convolutions) == 3
+    images = [arg.dtype for arg in sums.args if len(arg.shape) == 4 and arg.shape[1:3] == (8, 8)]
+    assert images == ["uint8"] * 3, "the input, the other term, and the sum"
 
 
 def test_tasks_do_not_depend_on_calibration():

@@ -21,6 +21,7 @@ from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.precision import HALF_DTYPES
+from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
 
 ROWS = 16
@@ -35,9 +36,11 @@ SHORTEST = 128
 
 
 def applies(call: Any) -> bool:
-    """One group, constant weights, NHWC or NCHW, floating point."""
+    """One group, constant weights, NHWC or NCHW, floating point, static shapes."""
     import tvm
 
+    if static_shape(call) is None or static_shape(call.args[0]) is None:
+        return False
     attrs = call.attrs
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
     return (

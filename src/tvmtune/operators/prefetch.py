@@ -9,8 +9,8 @@ The data of these rows come from other cores' caches if threads share the column
 or two lines of each row, the hardware does not foresee the next ones. So each tile of rows asks for its
 lines of the next chunk.
 
-The requests of the last chunk are for addresses beyond the operand. A prefetch of an address without
-memory does nothing.
+The last requests may be for addresses beyond the operand. A prefetch of an address without memory does
+nothing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _allocated_by_threads(statement: Any) -> set[Any]:
 
     def within(loop: Any) -> None:
         if loop.kind == tirx.ForKind.PARALLEL:
-            # Small ones are on the stack, others declared for what a call of the runtime returns.
+            # Small buffers are on the stack; large ones are declared for the pointer that the runtime's
+            # allocator returns.
             kinds = (tirx.AllocBuffer, tirx.DeclBuffer)
             structural_walk(loop.body, tuple((kind, allocated) for kind in kinds))
 

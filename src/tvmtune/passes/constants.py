@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     import tvm
 
 _CONVOLUTIONS = tuple(f"nn.conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose"))
+_NUMPY = (
+    "float16",
+    "float32",
+    "float64",
+    *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)),
+)
+"""Types that NumPy has: TVM's constants have others, such as float8_e4m3fn."""
 _ELEMENTWISE = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 
 
@@ -113,18 +120,17 @@ _MOVES = {
 
 def _constant(builder: Any, expr: Any) -> np.ndarray | None:
     """The values of ``expr`` if it is a constant, else None."""
-    import tvm
     from tvm import relax
 
     while isinstance(expr, relax.Var):
         expr = builder.lookup_binding(expr)
-    return values(expr) if isinstance(expr, tvm.ir.GenericConst) else None
+    return constant_value(expr)
 
 
 def values(constant: Any) -> np.ndarray:
     """The values of a Relax constant, without a copy if NumPy has the type."""
     tensor = constant.value
-    if np.prod(tensor.shape) and str(tensor.dtype).startswith(("float", "int", "uint")):
+    if np.prod(tensor.shape) and str(tensor.dtype) in _NUMPY:
         return np.from_dlpack(tensor)
     copied: np.ndarray = tensor.numpy()
     return copied

@@ -2,7 +2,7 @@
 
 Tools that quantize put DequantizeLinear before an operator and QuantizeLinear behind it. A layer is a
 convolution or product of dequantized bytes with constant weights, and the bias, the bounds and the
-rounding behind it.
+rounding behind it; it may return bytes, or the values that they stand for.
 
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", 2018, section 2: with x = sx (qx - zx) and w = sw qw,
@@ -18,9 +18,9 @@ import numpy as np
 
 from tvmtune.dot_instructions import DotInstruction, computes_groups
 from tvmtune.passes import quantized_kernels as kernels
-from tvmtune.passes.bindings import bindings, operator_of, reads
-from tvmtune.passes.constants import constant_value
+from tvmtune.passes.bindings import operator_of
 from tvmtune.passes.quantized_kernels import BOUNDS, Rounding
+from tvmtune.passes.quantized_values import Quantized, QuantizedValues, are_sound
 from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
 
@@ -31,16 +31,6 @@ _KERNELS = {"matmul": "KN", "nn.conv1d": "OIW", "nn.conv2d": "OIHW"}
 """Operators with kernels in integers, and the axes of their weights."""
 _MOVES = ("nn.max_pool2d", "reshape", "flatten", "squeeze", "expand_dims", "permute_dims")
 """Operators that return some of their input's values: bytes remain what they are."""
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """Bytes, and ``value = scale * (byte - zero)``."""
-
-    bytes: Any
-    scale: np.float32
-    zero: int
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -66,95 +56,111 @@ class LayerFinder:
 
     def __init__(self, mod: tvm.IRModule, instruction: DotInstruction) -> None:
         self._instruction = instruction
-        self._values = {b.var: b.value for b in bindings(mod)}
+        self._values = QuantizedValues(mod)
         self.layers: dict[Any, Layer] = {}
-        """By the variables that hold their results: bytes, or floats that nothing rounds."""
-        self._users = reads(mod)
-        rounded = set()
-        for variable, call in self._values.items():
-            out = self._scaled(call) if operator_of(call) == "quantize" else None
+        """By the variables that hold their results: bytes, values of bytes, or sums."""
+        self.moves: dict[Any, tuple[Any, Any]] = {}
+        """Operators that only move bytes, and the bytes, by the variables that hold their results."""
+        # Each search reads what those before it found.
+        self._find_rounded()
+        self._find_unrounded()
+        self._find_moves()
+        self._dequantize_in_registers()
+
+    def release(self) -> None:
+        """Drop the program and its weights."""
+        self._values.release()
+        self.layers.clear()
+        self.moves.clear()
+
+    def _find_rounded(self) -> None:
+        for variable, call in self._values.bindings.items():
+            out = self._values.scaled(call) if operator_of(call) == "quantize" else None
             if out is not None and (layer := self._rounded_layer(call.args[0], out)):
                 self.layers[variable] = layer
-                rounded.add(layer.call)
-        for variable, call in self._values.items():
+
+    def _find_unrounded(self) -> None:
+        rounded = {layer.call for layer in self.layers.values()}
+        for variable, call in self._values.bindings.items():
             if (sums := self._integer_product(call)) is not None:
                 self.layers[variable] = sums
                 continue
             operands = None if call in rounded else self._operands(call)
             if operands is not None and (layer := self._layer(call, operands)):
                 self.layers[variable] = layer
-        moves = {variable: self._move(variable) for variable in self._values}
-        self.moves = {variable: move for variable, move in moves.items() if move}
-        """Operators that only move bytes, and the bytes, by the variables that hold their results."""
-        self._dequantize_in_registers()
 
-    def release(self) -> None:
-        """Drop the program and its weights."""
-        self._values.clear()
-        self.layers.clear()
-        self.moves.clear()
-        self._users.clear()
+    def _find_moves(self) -> None:
+        for variable, call in self._values.bindings.items():
+            if operator_of(call) == "quantize" and (move := self._move(call)):
+                self.moves[variable] = move
 
-    def _move(self, variable: Any) -> tuple[Any, Any] | None:
-        call = self._values[variable]
-        out = self._scaled(call) if operator_of(call) == "quantize" else None
-        moving = self._only(call.args[0]) if out else None
-        if out is None or moving is None or operator_of(moving) not in _MOVES:
+    def _move(self, call: Any) -> tuple[Any, Any] | None:
+        """The operator whose values this quantize call rounds to the bytes that they were."""
+        out, moving = self._values.scaled(call), self._values.only(call.args[0])
+        if out is None or operator_of(moving) not in _MOVES:
             return None
-        x = self._dequantized(moving.args[0])
+        x = self._values.dequantized(moving.args[0])
         same = x and (x.scale, x.zero, x.dtype) == (out.scale, out.zero, out.dtype)
         return (moving, x.bytes) if x and same else None
 
     def _rounded_layer(self, value: Any, out: Quantized) -> Layer | None:
         low, high = (float(bound) for bound in BOUNDS[out.dtype])
-        call = self._only(value)
+        call = self._values.only(value)
         while bounds := self._bounds(call):
             low, high = max(low, _step(bounds[0], out)), min(high, _step(bounds[1], out))
-            call = self._only(call.args[0])
+            call = self._values.only(call.args[0])
         bias = None
         if operator_of(call) == "add":
-            first, second = (self._constant(each) for each in call.args)
+            first, second = (self._values.constant(each) for each in call.args)
             if (first is None) == (second is None):
                 return None
             bias = second if first is None else first
             data = call.args[0 if first is None else 1]
             if not _has_same_shape(call, data):
                 return None
-            call = self._only(data)
+            call = self._values.only(data)
         operands = self._operands(call)
         return self._layer(call, operands, bias, out, (low, high)) if operands else None
 
     def _dequantize_in_registers(self) -> None:
-        """Let layers return the values of bytes that elementwise operators read, which become part of
-        the same kernel."""
+        """Let layers whose bytes only a dequantize reads return the values, so that the elementwise
+        operators behind it become part of their kernel."""
         read = {layer.x.bytes for layer in self.layers.values()}
         read |= {data for _, data in self.moves.values()}
+        bindings = self._values.bindings
         found = {
             variable: layer
-            for variable, call in self._values.items()
+            for variable, call in bindings.items()
             if operator_of(call) == "dequantize"
             and call.args[0] not in read
             and (layer := self._dequantized_layer(call))
         }
-        places = {variable: place for place, variable in enumerate(self._values)}
-        for call in self._values.values():
+        for call in bindings.values():
             if operator_of(call) == "add" and all(each in found for each in call.args):
-                # The sum becomes part of the later layer's kernel, and reads the earlier one's bytes.
-                earlier = min(call.args, key=places.__getitem__)
-                del found[earlier]
-                stored = self._values[earlier].args[0]
+                stored = self._other_of_sum(call)
+                found = {
+                    v: each for v, each in found.items() if not bindings[v].args[0].same_as(stored)
+                }
                 self.layers[stored] = replace(self.layers[stored], fuses=False)
         for variable, layer in found.items():
-            del self.layers[self._values[variable].args[0]]
+            del self.layers[bindings[variable].args[0]]
             self.layers[variable] = layer
+
+    def _other_of_sum(self, call: Any) -> Any:
+        """The bytes of the layer that does not add the two: the smaller one, which is broadcast, or
+        the one that is computed first."""
+        bindings = self._values.bindings
+        places = {variable: place for place, variable in enumerate(bindings)}
+        layers = {bindings[each].args[0]: _has_same_shape(call, each) for each in call.args}
+        return min(layers, key=lambda stored: (layers[stored], places[stored]))
 
     def _dequantized_layer(self, call: Any) -> Layer | None:
         """A layer that returns the values of its bytes, which nothing but this dequantize reads."""
         layer = self.layers.get(call.args[0])
-        values = self._scaled(call)
+        values = self._values.scaled(call)
         if layer is None or layer.rounding is None or values is None:
             return None
-        if self._users.get(call.args[0]) != 1 or str(call.ty.dtype) != "float32":
+        if self._values.readers.get(call.args[0]) != 1 or str(call.ty.dtype) != "float32":
             return None
         if layer.rounding.zero != values.zero:
             return None
@@ -165,7 +171,7 @@ class LayerFinder:
         """A product of bytes with constant ones that returns its sums."""
         if operator_of(call) != "matmul" or not _is_static(call):
             return None
-        x, weights = call.args[0], self._array(call.args[1])
+        x, weights = call.args[0], self._values.array(call.args[1])
         dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
         if weights is None or weights.ndim != 2 or len(x.ty.shape) < 2:
             return None
@@ -185,7 +191,7 @@ class LayerFinder:
             low, high = (float(bound.value) for bound in call.args[1:])
             return low, high
         if operator in ("maximum", "minimum"):
-            bound = self._array(call.args[1])
+            bound = self._values.array(call.args[1])
             if bound is None or bound.size != 1 or not _has_same_shape(call, call.args[0]):
                 return None
             number = float(bound.item())
@@ -199,7 +205,7 @@ class LayerFinder:
         axes = _KERNELS.get(operator)
         if axes is None or not _is_static(call):
             return None
-        x, found = self._dequantized(call.args[0]), self._weights(call.args[1])
+        x, found = self._values.dequantized(call.args[0]), self._values.weights(call.args[1])
         if x is None or found is None:
             return None
         order: tuple[int, ...] = (1, 0)
@@ -219,63 +225,6 @@ class LayerFinder:
             scales = flat[:, :1]
         return x, weights, scales.reshape(-1)
 
-    def _dequantized(self, value: Any) -> Quantized | None:
-        call = self._value(value)
-        if operator_of(call) != "dequantize" or self._array(call.args[0]) is not None:
-            return None
-        return self._scaled(call)
-
-    def _scaled(self, call: Any) -> Quantized | None:
-        """What quantize or dequantize says of the bytes, if they have one scale."""
-        scale, zero = (self._array(each) for each in call.args[1:3])
-        dtype = str((call if operator_of(call) == "quantize" else call.args[0]).ty.dtype)
-        if scale is None or zero is None or scale.size != 1 or dtype not in BOUNDS:
-            return None
-        if zero.size != 1 or not _are_sound(scale):
-            return None
-        return Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
-
-    def _weights(self, value: Any) -> tuple[np.ndarray, np.ndarray] | None:
-        """Constant weights as int8 without zero point, and their scales, of the same rank."""
-        call = self._value(value)
-        if operator_of(call) in ("permute_dims", "reshape"):
-            found = self._weights(call.args[0])
-            if found is None:
-                return None
-            if operator_of(call) == "permute_dims":
-                axes = None if call.attrs.axes is None else _integers(call.attrs.axes)
-                return found[0].transpose(axes), found[1].transpose(axes)
-            shape = _integers(call.ty.shape)
-            whole, steps = found
-            return whole.reshape(shape), np.broadcast_to(steps, whole.shape).reshape(shape)
-        if operator_of(call) != "dequantize":
-            return None
-        weights, scales, zeros = (self._array(each) for each in call.args[:3])
-        if weights is None or scales is None or zeros is None:
-            return None
-        if str(weights.dtype) not in BOUNDS or not _are_sound(scales):
-            return None
-        scales, zeros = _along_axis(call, weights.ndim, scales, zeros)
-        whole = weights.astype(np.int32) - zeros.astype(np.int32)
-        if whole.min() < -128 or whole.max() > 127:
-            return None
-        return whole.astype(np.int8), scales.astype(np.float32)
-
-    def _constant(self, value: Any) -> np.ndarray | None:
-        """The values of an expression of constants that tools write for a bias."""
-        array = self._array(value)
-        call = self._value(value)
-        if array is not None or operator_of(call) not in ("dequantize", "reshape"):
-            return array
-        inner = self._constant(call.args[0])
-        if inner is None or operator_of(call) == "reshape":
-            return None if inner is None else inner.reshape([int(n) for n in call.ty.shape])
-        scales, zeros = (self._array(each) for each in call.args[1:3])
-        if scales is None or zeros is None:
-            return None
-        scales, zeros = _along_axis(call, inner.ndim, scales, zeros)
-        return (inner.astype(np.float64) - zeros) * scales
-
     def _layer(
         self,
         call: Any,
@@ -293,7 +242,7 @@ class LayerFinder:
         with np.errstate(over="ignore", under="ignore"):
             steps = x.scale * scales
             factors = (steps / out.scale if out else steps).astype(np.float32)
-        if not (_are_sound(steps) and _are_sound(factors)):
+        if not (are_sound(steps) and are_sound(factors)):
             return None
         if out is None and str(call.ty.dtype) not in ("float32", "int32"):
             return None
@@ -318,18 +267,6 @@ class LayerFinder:
             Rounding(out.zero, low, high, out.dtype) if out else None,
         )
 
-    def _value(self, value: Any) -> Any:
-        while value in self._values:
-            value = self._values[value]
-        return value
-
-    def _array(self, value: Any) -> np.ndarray | None:
-        return constant_value(self._value(value))
-
-    def _only(self, value: Any) -> Any:
-        """The expression of a variable that is read once; None of another."""
-        return self._values.get(value) if self._users.get(value) == 1 else None
-
 
 def _is_static(call: Any) -> bool:
     return all(static_shape(each) is not None for each in (call, *call.args[:2]))
@@ -353,23 +290,6 @@ def channel_from_last(call: Any) -> int:
     """Which axis of an operator's output, counted from the last, has the channels."""
     layout = "" if operator_of(call) == "matmul" else str(call.attrs.data_layout)
     return len(layout) - 1 if layout.startswith("NC") else 1
-
-
-def _are_sound(scales: np.ndarray) -> bool:
-    return bool(np.isfinite(scales).all() and (scales > 0).all())
-
-
-def _along_axis(call: Any, rank: int, *parameters: np.ndarray) -> list[np.ndarray]:
-    """Scales or zero points of a dequantize call, each of one value or of one for each index of the
-    axis, with the rank of the data."""
-    shape = [1] * rank
-    if rank:
-        shape[int(call.attrs.axis) % rank] = -1
-    return [each.reshape(shape if each.size > 1 else [1] * rank) for each in parameters]
-
-
-def _integers(attribute: Any) -> tuple[int, ...]:
-    return tuple(int(n) for n in attribute)
 
 
 def _step(value: float, out: Quantized) -> float:

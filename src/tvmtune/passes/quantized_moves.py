@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.bindings import is_constant, operator_of
+from tvmtune.passes.constants import constant_value
 
 if TYPE_CHECKING:
     import tvm
@@ -29,9 +30,8 @@ def reshape_integers(mod: tvm.IRModule) -> tvm.IRModule:
             if source is None or operator_of(source) != "dequantize" or is_constant(source.args[0]):
                 return call
             integers, scale, zero = source.args
-            if not all(
-                is_constant(each) and each.value.numpy().size == 1 for each in (scale, zero)
-            ):
+            parameters = [constant_value(each) for each in (scale, zero)]
+            if any(each is None or each.size != 1 for each in parameters):
                 return call
             moved = self.builder_.emit(relax.Call(call.op, [integers, *call.args[1:]], call.attrs))
             dtype = str(call.ty.dtype)

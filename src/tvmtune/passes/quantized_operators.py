@@ -2,9 +2,9 @@
 (:mod:`tvmtune.dot_instructions`).
 
 A layer that :mod:`tvmtune.passes.quantized_layers` finds becomes one kernel of bytes, as the tools
-that quantize mean it; pooling and moves of bytes need no floats either. Around other operators, such as
-sums, DequantizeLinear and QuantizeLinear stay, and fuse into elementwise kernels, or into the kernel of
-the layer before them.
+that quantize mean it; pooling and moves of bytes need no floats either. Around other operators
+DequantizeLinear and QuantizeLinear stay, and fuse into elementwise kernels. A sum behind a layer, with
+the QuantizeLinear of the result, becomes part of the layer's kernel.
 """
 
 from __future__ import annotations
@@ -69,31 +69,16 @@ def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> An
     output = tuple(int(n) for n in layer.call.ty.shape)
     is_convolution = operator_of(layer.call) != "matmul"
     is_moved = channel_from_last(layer.call) > 1
-    weights = layer.weights
-    compute: Callable[..., Any]
     if is_moved:
         output = (output[0], *output[2:], output[1])
         x = builder.emit(relax.op.permute_dims(x, [0, *range(2, len(output)), 1]))
     shape = output
-    if is_convolution:
-        if len(output) == 3:  # one dimension: an image of one row
-            shape = (output[0], 1, *output[1:])
-            batch, *rest = (int(n) for n in x.ty.shape)
-            x = builder.emit(relax.op.reshape(x, (batch, 1, *rest)))
-        attrs = layer.call.attrs
-        window = Window.of(attrs)
-        is_padded = any(window.padding)
-        if is_depthwise(int(attrs.groups), len(weights), weights.shape[1]):
-            weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
-            compute, name = kernels.depthwise, "depthwise_conv2d_quantized"
-        else:
-            weights, groups = _in_groups(weights, int(attrs.groups), instruction)
-            compute = functools.partial(kernels.convolution, groups=groups)
-            name = "conv2d_quantized"
-        compute = functools.partial(compute, window=window)
-    else:
-        weights = blocked_weights(weights[:, None, None], instruction)
-        compute, name, is_padded = kernels.product, "matmul_quantized", False
+    if is_convolution and len(output) == 3:  # one dimension: an image of one row
+        shape = (output[0], 1, *output[1:])
+        batch, *rest = (int(n) for n in x.ty.shape)
+        x = builder.emit(relax.op.reshape(x, (batch, 1, *rest)))
+    compute, weights, name = _kernel(layer, instruction)
+    is_padded = is_convolution and any(Window.of(layer.call.attrs).padding)
 
     # Calibrated numbers are arguments: layers of equal shapes share a kernel.
     rounding = layer.rounding
@@ -129,6 +114,28 @@ def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> An
         rank = len(output)
         made = relax.op.permute_dims(builder.emit(made), [0, rank - 1, *range(1, rank - 1)])
     return made
+
+
+def _kernel(
+    layer: Layer, instruction: DotInstruction
+) -> tuple[Callable[..., Any], np.ndarray, str]:
+    """What computes the layer's sums, its weights as that reads them, and the kernel's name."""
+    weights = layer.weights
+    if operator_of(layer.call) == "matmul":
+        return (
+            kernels.product,
+            blocked_weights(weights[:, None, None], instruction),
+            "matmul_quantized",
+        )
+    attrs = layer.call.attrs
+    window = Window.of(attrs)
+    if is_depthwise(int(attrs.groups), len(weights), weights.shape[1]):
+        compute = functools.partial(kernels.depthwise, window=window)
+        weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
+        return compute, weights, "depthwise_conv2d_quantized"
+    weights, groups = _in_groups(weights, int(attrs.groups), instruction)
+    compute = functools.partial(kernels.convolution, groups=groups, window=window)
+    return compute, weights, "conv2d_quantized"
 
 
 def _in_groups(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.passes.bindings import bindings, emit_as, operator_of, reads
-from tvmtune.passes.constants import constant_value
+from tvmtune.passes.bindings import emit_as, operator_of
 from tvmtune.passes.quantized_kernels import BOUNDS
+from tvmtune.passes.quantized_values import QuantizedValues
 
 if TYPE_CHECKING:
     import tvm
@@ -31,20 +31,17 @@ class _Sum:
 
 
 def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` with such sums of bytes, each of one scale, quantized with a scale of 1; itself if there
-    are none."""
+    """``mod`` with such sums of bytes, each of one scale and zero point, quantized with a scale of 1;
+    itself if there are none."""
     from tvm import relax
 
-    values, readers = {b.var: b.value for b in bindings(mod)}, reads(mod)
-
-    def only(variable: Any) -> Any:
-        return values.get(variable) if readers.get(variable) == 1 else None
-
+    values = QuantizedValues(mod)
     sums = {
         variable: found
-        for variable, call in values.items()
-        if operator_of(call) == "quantize" and (found := _sum(call, values, only))
+        for variable, call in values.bindings.items()
+        if operator_of(call) == "quantize" and (found := _sum(call, values))
     }
+    values.release()
     if not sums:
         return mod
 
@@ -81,33 +78,22 @@ def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
     return relax.transform.DeadCodeElimination()(folding.builder_.get())
 
 
-def _sum(call: Any, values: dict[Any, Any], only: Any) -> _Sum | None:
-    """What this quantize call rounds, if it is a sum of two dequantized values that nothing else reads;
-    ``only`` gives the expression of a variable that is read once."""
-    scale, zero = _scale(call), constant_value(call.args[2])
-    dtype = str(call.ty.dtype)
-    if scale is None or zero is None or zero.size != 1 or dtype not in BOUNDS:
-        return None
-    total = only(call.args[0])
+def _sum(call: Any, values: QuantizedValues) -> _Sum | None:
+    """What this quantize call rounds, if it is a sum of two dequantized values; nothing else may read
+    the sum."""
+    out = values.scaled(call)
+    total = values.only(call.args[0])
     has_relu = operator_of(total) == "nn.relu"
     if has_relu:
-        total = only(total.args[0])
-    if operator_of(total) != "add":
+        total = values.only(total.args[0])
+    if out is None or operator_of(total) != "add" or str(total.ty.dtype) != "float32":
         return None
-    terms: list[Any] = [values.get(each) for each in total.args]
-    scales = []
-    for term in terms:
-        own = _scale(term) if operator_of(term) == "dequantize" else None
-        if own is None or str(term.args[0].ty.dtype) not in BOUNDS:
-            return None
-        with np.errstate(over="ignore", under="ignore"):
-            scales.append(own / scale)
-    if not all(np.finfo(np.float32).tiny <= each < np.inf for each in scales):
+    terms = [values.value(each) for each in total.args]
+    quantized = [
+        values.scaled(each) if operator_of(each) == "dequantize" else None for each in terms
+    ]
+    with np.errstate(over="ignore", under="ignore"):
+        scales = [each.scale / out.scale for each in quantized if each]
+    if len(scales) < 2 or not all(np.finfo(np.float32).tiny <= each < np.inf for each in scales):
         return None
-    return _Sum(terms, scales, has_relu and int(zero.item()) > BOUNDS[dtype][0])
-
-
-def _scale(call: Any) -> np.float32 | None:
-    """Of a quantize or dequantize call, if it has only one."""
-    scale = constant_value(call.args[1])
-    return np.float32(scale.item()) if scale is not None and scale.size == 1 else None
+    return _Sum(terms, scales, has_relu and out.zero > BOUNDS[out.dtype][0])

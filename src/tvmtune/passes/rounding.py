@@ -87,34 +87,23 @@ def _float_within(bound: int) -> float:
 
 
 def quantize(x: Any, scale: Any, zero: Any, axis: int, dtype: str) -> Any:
-    """``clip(round(x / scale) + zero)`` for a TE tensor in float32. ``scale`` and ``zero`` are numbers,
-    or tensors of one value, or of one for each index of ``axis``; the scale is 1 if None.
+    """``clip(round(x / scale) + zero)`` for a TE tensor in float32. ``scale`` and ``zero`` are tensors
+    of one value, or of one for each index of ``axis``; the scale is 1 if None.
 
-    With one scale, values are multiplied by its reciprocal, as other runtimes do: dividing a vector
-    takes as long as ten multiplications. What that changes is 2**-23 of a value, which matters only
-    where it is so close to the middle between two integers.
+    Values are divided, not multiplied by a reciprocal: averages of bytes of the same scale often lie
+    exactly between two integers, and a product would fall on either side.
     """
     from tvm import te, tirx
 
     axis %= max(len(x.shape), 1)
 
-    def is_single(parameter: Any) -> bool:
-        return not isinstance(parameter, te.Tensor) or all(int(n) == 1 for n in parameter.shape)
-
     def at(parameter: Any, index: tuple[Any, ...]) -> Any:
-        if not isinstance(parameter, te.Tensor):
-            return parameter
-        return _only(parameter) if is_single(parameter) else parameter(index[axis])
-
-    def quotient(index: tuple[Any, ...]) -> Any:
-        value = x(*index)
-        if scale is None:
-            return value
-        step = at(scale, index)
-        return value * (tirx.const(1.0, "float32") / step) if is_single(scale) else value / step
+        is_single = all(int(n) == 1 for n in parameter.shape)
+        return _only(parameter) if is_single else parameter(index[axis])
 
     def element(*index: Any) -> Any:
-        steps = tirx.nearbyint(quotient(index)) + at(zero, index).astype("float32")
+        quotient = x(*index) if scale is None else x(*index) / at(scale, index)
+        steps = tirx.nearbyint(quotient) + at(zero, index).astype("float32")
         low, high = (
             tirx.const(_float_within(int(bound.value)), "float32")
             for bound in (tirx.min_value(dtype), tirx.max_value(dtype))

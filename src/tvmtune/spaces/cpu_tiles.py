@@ -48,7 +48,7 @@ FEWEST_PARTS = 8
 TENSOR_COLUMNS = 4
 """Columns of such a tile, at most."""
 SHORT_SUM = 128
-"""Instructions per sum below which the tile's epilogue takes a good part of the time. Small tiles are
+"""Instructions per sum up to which the tile's epilogue takes a good part of the time. Small tiles are
 better then: a core computes the epilogue of one while it starts on the next."""
 LOADS = 0.9
 """Loads per instruction up to which they take no time of their own."""
@@ -211,8 +211,8 @@ def _tensor_tiles(rows: int, columns: int, unit: VectorUnit, is_short: bool) -> 
             sums = height * width
             if sums <= min(TENSOR_SUMS, unit.sums) or width == 1:
                 loads = (_VECTOR_LOAD * width + height) / sums
-                least = max(loads, LOADS) if is_short else loads
-                tiles.append((least * max(1.0, _LATENCY / sums), sums, height, width))
+                cost = max(loads, LOADS) if is_short else loads
+                tiles.append((cost * max(1.0, _LATENCY / sums), sums, height, width))
     return [tile for _, _, *tile in sorted(tiles)]
 
 
