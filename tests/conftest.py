@@ -32,8 +32,11 @@ os.environ.setdefault("TVM_NUM_THREADS", str(min(2, len(allowed_cpus()))))
 block_torch_import.install()  # as in tvmtune's own processes
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start long tests first: started last, they would run alone while other workers idle.
+    """Make all cases of a sweep but the first slow.
+
+    Start long tests first: started last, they would run alone while other workers idle.
 
     Then run whole modules in mixed order: those of one folder all compute, or all wait for boards and
     deadlines, and two of the same kind in parallel leave a CPU idle or overload it.
@@ -42,6 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> tuple[bool, int]:
         return item.get_closest_marker("long") is None, zlib.crc32(item.path.name.encode())
 
+    begun = set()
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            name = item.nodeid.partition("[")[0]
+            if name in begun:
+                item.add_marker("slow")
+            begun.add(name)
     items.sort(key=order)
     for item in items:
         # Tracing slows Python by 40%, and much of what slow tests do is in other processes.

@@ -58,6 +58,7 @@ def test_a_plan_describes_its_network_device_and_log(tmp_path):
     assert len(plan.tasks) > 5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("options", "target", "library"),
     [

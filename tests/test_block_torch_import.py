@@ -59,6 +59,7 @@ def test_programs_that_use_tvmtune_as_a_library_are_unaffected():
     assert run("import sys, tvmtune, tvm; print('torch' in sys.modules)") == "True\n"
 
 
+@pytest.mark.slow
 def test_commands_do_not_import_pytorch():
     command = "tvmtune.cli tasks mobilenet --shape data:1x3x32x32"
     stderr = run("", "-X", "importtime", "-m", *command.split())
@@ -67,6 +68,7 @@ def test_commands_do_not_import_pytorch():
     assert "torch._C" not in imported
 
 
+@pytest.mark.slow
 def test_workers_do_not_import_pytorch():
     with Workers(1) as workers:
         (outcome,) = workers.map("measure.calls:imported", [("tvm",)], deadline=60, stage="build")

@@ -69,6 +69,7 @@ def test_init_runs_in_each_worker(workers):
     assert call(workers, "initial", "colour") == Outcome(value="green")
 
 
+@pytest.mark.slow
 def test_a_call_past_its_deadline_is_killed(workers, tmp_path):
     note = tmp_path / "pid"
     outcome = call(workers, "start_child_and_wait", str(note), deadline=3.0)
@@ -200,6 +201,7 @@ def test_workers_die_with_their_session(tmp_path, how):
         session.kill()
 
 
+@pytest.mark.slow
 def test_workers_leave_the_terminal_clean():
     done = subprocess.run(
         [sys.executable, "-c", SESSION], capture_output=True, text=True, timeout=120
@@ -261,6 +263,7 @@ def test_a_worker_that_stops_while_idle_is_replaced(monkeypatch):
     assert processes.ended([stopped])
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_during_a_call_is_killed_at_the_deadline(tmp_path):
     note = tmp_path / "pid"
     with Workers(1) as workers:
@@ -341,6 +344,7 @@ def test_a_deadline_may_be_very_long():
         assert call(workers, "sleep", 0.1, deadline=1e12).value == 0.1
 
 
+@pytest.mark.slow
 def test_a_call_waits_in_the_queue_without_spending_its_deadline():
     with Workers(1) as workers:
         outcomes = workers.map(f"{CALLS}:sleep", [(2.0,)] * 3, deadline=5, stage="run")
@@ -368,6 +372,7 @@ def test_an_initialization_that_fails_is_the_environments_fault():
     )
 
 
+@pytest.mark.slow
 def test_a_forkserver_that_stops_is_replaced(monkeypatch):
     monkeypatch.setattr(forkserver, "FORK_TIMEOUT", 1.0)
     with Workers(2) as workers:
@@ -380,6 +385,7 @@ def test_a_forkserver_that_stops_is_replaced(monkeypatch):
     assert processes.ended([server])
 
 
+@pytest.mark.slow
 def test_calls_meet_their_deadlines_while_the_forkserver_is_stopped(monkeypatch):
     monkeypatch.setattr(worker_module, "END_TIMEOUT", 1.0)
     with Workers(1) as workers:
@@ -406,6 +412,7 @@ with Workers(1) as pool:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_a_stopped_forkserver_ends_with_a_session_that_is_killed(tmp_path):
     note = tmp_path / "pids"
@@ -421,6 +428,7 @@ def test_a_stopped_forkserver_ends_with_a_session_that_is_killed(tmp_path):
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_forkserver_that_is_killed_is_replaced(tmp_path):
     note = tmp_path / "pid"
     with Workers(1) as workers:
@@ -447,6 +455,7 @@ with Workers(1) as pool:
 """
 
 
+@pytest.mark.slow
 def test_a_step_of_the_clock_ends_no_call():
     done = subprocess.run(
         [sys.executable, "-c", STEPPED_CLOCK], capture_output=True, text=True, timeout=120
@@ -495,6 +504,7 @@ with Workers(1, recycle=1) as pool:
 """
 
 
+@pytest.mark.slow
 def test_a_session_without_file_descriptors_recovers():
     done = subprocess.run(
         [sys.executable, "-c", NO_FILES], capture_output=True, text=True, timeout=120
@@ -532,6 +542,7 @@ with Workers(2) as pool:
 """
 
 
+@pytest.mark.slow
 def test_a_pool_made_without_files_or_threads_recovers():
     done = subprocess.run(
         [sys.executable, "-c", NOTHING_AT_FIRST], capture_output=True, text=True, timeout=120
@@ -562,6 +573,7 @@ worker.close()
 """
 
 
+@pytest.mark.slow
 def test_a_worker_made_without_threads_recovers():
     done = subprocess.run(
         [sys.executable, "-c", NO_THREAD], capture_output=True, text=True, timeout=120
@@ -632,6 +644,7 @@ def test_a_single_worker_runs_one_call_after_another(worker):
     assert outcome == Outcome(stage="run", message="no such register: zmm99")
 
 
+@pytest.mark.slow
 def test_a_single_worker_that_hangs_or_dies_is_replaced(worker, tmp_path):
     note = tmp_path / "pid"
     hung = worker.call(f"{CALLS}:start_child_and_wait", (str(note),), 3.0)

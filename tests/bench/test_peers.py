@@ -101,6 +101,7 @@ def test_the_registry_imports_no_runtime():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("model", [tiny_cnn, tiny_encoder])
 def test_outputs_equal_those_of_the_network(name, model):

@@ -27,6 +27,7 @@ def peers(out: Path, *words: str, path: Path | None = None) -> subprocess.Comple
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -243,6 +243,7 @@ def other_device(plan: api.Plan) -> dict[str, Any]:
     return {"device": described}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["tune", "compile"])
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -368,6 +369,7 @@ def test_a_read_only_directory_is_named(invoke, tmp_path, plan, monkeypatch, arg
     assert "cannot be written: Permission denied" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

@@ -23,6 +23,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_without_a_terminal_each_phase_is_one_line(folder):
     done = tvmtune(*COMPILE, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -56,6 +57,7 @@ def on_terminal(folder, *words: str) -> tuple[int, str, str]:
     return process.returncode, printed, shown.decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_that_counts_kernels(folder):
     status, printed, shown = on_terminal(folder, *COMPILE)
     assert status == 0, shown
@@ -65,6 +67,7 @@ def test_a_terminal_shows_a_bar_that_counts_kernels(folder):
     assert "\x1b" not in printed
 
 
+@pytest.mark.slow
 def test_verbose_prints_lines_on_a_terminal_too(folder):
     status, _, shown = on_terminal(folder, "-v", *COMPILE)
     assert status == 0, shown

@@ -38,6 +38,7 @@ def statuses(rows: dict[str, dict[str, str]], *names: str) -> list[str]:
     return [rows[name]["status"] for name in names]
 
 
+@pytest.mark.slow
 def test_a_healthy_machine_passes(tmp_path):
     status, rows = run_doctor(tmp_path)
     assert status == 0

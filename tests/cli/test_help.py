@@ -228,6 +228,7 @@ def test_an_environment_variable_sets_an_option(monkeypatch, capsys):
     assert "'nowhere' is neither" in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

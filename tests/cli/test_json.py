@@ -94,6 +94,7 @@ def test_tasks(document):
     check_fields(document("tasks", "tiny.onnx", "--json"), documented("tasks"), "tasks")
 
 
+@pytest.mark.slow
 def test_a_library_is_compiled_run_and_timed(document, folder):
     compiled = document("compile", "tiny.onnx", "-o", "lib.so", "--json")
     check_fields(compiled, documented("compile"), "compile")
@@ -167,6 +168,7 @@ def test_doctor(document, monkeypatch):
     check_fields(document("doctor", "--json"), documented("doctor"), "doctor")
 
 
+@pytest.mark.slow
 def test_what_a_kernel_file_prints_goes_to_stderr(folder):
     """From Python, from a child process, and from native code."""
     noisy = "import os\nprint('python')\nos.system('echo child')\nos.write(1, b'native\\n')\n"

@@ -43,6 +43,7 @@ def test_tune_times_the_operator_beside_its_default_schedule_its_plain_loops_and
     assert re.search(r" template 0x\w+: [\d.]+ ms yuv\.1=\d+x\d+x\d+ yuv\.0=\d+x\d+", done.stderr)
 
 
+@pytest.mark.slow
 def test_tasks_prints_knobs_and_computation(tmp_path):
     done = tvmtune("tasks", RGB2YUV, *SMALL, "--space", "--dag", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -200,6 +200,7 @@ def test_help_shows_where_values_come_from(run, monkeypatch):
     assert re.search(r"--repeat N [^-]*?\[\$TVMTUNE_TUNE_REPEAT: 7\]", plain)
 
 
+@pytest.mark.slow
 def test_doctor_reports_the_file_and_its_errors(run, tmp_path, monkeypatch):
     monkeypatch.setattr("tvmtune.cli.doctor._run_child", lambda linker: {"difference": 0.0})
     monkeypatch.setenv("TVMTUNE_TUNE_TRIALS", "5")

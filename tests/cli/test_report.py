@@ -32,6 +32,7 @@ def refused(*args, kind=UsageError):
     return str(result.exception)
 
 
+@pytest.mark.slow
 def test_page_tables_and_pictures(log, tmp_path):
     done = tvmtune("report", log, "--csv", "tables", "--png", "pictures", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -45,6 +46,7 @@ def test_page_tables_and_pictures(log, tmp_path):
     assert len((tmp_path / "tables" / "trials.csv").read_text().splitlines()) == 33
 
 
+@pytest.mark.slow
 def test_several_logs_compressed_and_torn(log, tmp_path):
     import gzip
 
@@ -57,6 +59,7 @@ def test_several_logs_compressed_and_torn(log, tmp_path):
     assert 'id="comparison"' in page and "incomplete" in page
 
 
+@pytest.mark.slow
 def test_watch_follows_the_log_and_ends_with_a_final_page(log, tmp_path):
     page = tmp_path / "log.html"
     script = (

@@ -32,6 +32,7 @@ def run(*args: object):
     return CliRunner().invoke(run_module.command, [*map(str, args)])
 
 
+@pytest.mark.slow
 def test_outputs_are_written_under_their_names(library, network, tmp_path):
     inputs = random_inputs(network.inputs, 3)
     np.savez(tmp_path / "x.npz", **inputs)

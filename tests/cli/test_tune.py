@@ -200,6 +200,7 @@ def test_a_second_run_on_the_same_log_is_rejected(folder, running):
     first.wait_for_trials(so_far + 1)
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_plan_and_writes_nothing(folder):
     done = tvmtune("tune", "--network", "tiny.onnx", "--trials", 77, "--dry-run", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -74,6 +74,7 @@ def test_a_table_shows_the_dtypes(folder):
     assert {path.name for path in folder.glob("*.so")} >= {"tiny.so", "tiny-int8.so"}
 
 
+@pytest.mark.slow
 def test_a_dry_run_describes_each_dtype(folder):
     done = tvmtune("tune", "tiny.onnx", "--dtype", "auto", "--dry-run", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -83,6 +84,7 @@ def test_a_dry_run_describes_each_dtype(folder):
     assert not [*folder.glob("*.so")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -38,6 +38,7 @@ def test_it_lists_the_compiler_and_the_gpu(nvcc, driver):
     assert result["detail"].endswith("; NVIDIA Stand-in (sm_90, 80 GiB)")
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_is_a_note_with_the_reason(nvcc, driver):
     result = row(**driver(count=0))
     assert result["status"] == "note"

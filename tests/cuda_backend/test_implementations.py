@@ -53,6 +53,7 @@ def test_a_record_of_each_implementation_is_compiled(name, layout, nvcc, tmp_pat
         assert len(device_code(path)) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sampled_schedules_of_each_implementation_compile(name, nvcc, tmp_path: Path):
     plan, task = convolution(name)

@@ -60,6 +60,7 @@ def test_presence_is_not_part_of_the_device():
     assert not Device.from_json(device.to_json()).absent
 
 
+@pytest.mark.slow
 def test_the_installed_gpu_is_queried(driver, tmp_path):
     done = tvmtune("tasks", *RESNET, "--json", cwd=tmp_path, env=driver(arch=86))
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ KERNELS = "cuda_backend.kernels"
 CALL = f"{KERNELS}:call"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "message",
     [

@@ -69,6 +69,7 @@ def run(example: Example, folder: Path, env: Mapping[str, str] | None = None) ->
     assert done.returncode == 0, f"{example.page}:{example.line}\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("path", having("test"), ids=lambda path: path.name)
 def test_quick_examples_run(path, tmp_path):
     for example in examples(path):

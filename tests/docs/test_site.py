@@ -36,6 +36,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_page_is_built(site):
     built = {path.stem for path in site.glob("*.html")}
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}

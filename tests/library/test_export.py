@@ -53,6 +53,7 @@ def unharmed(old: Path):
     assert [path.name for path in old.parent.iterdir()] == ["lib.so"]
 
 
+@pytest.mark.slow
 def test_a_new_library_replaces_the_old_one(lowered, device, old):
     inode = old.stat().st_ino
     assert export_lib(lowered, device, old) == old
@@ -107,6 +108,7 @@ def test_a_read_only_file_system_is_reported(lowered, device, tmp_path):
         assert "Read-only file system" in refusal(lowered, device, disk / "lib.so")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "bug", [ImportError, MemoryError, AssertionError, TypeError, NotImplementedError]
 )

@@ -27,6 +27,7 @@ def names(wrong: str) -> str:
     return wrong.replace(" ", "_") or "right"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [

@@ -408,6 +408,7 @@ def recovering(
     return make_measurer(build, **runner)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("what", ["disk", "files", "linker"])
 def test_a_candidate_that_met_a_fault_is_measured_again(monkeypatch, what):
     chosen = double()

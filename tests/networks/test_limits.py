@@ -56,6 +56,7 @@ def small_limit(monkeypatch):
     monkeypatch.setattr(bounded, "ARCHIVE_FLOOR", MEGABYTE)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_inputs_that_unpack_to_too_much_are_refused(tmp_path, small_limit, how):
     bomb = npy(f"({100 * MEGABYTE // 4},)", data=bytes(100 * MEGABYTE))

@@ -374,6 +374,7 @@ def assert_constants_are_finite(network: Network) -> None:
     relax.analysis.post_order_visit(network.to_relax()["main"], visit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("past", [False, True], ids=["no past", "an empty cache"])
 def test_positions_of_a_prompt_are_counted_from_the_first(past: bool):
     ids = np.array([[3, 4, 5, 6, 7], [0, 1, 0, 1, 2]])

@@ -40,6 +40,7 @@ def two_inputs() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder, two_inputs])
 def test_tvm_computes_what_the_reference_computes(make):
     network = OnnxNetwork(make(), name="tiny")

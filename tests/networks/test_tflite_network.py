@@ -143,6 +143,7 @@ def test_shapes_unsupported_by_operators_are_refused():
 X = (1, 9, 8, 4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "content",
     [

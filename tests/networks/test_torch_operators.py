@@ -61,6 +61,7 @@ def products(x: Any, y: Any) -> Any:
     return left @ right, torch.baddbmm(x[:, :1, None], x[:, None], y[:, :, None], beta=2, alpha=3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("function", "examples"),
     [

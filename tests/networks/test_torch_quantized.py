@@ -116,6 +116,7 @@ def are_integer_kernels(names: list[str]) -> bool:
     return all(quantized)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("dtype", "bounds"),
     [(torch.uint8, None), (torch.int8, None), (torch.uint8, (0, 127)), (torch.int8, (-127, 127))],

@@ -149,6 +149,7 @@ def test_all_published_networks_are_registered():
     assert networks.names() == sorted(PARAMETERS)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "resnet-50", "inception_v3"]))
 def test_parameter_counts_match_the_published_ones(name: str):
     weights = model_of(load(name)).graph.initializer

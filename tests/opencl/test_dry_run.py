@@ -19,6 +19,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_dry_run_assumes_a_typical_gpu(folder):
     words = ("tiny.onnx", "--target", "mali", "--dry-run", "--json")
     done = tvmtune("tune", *words, cwd=folder, env=NOTHING)
@@ -30,6 +31,7 @@ def test_a_dry_run_assumes_a_typical_gpu(folder):
     assert [path.name for path in folder.iterdir()] == ["tiny.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["tune", "--trials", "1"], ["compile"]])
 def test_what_builds_for_the_device_needs_one(folder, command):
     done = tvmtune(*command, "tiny.onnx", "--target", "mali", cwd=folder, env=NOTHING)

@@ -96,6 +96,7 @@ def random_schedules(name: str, count: int) -> list[tvm.s_tir.Schedule]:
     return schedules[:count]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_use_128_bit_vectors_and_no_local_memory(name):
     """Both in the default schedule and in random ones."""

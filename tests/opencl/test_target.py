@@ -187,6 +187,7 @@ def test_an_old_device_is_rejected():
     assert check({"problem": "", "devices": [device]}) == device
 
 
+@pytest.mark.slow
 def test_half_precision_needs_a_device_that_supports_it(model, pocl, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(pocl))
     network = networks.load(str(model), dtype="float16")
@@ -260,6 +261,7 @@ def test_without_a_driver_the_message_lists_both_remedies(cache, tmp_path, model
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_remedy_is_named(tmp_path, model):
     env = {"XDG_CACHE_HOME": str(tmp_path / "empty"), "CXX": "nonexistent-c++"}
     done = tvmtune("compile", model, "--target", "opencl", cwd=tmp_path, env=env)

@@ -66,6 +66,7 @@ def networks() -> list[Any]:
     return [*found, *(pytest.param(product(*c, constant=True), id=f"{c}") for c in PRODUCTS)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("one", networks())
 def test_outputs_are_those_of_float32_rounded(one, tmp_path):
     api.compile(api.plan(one), tmp_path / "one.so")
@@ -75,6 +76,7 @@ def test_outputs_are_those_of_float32_rounded(one, tmp_path):
     assert error(got, want) < 1e-2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("backend", "attrs", "instruction", "float_instruction"),
     [

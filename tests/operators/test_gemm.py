@@ -45,6 +45,7 @@ LONG = {"shape": (1, 64, 7, 7), "out": 32}
 PIXEL = {"shape": (1, 256, 1, 1), "out": 16, "kernel": 1, "pads": (0, 0, 0, 0)}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("case", CASES)
 def test_implicit_gemm_equals_the_fused_convolution(case, layout):

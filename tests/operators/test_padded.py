@@ -60,6 +60,7 @@ def product(
     return OnnxNetwork(model, name="product")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
 @pytest.mark.parametrize(("left", "right"), SHAPES)
 def test_every_schedule_equals_the_plain_product(left, right, constant):
@@ -78,6 +79,7 @@ def test_every_schedule_equals_the_plain_product(left, right, constant):
         assert error(run_kernel(mod, args), want) < 1e-5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("left", "right"),
     [((2, 53, 24), (2, 24, 37)), ((2, 37, 53), (2, 53, 32)), ((2, 29, 16), (16, 33))],
@@ -104,6 +106,7 @@ def target():
     return tvm.target.Target(this_machine().target)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("left", "right"), SHAPES)
 def test_compile_takes_it_without_a_record(left, right, tmp_path: Path):
     network = product(left, right, constant=True)
@@ -151,6 +154,7 @@ def test_columns_are_rounded_up_to_whole_vectors(columns, most):
     assert padded.padded_columns(columns) == most
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "case",
     [

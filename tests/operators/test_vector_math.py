@@ -86,6 +86,7 @@ def errors(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return result
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cpu", ["host", "haswell"])
 @pytest.mark.parametrize("name", list(EXACT))
 def test_results_are_accurate_over_the_whole_range(name: str, cpu: str) -> None:

@@ -68,6 +68,7 @@ def program(
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
 
+@pytest.mark.sweep
 @PROGRAMS
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)

@@ -65,6 +65,7 @@ def test_records_of_one_network_apply_to_another(tmp_path):
     assert compiled.counts["exact"] >= 1
 
 
+@pytest.mark.slow
 def test_a_trace_with_old_block_names_still_applies(tmp_path):
     plan = means(1, tmp_path)
     task = next(task for task in plan.tasks if task.key in reductions(plan))

@@ -27,6 +27,7 @@ def by_groups(x: np.ndarray, w: np.ndarray, groups: int) -> np.ndarray:
     return np.concatenate(results, axis=3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("instruction", BYTES, ids=lambda each: each.name)
 @pytest.mark.parametrize(
     ("groups", "inputs", "outputs"),

@@ -22,6 +22,7 @@ def outputs_of(program) -> list:
     return run_network(executable, program.network, random_inputs(program.network.inputs))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW", "nhwc"])
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
 def test_every_layout_equals_the_reference(make, layout):
@@ -80,6 +81,7 @@ def test_folding_batch_norm_keeps_the_result(options, tail, layout):
     assert error(outputs_of(program)[0], expected) < 1e-5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize(
     "options",

@@ -72,6 +72,7 @@ def test_float16_keeps_its_denormal_results():
     assert 0 < run(x, -1)[0, 1] < np.finfo("float16").tiny
 
 
+@pytest.mark.slow
 def test_only_cpus_get_it():
     """Records of other devices stay valid."""
     from models import tiny_encoder

@@ -92,6 +92,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE)
 def test_transpositions_around_operators_cancel(inside):
     def make(builder, x):
@@ -211,6 +212,7 @@ def random_program(seed: int) -> tvm.IRModule:
     return program(make, SHAPE)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_keep_their_results(seed):
     mod = random_program(seed)

@@ -53,6 +53,7 @@ def test_what_is_left_of_the_kernel(model, kernel):
     assert kernel_of(model) == kernel
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "model",
     [

@@ -98,6 +98,7 @@ def test_each_layer_is_close_to_its_float_layer(quantized_network):
     assert all(row.shift >= 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_quantized_network_is_close_to_the_float_network(quantized_network):
     inputs = random_inputs(quantized_network.inputs, 100)
     (got,), (wanted,) = (

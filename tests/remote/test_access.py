@@ -117,6 +117,7 @@ def test_a_wrong_secret_file_is_a_one_line_error(words: list[str], tmp_path: Pat
     assert "none cannot be read: No such file" in complaint(done.stderr)
 
 
+@pytest.mark.slow
 def test_a_farm_with_a_secret(farm: served.Farm, file: Path, tmp_path: Path) -> None:
     use = ("--secret-file", str(file))
     open_to_all, tracker = farm.start_tracker("0.0.0.0", *use)
@@ -178,6 +179,7 @@ def greet(board: Address, key: str) -> int:
         return protocol.read_integer(line.recv(4))
 
 
+@pytest.mark.slow
 def test_a_tracker_without_a_secret_is_not_used_with_one(
     farm: served.Farm, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

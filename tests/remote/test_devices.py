@@ -67,6 +67,7 @@ def test_a_hundred_keys_are_listed(farm: served.Farm) -> None:
         each.close()
 
 
+@pytest.mark.slow
 def test_devices_prints_a_table_or_json(farm: served.Farm, tmp_path: Path) -> None:
     _, tracker = farm.tracker()
     empty = tvmtune("devices", "--tracker", tracker, cwd=tmp_path, timeout=served.LIMIT)

@@ -113,6 +113,7 @@ PAUSE = 0.3
 """Seconds between two bytes: less than the patience below, which is for all of them."""
 
 
+@pytest.mark.slow
 def test_a_deadline_is_for_all_bytes_of_an_answer() -> None:
     """These would be right answers, if they came in time."""
     answer = protocol.pack([0, {}])

@@ -103,6 +103,7 @@ def test_invalid_addresses_are_rejected(url: str) -> None:
         Target.parse(url)
 
 
+@pytest.mark.slow
 def test_a_tracker_of_its_own_serves_one_client_after_the_other(
     farm: served.Farm, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_tracker_of_its_own_serves_one_client_after_the_other(
         BoardLease(f"b@{elsewhere}")
 
 
+@pytest.mark.slow
 def test_a_granted_board_that_nobody_comes_for_is_granted_again(farm: served.Farm) -> None:
     _, board = farm.board("b")
     with Tracker(board) as connection:

@@ -59,6 +59,7 @@ def made(path: Path, report: Report, **options: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_numbers_are_the_logs(browser, log, tmp_path):
     section = sections(log)[0]
     with opened(browser, made(tmp_path / "a.html", Report([log]))) as tab:
@@ -99,6 +100,7 @@ def test_the_numbers_are_the_logs(browser, log, tmp_path):
         assert tab.requests == [tab.page.url], "the page needs nothing else"
 
 
+@pytest.mark.slow
 def test_every_chart_is_drawn(browser, log, tmp_path):
     report = Report([log])
     with opened(browser, made(tmp_path / "a.html", report)) as tab:
@@ -121,6 +123,7 @@ def test_every_chart_is_drawn(browser, log, tmp_path):
         assert tab.problems == []
 
 
+@pytest.mark.slow
 def test_nothing_in_a_log_runs(browser, log, tmp_path):
     with opened(browser, made(tmp_path / "a.html", Report([log, log]))) as tab:
         tab.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -179,6 +182,7 @@ def test_a_comparison(browser, tmp_path):
         assert tab.problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_a_phone_in_the_dark_and_paper(browser, log, tmp_path, width):
     path = made(tmp_path / "a.html", Report([log, log]))
@@ -197,6 +201,7 @@ def test_it_fits_a_phone_in_the_dark_and_paper(browser, log, tmp_path, width):
         assert tab.problems == []
 
 
+@pytest.mark.slow
 def test_the_page_of_a_growing_log_loads_itself_again(browser, log, tmp_path):
     path = made(tmp_path / "a.html", Report([log]), reload_after=2)
     with opened(browser, path) as tab:

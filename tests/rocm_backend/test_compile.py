@@ -83,6 +83,7 @@ def test_every_task_of_a_network_is_compiled(arch, tmp_path):
     assert "this TVM has no ROCm runtime" in complaint(done.stderr)
 
 
+@pytest.mark.slow
 def test_tuning_without_the_gpu_fails_immediately(tmp_path):
     words = ["resnet-18", "--target", "rocm", "--target-attr", "arch=gfx90a"]
     done = tvmtune("tune", *words, cwd=tmp_path)

@@ -39,6 +39,7 @@ def test_outputs_are_copies(opened):
     assert (first == kept).all()
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs(tmp_path):
     library = Library.open(make_library(tiny_encoder(), tmp_path, threads=1))
     assert [spec.name for spec in library.inputs] == ["ids", "mask"]

@@ -32,6 +32,7 @@ def scheduled(mod: tvm.IRModule, unit=AVX512, cores: int = 2) -> str:
     return schedule.mod.script()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("unit", [AVX512, AVX, NEON])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_softmax(shape, unit):
@@ -57,6 +58,7 @@ def test_layer_norm(shape):
     assert "T.parallel" in text
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cores", [1, 2, 16])
 @pytest.mark.parametrize(
     "shape", [(1, 112, 112, 32), (1, 7, 7, 1280), (2, 5, 3, 24), (1, 1, 9, 7), (1, 40, 40, 1)]
@@ -73,6 +75,7 @@ def test_few_sums_of_many_terms_are_shared_among_threads():
     assert re.search(r"T\.parallel\((T\.int64\()?112\b", scheduled(mod, cores=8))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("unit", [AVX512, AVX, NEON])
 @pytest.mark.parametrize("reduce", [topi.max, topi.min, topi.sum])
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def random_point(space: PointSpace, rng: random.Random) -> Point:
     return Point(number, tuple(rng.choice(k.options) for k in knobs))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_only_points_that_fail_to_build_are_rejected(name, monkeypatch):
     space, rng = points(name), random.Random(1)
@@ -53,6 +54,7 @@ def test_only_points_that_fail_to_build_are_rejected(name, monkeypatch):
     assert all(space.instantiate(point, 1) is None for point in rejected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_sampled_points_fit_and_mostly_build(name):
     space, rng = points(name), random.Random(1)

@@ -66,6 +66,7 @@ def test_the_default_schedule_is_correct_for_every_kernel_of_a_network(make, lay
         assert_default_is_correct(implementation.mod)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -141,6 +141,7 @@ class Doubles(nn.Module):
         return (x * 2,)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

@@ -132,6 +132,7 @@ def test_an_incumbent_is_checked_before_it_is_timed_again(log):
         assert events.index(("output", candidate)) < events.index(("time", candidate))
 
 
+@pytest.mark.slow
 def test_a_wrong_candidate_is_not_timed_again(log):
     """Its times would be believed by the tuner, and those that skip work are the fastest."""
     tasks = [small.task(0, small.matmul(8))]
@@ -150,6 +151,7 @@ def test_a_wrong_candidate_is_not_timed_again(log):
     assert {found[candidate] for candidate in again} == {True}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seconds", [(float("nan"),) * 6, (-1.0,) * 6, (0.0,) * 6])
 def test_impossible_times_of_a_second_measurement_are_not_believed(log, seconds):
     """The clock of a board may be broken, or set meanwhile."""
@@ -196,6 +198,7 @@ def ticking(monkeypatch) -> Callable[..., Ticking]:
     return replace
 
 
+@pytest.mark.slow
 def test_a_time_budget_leaves_time_to_confirm_what_is_shipped(log, ticking):
     recorder = ticking(start=90.0, step=0.25)
     tasks = [small.task(0, small.matmul(8))]
@@ -212,6 +215,7 @@ def test_a_time_budget_leaves_time_to_confirm_what_is_shipped(log, ticking):
     assert recorder.notes == []
 
 
+@pytest.mark.slow
 def test_what_a_spent_time_budget_left_unconfirmed_is_named(log, ticking):
     recorder = ticking(start=0.0, step=1.0)
     recorder.pause_after = 10, 100.0
@@ -229,6 +233,7 @@ def test_what_a_spent_time_budget_left_unconfirmed_is_named(log, ticking):
     ]
 
 
+@pytest.mark.slow
 def test_a_time_budget_leaves_time_to_repeat_checks_without_a_verdict(log, ticking, monkeypatch):
     monkeypatch.setattr(incumbents, "RECHECK_SHARE", 0.0)
     recorder = ticking(start=90.0, step=0.25)
@@ -433,6 +438,7 @@ def test_a_check_without_a_verdict_is_repeated_with_more_patience(log):
     assert (best.candidate, best.verified) == (incumbent.candidate, True)
 
 
+@pytest.mark.slow
 def test_a_check_without_a_verdict_is_repeated_while_tuning_goes_on(log, monkeypatch):
     monkeypatch.setattr(incumbents, "RECHECK_SHARE", float("inf"))
     tasks = [small.task(0, small.matmul(8))]
@@ -468,6 +474,7 @@ def ranked(state: Any) -> list[Trial]:
     return sorted((t for t in state.trials if t.ok), key=lambda t: t.latency)
 
 
+@pytest.mark.slow
 def test_rechecks_are_few_if_nothing_can_be_verified(log, capsys):
     with small.session(log, [small.task(0, small.matmul(8))], trials=16) as session:
         checks = Checks(session, float("inf"))

@@ -55,6 +55,7 @@ def test_a_task_whose_candidates_are_all_invalid_is_skipped_with_its_reason(tmp_
     assert 0 < session.estimate() < float("inf")
 
 
+@pytest.mark.slow
 def test_a_trial_is_in_the_log_before_it_is_reported(tmp_path):
     log = tmp_path / "log.json"
 
@@ -196,6 +197,7 @@ def test_a_task_with_only_wrong_kernels_has_nothing_to_ship(tmp_path):
     assert best_of(read_log(log).trials) == {}
 
 
+@pytest.mark.slow
 def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
     log = tmp_path / "log.json"
 
@@ -216,6 +218,7 @@ def test_an_interrupted_session_keeps_what_it_measured(tmp_path):
     assert not session.measurer.directory.exists()
 
 
+@pytest.mark.slow
 def test_a_session_whose_log_is_removed_ends_and_says_where_its_trials_are(tmp_path):
     log = tmp_path / "log.json"
 
@@ -351,6 +354,7 @@ def test_a_model_that_cannot_be_fitted_is_reported_once(tmp_path):
     assert "the cost model proposes at random: none of the" in notes[0]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_held_against_no_candidate(tmp_path, monkeypatch):
     """The run ends and names the fault; the next one measures what this one could not."""
     monkeypatch.setattr(recovery, "PAUSES", (0.05, 0.1))

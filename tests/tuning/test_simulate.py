@@ -65,6 +65,7 @@ def test_a_space_that_metaschedule_cannot_mutate_is_an_error(tmp_path):
     assert simulate.play(space, "random", {}, seed=0).best == space.best
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["xgb", "ga", "random"])
 def test_the_seed_decides_the_run(space, name):
     cache = simulate.ReplayCache()

@@ -67,6 +67,7 @@ def rule_points() -> PointSpace:
     return points_of(small.matmul(8))
 
 
+@pytest.mark.slow
 def test_the_size_is_the_number_of_points(template_points):
     every = list(template_points)
     # 8 = a x b with b <= 4; 32 = a x b x c with c <= 8; two steps of unrolling

@@ -36,6 +36,7 @@ def arguments(
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TUNERS)
 def test_no_candidate_is_proposed_twice(name):
     known: set[str] = set()
@@ -122,12 +123,14 @@ def trials_to_the_best(name: str, seed: int, **given: Any) -> int:
     raise AssertionError(f"{name} gave up after {count} of 108 points")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["xgb", "xgb-knob", "ga", "droplet"])
 def test_measurements_lead_to_the_best_sooner_than_chance(name):
     """Random search needs half of the space, 54 points."""
     assert statistics.mean(trials_to_the_best(name, seed) for seed in range(4)) < 36
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("threads", [1, 8])
 @pytest.mark.parametrize("count", [pytest.param(3, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize("name", TUNERS)
@@ -164,6 +167,7 @@ def test_a_candidate_of_several_points_is_proposed_once(name, count):
     assert len(found) == len(set(found)) == 4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TUNERS)
 def test_proposals_depend_on_the_seed_and_the_results_alone(name):
     def play(seed: int) -> list[str]:

@@ -80,6 +80,7 @@ def test_the_sessions_own_tasks_help_the_next(tmp_path, monkeypatch):
     traces.apply(mod, second[0])
 
 
+@pytest.mark.slow
 def test_traces_from_other_logs_come_nearest_first(donor, tmp_path):
     log = read_log(on_another_device(donor, tmp_path / "other.json"))
     states = states_of(12)

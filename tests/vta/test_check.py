@@ -71,6 +71,7 @@ def test_a_right_program_has_no_error(check):
         assert check(conv).error() == 0.0
 
 
+@pytest.mark.slow
 def test_one_weight_tile_of_hundreds_that_is_left_out_shows(check):
     made = check(DEEP)
     missed = []

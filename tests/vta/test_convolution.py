@@ -52,6 +52,7 @@ def test_the_reference_is_a_convolution():
         assert got[0, 0, oh, ow, 0, k] == max(-100, min(90, total >> 9))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(12))
 def test_any_shape_is_bit_exact(seed):
     """Strides, paddings, kernels of 1 to 7, channels, groups, batches, epilogues, knobs."""

@@ -142,6 +142,7 @@ SIXTEEN = Load(memory=Memory.ACC, x_size=16, x_stride=16)
 LOW_TO_HIGH = Alu(op=AluOp.SHR, uop_bgn=0, uop_end=8, use_imm=True, imm=13)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "on", [Config(), Config(log_batch=1, log_block=5)], ids=lambda on: on.bitstream
 )

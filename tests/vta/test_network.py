@@ -141,6 +141,7 @@ def test_tasks_are_named_as_in_the_tutorial():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tuner",
     ["xgb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("random", "evolutionary", "grid"))],

@@ -83,6 +83,7 @@ def assert_convolution_is_right(on: Config, rng: random.Random) -> bool:
     return bool(settings)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(s, marks=pytest.mark.soak) for s in range(3, 60))]
 )

@@ -60,6 +60,7 @@ def test_slow_clients_keep_nobody_out() -> None:
             line.close()
 
 
+@pytest.mark.slow
 def test_bodies_are_limited_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not fit waits for others to end; in vain, its client is dropped."""
     monkeypatch.setattr(server, "BODY_TIMEOUT", 1.0)
