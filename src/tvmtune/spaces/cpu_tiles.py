@@ -27,6 +27,9 @@ WEIGHTS = 16 * 1024
 cache, of which a hardware thread may have half."""
 FEW_ROWS, FEW_TERMS = 64, 32
 """So few rows that their data of so few terms stay there, too."""
+WAITING_TERMS = 16
+"""The same for tiles of so few sums that each addition waits for the one before it. With few terms, a
+core computes several tiles at a time: the next ones are among the instructions that it looks ahead."""
 ABREAST = 4
 """Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`,
 at most. Their weights stay in the second-level cache."""
@@ -145,7 +148,8 @@ def decisions(
             parts.append([rest[-1] // abreast, 1, abreast, columns])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
-        terms = _most_terms(product(spatial[:-1]), columns)
+        sums = rows * max(1, columns // unit.lanes)
+        terms = _most_terms(product(spatial[:-1]), columns, sums)
         result.append(Decisions(parts, _terms(reduction, terms)))
     return result
 
@@ -220,10 +224,12 @@ def _divisors(extent: int, most: int) -> list[int]:
     return [d for d in range(1, min(extent, most) + 1) if extent % d == 0]
 
 
-def _most_terms(rows: int, columns: int) -> int:
-    """How many terms to add at a time for a register tile of so many columns."""
+def _most_terms(rows: int, columns: int, sums: int) -> int:
+    """How many terms to add at a time for a register tile of so many columns and vectors of sums."""
     if rows == 1:
         return TERMS  # each weight is used once: nothing needs to stay
+    if 2 * sums <= _LATENCY:
+        return WAITING_TERMS
     return FEW_TERMS if rows <= FEW_ROWS else max(1, min(TERMS, WEIGHTS // (4 * columns)))
 
 
