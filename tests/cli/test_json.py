@@ -94,7 +94,6 @@ def test_tasks(document):
     check_fields(document("tasks", "tiny.onnx", "--json"), documented("tasks"), "tasks")
 
 
-@pytest.mark.slow
 def test_a_library_is_compiled_run_and_timed(document, folder):
     compiled = document("compile", "tiny.onnx", "-o", "lib.so", "--json")
     check_fields(compiled, documented("compile"), "compile")
