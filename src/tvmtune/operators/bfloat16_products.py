@@ -16,7 +16,7 @@ from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import constants, packed_products
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Storage, Window, blocked_weights
-from tvmtune.passes.static_shapes import static_shape
+from tvmtune.passes.static_shapes import has_static_shapes
 
 _DTYPE = "bfloat16"
 
@@ -40,7 +40,7 @@ def _applies(call: Any) -> bool:
     return (
         dtypes == [_DTYPE, _DTYPE, "float32"]
         and isinstance(call.args[1], tvm.ir.GenericConst)
-        and all(static_shape(each) is not None for each in (call.args[0], call))
+        and has_static_shapes(call)
     )
 
 

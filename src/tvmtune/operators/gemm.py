@@ -21,7 +21,7 @@ from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.precision import HALF_DTYPES
-from tvmtune.passes.static_shapes import static_shape
+from tvmtune.passes.static_shapes import has_static_shapes
 from tvmtune.types import product
 
 ROWS = 16
@@ -39,7 +39,7 @@ def applies(call: Any) -> bool:
     """One group, constant weights, NHWC or NCHW, floating point, static shapes."""
     import tvm
 
-    if static_shape(call) is None or static_shape(call.args[0]) is None:
+    if not has_static_shapes(call):
         return False
     attrs = call.attrs
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))

@@ -19,7 +19,7 @@ import numpy as np
 from tvmtune.arrays import empty
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.passes.static_shapes import static_shape
+from tvmtune.passes.static_shapes import has_static_shapes
 
 KERNEL = 3
 Matrix = tuple[tuple[float, ...], ...]
@@ -98,7 +98,7 @@ def applies(call: Any) -> bool:
 
     attrs = call.attrs
     data, weight = call.args[0].ty, call.args[1].ty
-    if static_shape(call) is None or static_shape(call.args[0]) is None:
+    if not has_static_shapes(call):
         return False
     if attrs.data_layout != "NHWC" or attrs.kernel_layout != "HWIO" or attrs.groups != 1:
         return False

@@ -21,7 +21,7 @@ from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.bindings import operator_of
 from tvmtune.passes.quantized_kernels import BOUNDS, Rounding
 from tvmtune.passes.quantized_values import Quantized, QuantizedValues, are_sound
-from tvmtune.passes.static_shapes import static_shape
+from tvmtune.passes.static_shapes import has_static_shapes, static_shape
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -135,24 +135,21 @@ class LayerFinder:
             and call.args[0] not in read
             and (layer := self._dequantized_layer(call))
         }
+        places = {variable: place for place, variable in enumerate(bindings)}
         for call in bindings.values():
             if operator_of(call) == "add" and all(each in found for each in call.args):
-                stored = self._other_of_sum(call)
-                found = {
-                    v: each for v, each in found.items() if not bindings[v].args[0].same_as(stored)
-                }
+                # One layer adds the two: not the smaller one, which is broadcast, else the later one.
+                ranks = [
+                    (_has_same_shape(call, each), places[bindings[each].args[0]])
+                    for each in call.args
+                ]
+                other = call.args[ranks.index(min(ranks))]
+                del found[other]
+                stored = bindings[other].args[0]
                 self.layers[stored] = replace(self.layers[stored], fuses=False)
         for variable, layer in found.items():
             del self.layers[bindings[variable].args[0]]
             self.layers[variable] = layer
-
-    def _other_of_sum(self, call: Any) -> Any:
-        """The bytes of the layer that does not add the two: the smaller one, which is broadcast, or
-        the one that is computed first."""
-        bindings = self._values.bindings
-        places = {variable: place for place, variable in enumerate(bindings)}
-        layers = {bindings[each].args[0]: _has_same_shape(call, each) for each in call.args}
-        return min(layers, key=lambda stored: (layers[stored], places[stored]))
 
     def _dequantized_layer(self, call: Any) -> Layer | None:
         """A layer that returns the values of its bytes, which nothing but this dequantize reads."""
@@ -169,7 +166,7 @@ class LayerFinder:
 
     def _integer_product(self, call: Any) -> Layer | None:
         """A product of bytes with constant ones that returns its sums."""
-        if operator_of(call) != "matmul" or not _is_static(call):
+        if operator_of(call) != "matmul" or not has_static_shapes(call):
             return None
         x, weights = call.args[0], self._values.array(call.args[1])
         dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
@@ -203,7 +200,7 @@ class LayerFinder:
         scales."""
         operator = operator_of(call)
         axes = _KERNELS.get(operator)
-        if axes is None or not _is_static(call):
+        if axes is None or not has_static_shapes(call):
             return None
         x, found = self._values.dequantized(call.args[0]), self._values.weights(call.args[1])
         if x is None or found is None:
@@ -266,10 +263,6 @@ class LayerFinder:
             np.ascontiguousarray(np.broadcast_to(factors, (channels,))),
             Rounding(out.zero, low, high, out.dtype) if out else None,
         )
-
-
-def _is_static(call: Any) -> bool:
-    return all(static_shape(each) is not None for each in (call, *call.args[:2]))
 
 
 def _has_same_shape(call: Any, data: Any) -> bool:

@@ -13,3 +13,8 @@ def static_shape(value: Any) -> list[int] | None:
     if shape is None or not all(isinstance(n, (int, tirx.IntImm)) for n in shape):
         return None
     return [int(n) for n in shape]
+
+
+def has_static_shapes(call: Any) -> bool:
+    """Whether the shapes of a call and of its first two operands are known."""
+    return all(static_shape(each) is not None for each in (call, *call.args[:2]))

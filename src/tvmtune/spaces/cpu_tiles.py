@@ -78,6 +78,10 @@ class VectorUnit:
     registers: int
     """Registers for sums and operands."""
 
+    def vectors(self, columns: int) -> int:
+        """Registers that so many columns take."""
+        return max(1, columns // self.lanes)
+
 
 AVX512 = VectorUnit(16, 28, 32)
 AVX = VectorUnit(8, 12, 16)
@@ -148,7 +152,7 @@ def decisions(
             parts.append([rest[-1] // abreast, 1, abreast, columns])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
-        sums = rows * max(1, columns // unit.lanes)
+        sums = rows * unit.vectors(columns)
         terms = _most_terms(product(spatial[:-1]), columns, sums)
         result.append(Decisions(parts, _terms(reduction, terms)))
     return result
@@ -304,7 +308,7 @@ def register_tiles(
     depthwise = group == 1
     width = 8 * unit.lanes
     while width:
-        vectors = max(1, width // unit.lanes)
+        vectors = unit.vectors(width)
         fits = columns % width == 0 and (depthwise or (group or columns) % width == 0)
         most = 1 if depthwise else 4
         if fits and (vectors <= most or rows * vectors <= _LATENCY):
@@ -337,7 +341,7 @@ def _time(rows: int, columns: int, unit: VectorUnit) -> float:
     """Time per row of columns and term, in units of what one vector's multiply-add takes where it is
     not loads that take longer."""
     height, width = register_tiles(rows, columns, unit)[0]
-    vectors = max(1, width // unit.lanes)
+    vectors = unit.vectors(width)
     sums = height * vectors
     return max(sums, height + _NARROW_LOAD * vectors, _LATENCY) / height * (columns / width)
 

@@ -207,13 +207,8 @@ def preferred_traces(
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit)
     else:
         decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group)
-    channels = terms[-1] if terms else 1
-    padding = _PER_TILE
-    if tensorized is None and (group == 1 or channels <= _FEW_CHANNELS):
-        is_small = group == 1 or product(terms[:-1]) <= _SMALL_KERNEL
-        padding = _INLINE if is_small or unit.lanes >= cpu_tiles.AVX512.lanes else _BEFORE
-    locations = (padding, None)
-    for location in locations:
+    padding = _PER_TILE if tensorized is not None else _padding(terms, unit, group)
+    for location in (padding, None):
         for chosen in decisions:
             trace = design.trace
             for inst, parts in zip(spatial, chosen.spatial, strict=True):
@@ -226,6 +221,15 @@ def preferred_traces(
                 if inst.kind.name == "SampleComputeLocation" and location is not None:
                     trace = trace.with_decision(inst, location, remove_postproc=True)
             yield trace
+
+
+def _padding(terms: Sequence[int], unit: VectorUnit, group: int | None) -> int:
+    """Where to compute the padding of a convolution whose sums have such extents, the channels last."""
+    channels = terms[-1] if terms else 1
+    if group != 1 and channels > _FEW_CHANNELS:
+        return _PER_TILE
+    is_small = group == 1 or product(terms[:-1]) <= _SMALL_KERNEL
+    return _INLINE if is_small or unit.lanes >= cpu_tiles.AVX512.lanes else _BEFORE
 
 
 def _tensorized(design: Schedule) -> Any | None:
