@@ -90,6 +90,15 @@ def test_a_second_session_continues_the_first(tmp_path):
     assert sum(t.tuner == "default" for t in log_read.trials) == 2
 
 
+def test_a_continued_log_gets_the_default_schedule_of_this_version(tmp_path):
+    log, mod = tmp_path / "log.json", small.addition(8)
+    for trials, space in ((1, None), (2, small.tiled(mod)), (9, small.tiled(mod))):
+        with small.session(log, [small.task(0, mod, space=space)], trials=trials) as session:
+            session.run()
+    defaults = [t.candidate for t in read_log(log).trials if t.tuner == DEFAULT]
+    assert len(defaults) == len(set(defaults)) == 2
+
+
 def test_a_budget_per_task_is_kept(tmp_path):
     tasks = [small.task(0, small.matmul(8)), small.task(1, small.matmul(16))]
     with small.session(tmp_path / "log.json", tasks, per_task=5) as session:
