@@ -34,7 +34,7 @@ block_torch_import.install()  # as in tvmtune's own processes
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make all cases of a sweep but the first slow.
+    """Make all cases of a sweep slow but the first that is not slow by itself.
 
     Start long tests first: started last, they would run alone while other workers idle.
 
@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     begun = set()
     for item in items:
-        if item.get_closest_marker("sweep"):
+        chosen = item.get_closest_marker("slow") or item.get_closest_marker("soak")
+        if item.get_closest_marker("sweep") and not chosen:
             name = item.nodeid.partition("[")[0]
             if name in begun:
                 item.add_marker("slow")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune import dot_instructions
+from tvmtune import cpu_features, dot_instructions
 from tvmtune.hookspecs import hookimpl
 from tvmtune.types import (
     Algorithm,
@@ -84,7 +84,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     )
     from tvmtune.spaces import cpu_tiles
 
-    unit = cpu_tiles.vector_unit(device.target)
+    unit = cpu_features.vector_unit(device.target)
 
     def columns(rows: int, columns: int) -> int:
         return cpu_tiles.padded_columns(rows, columns, unit)
@@ -92,7 +92,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
     winograd = [rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
-    if unit.lanes < cpu_tiles.AVX.lanes:
+    if unit.lanes < cpu_features.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]
     superseded = replace(WINOGRAD, superseded=True)

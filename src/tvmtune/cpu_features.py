@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    """What a CPU computes in vectors with."""
+
+    lanes: int
+    """float32 values in a register."""
+    sums: int
+    """Registers that a tile's sums may take."""
+    registers: int
+    """Registers for sums and operands."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there are as few registers as with AVX2; it has no masks either."""
+        return self.registers <= AVX.registers
+
+    def vectors(self, columns: int) -> int:
+        """Registers that so many columns take."""
+        return -(-columns // self.lanes)
+
+
+AVX512 = VectorUnit(16, 28, 32)
+AVX = VectorUnit(8, 12, 16)
+SSE = VectorUnit(4, 12, 16)
+NEON = VectorUnit(4, 24, 32)
+NEON32 = VectorUnit(4, 12, 16)
 
 
 def has(target: dict[str, Any], feature: str) -> bool:
@@ -21,3 +50,19 @@ def triple(target: dict[str, Any]) -> str:
     from tvm.target.codegen import llvm_get_system_triple
 
     return str(target.get("mtriple") or llvm_get_system_triple())
+
+
+def vector_unit(target: dict[str, Any]) -> VectorUnit:
+    """The vector unit of an LLVM target; 128 bits with 16 registers if it is not known."""
+    if target["kind"] != "llvm":
+        return SSE
+    # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
+    architecture = triple(target)
+    if architecture.startswith(("aarch64", "arm64")):
+        return NEON
+    if architecture.startswith(("arm", "thumb")):
+        return NEON32
+    for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
+        if has(target, feature):
+            return unit
+    return SSE

@@ -20,7 +20,7 @@ from cli.commands import complaint, tvmtune
 from models import tiny_cnn
 from remote import emulated
 from remote.served import Farm, free_port
-from tvmtune import api, host, networks
+from tvmtune import api, cpu_features, host, networks
 from tvmtune.accuracy import relative_error
 from tvmtune.bench.verify import run_check
 from tvmtune.errors import TvmtuneError, UsageError
@@ -29,7 +29,7 @@ from tvmtune.machine import cpu_count, known_boards, linkers, threads, triples
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.remote.client.lease import BoardLease
 from tvmtune.runtime.library import Library
-from tvmtune.spaces import cpu_tiles, rule_space, tensor_intrinsics
+from tvmtune.spaces import rule_space, tensor_intrinsics
 
 EF_ARM_ABI_FLOAT_HARD, EF_ARM_EABI_VER5 = 0x400, 0x05000000
 on_other_machines = pytest.mark.skipif(
@@ -243,7 +243,7 @@ def test_the_space_has_no_int8_intrinsics(mcpu):
 
 def test_the_default_schedule_vectorizes_for_neon():
     device = make(board="rk3399")
-    assert cpu_tiles.vector_unit(device.target) == cpu_tiles.NEON
+    assert cpu_features.vector_unit(device.target) == cpu_features.NEON
     target = tvm.target.Target(device.target)
     mod = conv()
     scheduled = rule_space.RuleSpace(device.target).default(mod, target).mod

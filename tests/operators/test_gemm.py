@@ -62,12 +62,13 @@ def test_implicit_gemm_equals_the_fused_convolution(case, layout):
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_an_image_of_unknown_height_is_left_to_the_direct_convolution(layout):
     known, _ = relax_conv(layout, dtype="float32")
-    assert gemm.applies(bindings(known)[0].value)
     mod, _ = relax_conv(layout, tirx.Var("height", "int64"), dtype="float32")
-    call = bindings(mod)[0].value
-    assert not gemm.applies(call)
-    assert not gemm.splits(call)
-    assert not winograd.applies(call)
+    call, unknown = (bindings(each)[0].value for each in (known, mod))
+    assert gemm.applies(call)
+    assert not gemm.applies(unknown)
+    assert not gemm.splits(unknown)
+    assert winograd.applies(call) is (layout == "NHWC")
+    assert not winograd.applies(unknown)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

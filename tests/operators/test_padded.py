@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from kernels import error, one_conv, random_args, run_kernel, sample_modules, this_machine
-from tvmtune import api
+from tvmtune import api, cpu_features
 from tvmtune.networks.bfloat16 import Bfloat16Network
 from tvmtune.networks.float16 import Float16Network
 from tvmtune.networks.inputs import random_inputs
@@ -196,5 +196,5 @@ def test_other_convolutions_keep_their_channels(case):
     [(28, 58, 64, 64), (56, 24, 32, 24), (13, 1000, 1024, 1024), (14, 112, 112, 112)],
 )
 def test_channels_are_padded_where_that_saves_time(rows, columns, avx512, avx):
-    assert cpu_tiles.padded_columns(rows, columns, cpu_tiles.AVX512) == avx512
-    assert cpu_tiles.padded_columns(rows, columns, cpu_tiles.AVX) == avx
+    assert cpu_tiles.padded_columns(rows, columns, cpu_features.AVX512) == avx512
+    assert cpu_tiles.padded_columns(rows, columns, cpu_features.AVX) == avx

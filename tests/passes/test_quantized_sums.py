@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -134,3 +136,30 @@ def test_a_relu_goes_where_the_limits_of_the_bytes_do_the_same(zero, has_relu):
 def test_other_sums_stay_as_they_are(options):
     mod = residual(0, relu=False, **options)
     assert quantized_sums.fold_scales(mod) is mod
+
+
+def test_constant_terms_are_not_kept():
+    array = np.zeros((300, 300), "int8")
+    kept = weakref.ref(array)
+    mod = sum_with_constant(array)
+    assert quantized_sums.fold_scales(mod) is not mod
+    del array, mod
+    gc.collect()
+    assert kept() is None
+
+
+def sum_with_constant(array: np.ndarray) -> tvm.IRModule:
+    scale, half, zero = (relax.const(n) for n in (np.float32(0.5), np.float32(0.25), np.int32(3)))
+    x = relax.Var("x", relax.TensorType(array.shape, "int8"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            terms = [
+                builder.emit(relax.op.dequantize(each, scale, zero, axis=0))
+                for each in (x, relax.const(tvm.runtime.from_dlpack(array)))
+            ]
+            total = builder.emit(relax.op.add(*terms))
+            result = relax.op.quantize(total, half, zero, axis=0, out_dtype="int8")
+            output = builder.emit_output(result)
+        builder.emit_func_output(output)
+    return builder.get()

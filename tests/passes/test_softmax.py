@@ -8,10 +8,10 @@ import tvm
 from tvm import te
 
 from tvmtune import api
+from tvmtune.cpu_features import AVX512
 from tvmtune.passes import softmax
 from tvmtune.passes.pipeline import graph_of, legalize
 from tvmtune.spaces import cpu_rows
-from tvmtune.spaces.cpu_tiles import AVX512
 
 NORMAL = np.finfo(np.float32).tiny
 

@@ -9,8 +9,8 @@ import tvm
 from tvm import te, topi
 
 from kernels import error, random_args, run_kernel
+from tvmtune.cpu_features import AVX, AVX512, NEON
 from tvmtune.spaces import cpu_rows
-from tvmtune.spaces.cpu_tiles import AVX, AVX512, NEON
 
 SHAPES = [(1, 12, 128, 128), (1, 3, 5, 197), (4, 49, 49), (2, 7), (1, 1000), (64, 31), (3, 2, 48)]
 

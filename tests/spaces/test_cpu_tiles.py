@@ -8,18 +8,14 @@ import pytest
 import tvm
 from tvm import te, topi
 
+from tvmtune.cpu_features import AVX, AVX512, NEON, NEON32, SSE, vector_unit
 from tvmtune.spaces.cpu_tiles import (
-    AVX,
-    AVX512,
     BLOCK_ROWS,
-    NEON,
-    NEON32,
-    SSE,
     column_group,
     decisions,
     register_tiles,
     tensor_decisions,
-    vector_unit,
+    window,
 )
 from tvmtune.spaces.rule_space import RuleSpace
 
@@ -130,6 +126,17 @@ def test_the_channels_of_an_image_are_summed_with_the_columns_of_the_kernel():
 
 
 @pytest.mark.parametrize(
+    ("unit", "group", "terms"),
+    [(AVX, None, 16), (AVX512, None, 64), (AVX, 1, 128), (NEON, None, 128)],
+)
+def test_with_avx2_few_terms_are_added_for_tiles_whose_additions_wait(unit, group, terms):
+    """37 is a prime, so that a tile has one row."""
+    best = decisions([1, 37, 37, 256], [256], unit, group=group)[0]
+    assert best.spatial[2][-1] == 1
+    assert best.reduction[-1][-1] == terms
+
+
+@pytest.mark.parametrize(
     ("columns", "rows", "tile"),
     [
         (4, 56, (4, 4)),
@@ -193,26 +200,47 @@ def test_rows_of_a_blocked_layout_are_those_before_its_block_of_items():
 
 
 def test_padding_is_part_of_depthwise_products_and_copied_per_tile_for_others():
-    target = {
-        "kind": "llvm",
-        "mtriple": "x86_64-linux-gnu",
-        "mcpu": "skylake-avx512",
-        "num-cores": 2,
-    }
-
-    def default(groups: int, channels: int = 208) -> str:
-        mod = convolution(groups, channels)
-        return RuleSpace(target).choose(mod, tvm.target.Target(target)).mod.script()
-
-    assert "pad_temp" not in default(groups=208)
-    assert "pad_temp" not in default(groups=1, channels=3)
-    lines = default(groups=1).splitlines()
-    threads = next(n for n, line in enumerate(lines) if "T.parallel" in line)
-    assert any('sblock("pad_temp")' in line for line in lines[threads:])
+    assert padding(convolution(groups=208), "skylake-avx512") is None
+    assert padding(convolution(groups=1, channels=3), "skylake-avx512") is None
+    assert padding(convolution(groups=1), "skylake-avx512") == "per tile"
 
 
-def convolution(groups: int, channels: int = 208) -> tvm.IRModule:
-    data = te.placeholder((1, 14, 14, channels), name="data")
-    weight = te.placeholder((3, 3, channels // groups, 208), name="weight")
-    output = topi.nn.conv(data, weight, 1, 1, 1, groups, "NHWC", "HWIO", "float32")
+@pytest.mark.parametrize(
+    ("mcpu", "kernel", "place"),
+    [("haswell", 3, None), ("haswell", 7, "before"), ("skylake-avx512", 7, None)],
+)
+def test_with_avx2_images_are_padded_before_products_with_large_kernels(mcpu, kernel, place):
+    assert padding(convolution(groups=1, channels=3, kernel=kernel), mcpu) == place
+
+
+def test_channels_before_the_kernel_are_not_taken_for_its_positions():
+    nchw = convolution(groups=1, channels=64, layout="NCHW")
+    assert window(nchw) == 1
+    assert window(convolution(groups=1, channels=64)) == 9
+    assert padding(nchw, "haswell") == padding(nchw, "skylake-avx512")
+
+
+def padding(mod: tvm.IRModule, mcpu: str) -> str | None:
+    """Where the default schedule computes the padding: before the threads' loop over products, in it,
+    or as part of the products."""
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
+    script = RuleSpace(target).choose(mod, tvm.target.Target(target)).mod.script()
+    place, products = script.find('sblock("pad_temp")'), script.rfind("T.parallel")
+    return None if place < 0 else "before" if place < products else "per tile"
+
+
+def convolution(
+    groups: int, channels: int = 208, kernel: int = 3, layout: str = "NHWC"
+) -> tvm.IRModule:
+    image, taps = (1, 14, 14, channels), (kernel, kernel, channels // groups, 208)
+    weights = "HWIO"
+    if layout == "NCHW":
+        image, taps, weights = (
+            (1, channels, 14, 14),
+            (208, channels // groups, kernel, kernel),
+            "OIHW",
+        )
+    data, weight = te.placeholder(image, name="data"), te.placeholder(taps, name="weight")
+    edge = kernel // 2
+    output = topi.nn.conv(data, weight, 1, edge, 1, groups, layout, weights, "float32")
     return tvm.IRModule({"main": te.create_prim_func([data, weight, output])})

@@ -11,7 +11,8 @@ from tvm_ffi import structural_equal
 
 from kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
 from models import tiny_cnn, tiny_encoder
-from tvmtune.spaces import cpu_rows, cpu_tiles, traces
+from tvmtune import cpu_features
+from tvmtune.spaces import cpu_rows, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, tune_context
 from tvmtune.tasks.extract import extract_tasks
 from tvmtune.types import Implementation
@@ -141,7 +142,7 @@ def test_the_default_schedule_of_a_kernel_without_products_is_by_rows(shape):
     mod = operator(topi.nn.softmax, shape)
     machine = this_machine().target
     cores = int(machine["num-cores"])
-    by_rows = cpu_rows.schedule(mod, cpu_tiles.vector_unit(machine), cores)
+    by_rows = cpu_rows.schedule(mod, cpu_features.vector_unit(machine), cores)
     assert by_rows is not None
     assert structural_equal(default(mod).mod, by_rows.mod)
 

@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tvmtune.cpu_features import VectorUnit, vector_unit
 from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import local
-from tvmtune.spaces.cpu_tiles import VectorUnit, vector_unit
 
 VECTORS = 2
 """In each row of accumulators."""

@@ -22,7 +22,7 @@ _NUMPY = (
     "float64",
     *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)),
 )
-"""Types that NumPy has: TVM's constants have others, such as float8_e4m3fn."""
+"""Types that are read without a copy. NumPy does not have all of TVM's, such as float8_e4m3fn."""
 _ELEMENTWISE = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 
 
@@ -128,7 +128,7 @@ def _constant(builder: Any, expr: Any) -> np.ndarray | None:
 
 
 def values(constant: Any) -> np.ndarray:
-    """The values of a Relax constant, without a copy if NumPy has the type."""
+    """The values of a Relax constant, without a copy for the usual types."""
     tensor = constant.value
     if np.prod(tensor.shape) and str(tensor.dtype) in _NUMPY:
         return np.from_dlpack(tensor)

@@ -58,12 +58,11 @@ class LayerFinder:
         self._instruction = instruction
         self._values = QuantizedValues(mod)
         self.layers: dict[Any, Layer] = {}
-        """By the variables that hold their results: bytes, values of bytes, or sums."""
+        """By the variables that hold their results: bytes, their values, or sums."""
         self.moves: dict[Any, tuple[Any, Any]] = {}
         """Operators that only move bytes, and the bytes, by the variables that hold their results."""
-        # Each search reads what those before it found.
         self._find_rounded()
-        self._find_unrounded()
+        self._find_unrounded()  # of the layers that are not rounded
         self._find_moves()
         self._dequantize_in_registers()
 
@@ -96,7 +95,7 @@ class LayerFinder:
 
     def _move(self, call: Any) -> tuple[Any, Any] | None:
         """The operator whose values this quantize call rounds to the bytes that they were."""
-        out, moving = self._values.scaled(call), self._values.only(call.args[0])
+        out, moving = self._values.scaled(call), self._values.read_once(call.args[0])
         if out is None or operator_of(moving) not in _MOVES:
             return None
         x = self._values.dequantized(moving.args[0])
@@ -105,10 +104,10 @@ class LayerFinder:
 
     def _rounded_layer(self, value: Any, out: Quantized) -> Layer | None:
         low, high = (float(bound) for bound in BOUNDS[out.dtype])
-        call = self._values.only(value)
+        call = self._values.read_once(value)
         while bounds := self._bounds(call):
             low, high = max(low, _step(bounds[0], out)), min(high, _step(bounds[1], out))
-            call = self._values.only(call.args[0])
+            call = self._values.read_once(call.args[0])
         bias = None
         if operator_of(call) == "add":
             first, second = (self._values.constant(each) for each in call.args)
@@ -118,7 +117,7 @@ class LayerFinder:
             data = call.args[0 if first is None else 1]
             if not _has_same_shape(call, data):
                 return None
-            call = self._values.only(data)
+            call = self._values.read_once(data)
         operands = self._operands(call)
         return self._layer(call, operands, bias, out, (low, high)) if operands else None
 
@@ -137,13 +136,13 @@ class LayerFinder:
         }
         places = {variable: place for place, variable in enumerate(bindings)}
         for call in bindings.values():
-            if operator_of(call) == "add" and all(each in found for each in call.args):
-                # One layer adds the two: not the smaller one, which is broadcast, else the later one.
-                ranks = [
-                    (_has_same_shape(call, each), places[bindings[each].args[0]])
-                    for each in call.args
-                ]
-                other = call.args[ranks.index(min(ranks))]
+            if operator_of(call) != "add":
+                continue
+            terms = [each for each in call.args if each in found]
+            # One layer adds the terms: the last one that is not broadcast.
+            whole = [each for each in terms if _has_same_shape(call, each)]
+            adding = max(whole, key=lambda each: places[bindings[each].args[0]], default=None)
+            for other in {each for each in terms if each != adding}:
                 del found[other]
                 stored = bindings[other].args[0]
                 self.layers[stored] = replace(self.layers[stored], fuses=False)

@@ -67,18 +67,32 @@ def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> An
     from tvm import relax
 
     output = tuple(int(n) for n in layer.call.ty.shape)
-    is_convolution = operator_of(layer.call) != "matmul"
     is_moved = channel_from_last(layer.call) > 1
     if is_moved:
         output = (output[0], *output[2:], output[1])
         x = builder.emit(relax.op.permute_dims(x, [0, *range(2, len(output)), 1]))
     shape = output
-    if is_convolution and len(output) == 3:  # one dimension: an image of one row
+    if operator_of(layer.call) == "nn.conv1d":  # an image of one row
         shape = (output[0], 1, *output[1:])
         batch, *rest = (int(n) for n in x.ty.shape)
         x = builder.emit(relax.op.reshape(x, (batch, 1, *rest)))
-    compute, weights, name = _kernel(layer, instruction)
-    is_padded = is_convolution and any(Window.of(layer.call.attrs).padding)
+    made = _call(builder, layer, x, shape, instruction)
+    if shape != output:
+        made = relax.op.reshape(builder.emit(made), output)
+    if is_moved:
+        rank = len(output)
+        made = relax.op.permute_dims(builder.emit(made), [0, rank - 1, *range(1, rank - 1)])
+    return made
+
+
+def _call(
+    builder: Any, layer: Layer, x: Any, shape: tuple[int, ...], instruction: DotInstruction
+) -> Any:
+    """A call of the layer's kernel, which reads channels last and returns ``shape``."""
+    is_convolution = operator_of(layer.call) != "matmul"
+    window = Window.of(layer.call.attrs) if is_convolution else None
+    compute, weights, name = _kernel(layer, window, instruction)
+    is_padded = window is not None and any(window.padding)
 
     # Calibrated numbers are arguments: layers of equal shapes share a kernel.
     rounding = layer.rounding
@@ -107,33 +121,26 @@ def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> An
 
     constants = list(given.values())
     arguments = (x, *map(share, constants))
-    made = call_fusable(builder, program, *arguments, name=name, fuses=layer.fuses)
-    if shape != output:
-        made = relax.op.reshape(builder.emit(made), output)
-    if is_moved:
-        rank = len(output)
-        made = relax.op.permute_dims(builder.emit(made), [0, rank - 1, *range(1, rank - 1)])
-    return made
+    return call_fusable(builder, program, *arguments, name=name, fuses=layer.fuses)
 
 
 def _kernel(
-    layer: Layer, instruction: DotInstruction
+    layer: Layer, window: Window | None, instruction: DotInstruction
 ) -> tuple[Callable[..., Any], np.ndarray, str]:
     """What computes the layer's sums, its weights as that reads them, and the kernel's name."""
     weights = layer.weights
-    if operator_of(layer.call) == "matmul":
+    if window is None:
         return (
             kernels.product,
             blocked_weights(weights[:, None, None], instruction),
             "matmul_quantized",
         )
-    attrs = layer.call.attrs
-    window = Window.of(attrs)
-    if is_depthwise(int(attrs.groups), len(weights), weights.shape[1]):
+    groups = int(layer.call.attrs.groups)
+    if is_depthwise(groups, len(weights), weights.shape[1]):
         compute = functools.partial(kernels.depthwise, window=window)
         weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
         return compute, weights, "depthwise_conv2d_quantized"
-    weights, groups = _in_groups(weights, int(attrs.groups), instruction)
+    weights, groups = _in_groups(weights, groups, instruction)
     compute = functools.partial(kernels.convolution, groups=groups, window=window)
     return compute, weights, "conv2d_quantized"
 

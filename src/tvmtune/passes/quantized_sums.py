@@ -41,7 +41,6 @@ def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
         for variable, call in values.bindings.items()
         if operator_of(call) == "quantize" and (found := _sum(call, values))
     }
-    values.release()
     if not sums:
         return mod
 
@@ -75,6 +74,7 @@ def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
 
     folding = Fold(mod)
     folding.builder_.update_func(mod.get_global_var("main"), folding.visit_expr(mod["main"]))
+    sums.clear()  # TVM keeps mutator classes forever, with everything their closures hold
     return relax.transform.DeadCodeElimination()(folding.builder_.get())
 
 
@@ -82,10 +82,10 @@ def _sum(call: Any, values: QuantizedValues) -> _Sum | None:
     """What this quantize call rounds, if it is a sum of two dequantized values; nothing else may read
     the sum."""
     out = values.scaled(call)
-    total = values.only(call.args[0])
+    total = values.read_once(call.args[0])
     has_relu = operator_of(total) == "nn.relu"
     if has_relu:
-        total = values.only(total.args[0])
+        total = values.read_once(total.args[0])
     if out is None or operator_of(total) != "add" or str(total.ty.dtype) != "float32":
         return None
     terms = [values.value(each) for each in total.args]

@@ -66,9 +66,9 @@ class QuantizedValues:
             if found is None:
                 return None
             if operator_of(call) == "permute_dims":
-                axes = None if call.attrs.axes is None else integers(call.attrs.axes)
+                axes = None if call.attrs.axes is None else _integers(call.attrs.axes)
                 return found[0].transpose(axes), found[1].transpose(axes)
-            shape = integers(call.ty.shape)
+            shape = _integers(call.ty.shape)
             whole, steps = found
             return whole.reshape(shape), np.broadcast_to(steps, whole.shape).reshape(shape)
         if operator_of(call) != "dequantize":
@@ -78,7 +78,7 @@ class QuantizedValues:
             return None
         if str(weights.dtype) not in BOUNDS or not are_sound(scales):
             return None
-        scales, zeros = along_axis(call, weights.ndim, scales, zeros)
+        scales, zeros = _along_axis(call, weights.ndim, scales, zeros)
         whole = weights.astype(np.int32) - zeros.astype(np.int32)
         if whole.min() < -128 or whole.max() > 127:
             return None
@@ -92,11 +92,11 @@ class QuantizedValues:
             return array
         inner = self.constant(call.args[0])
         if inner is None or operator_of(call) == "reshape":
-            return None if inner is None else inner.reshape([int(n) for n in call.ty.shape])
+            return None if inner is None else inner.reshape(_integers(call.ty.shape))
         scales, zeros = (self.array(each) for each in call.args[1:3])
         if scales is None or zeros is None:
             return None
-        scales, zeros = along_axis(call, inner.ndim, scales, zeros)
+        scales, zeros = _along_axis(call, inner.ndim, scales, zeros)
         return (inner.astype(np.float64) - zeros) * scales
 
     def value(self, value: Any) -> Any:
@@ -109,7 +109,7 @@ class QuantizedValues:
         """The values of a constant."""
         return constant_value(self.value(value))
 
-    def only(self, value: Any) -> Any:
+    def read_once(self, value: Any) -> Any:
         """The expression of a variable that is read once; None of another."""
         return self.bindings.get(value) if self.readers.get(value) == 1 else None
 
@@ -119,7 +119,7 @@ def are_sound(scales: np.ndarray) -> bool:
     return bool(np.isfinite(scales).all() and (scales > 0).all())
 
 
-def along_axis(call: Any, rank: int, *parameters: np.ndarray) -> list[np.ndarray]:
+def _along_axis(call: Any, rank: int, *parameters: np.ndarray) -> list[np.ndarray]:
     """Scales or zero points of a dequantize call, each of one value or of one for each index of the
     axis, with the rank of the data."""
     shape = [1] * rank
@@ -128,6 +128,6 @@ def along_axis(call: Any, rank: int, *parameters: np.ndarray) -> list[np.ndarray
     return [each.reshape(shape if each.size > 1 else [1] * rank) for each in parameters]
 
 
-def integers(attribute: Any) -> tuple[int, ...]:
-    """Those of a shape or of axes."""
+def _integers(attribute: Any) -> tuple[int, ...]:
+    """A shape's extents, or a list of axes."""
     return tuple(int(n) for n in attribute)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.spaces.cpu_tiles import VectorUnit, divisor
+from tvmtune.cpu_features import VectorUnit
+from tvmtune.spaces.cpu_tiles import divisor
 from tvmtune.types import product
 
 if TYPE_CHECKING:

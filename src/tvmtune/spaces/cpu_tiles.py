@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmtune import cpu_features
+from tvmtune.cpu_features import VectorUnit
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ cache, of which a hardware thread may have half."""
 FEW_ROWS, FEW_TERMS = 64, 32
 """So few rows that their data of so few terms stay there, too."""
 WAITING_TERMS = 16
-"""The same for tiles of so few sums that each addition waits for the one before it. With few terms, a
-core computes several tiles at a time: the next ones are among the instructions that it looks ahead."""
+"""Terms that are added at a time, with AVX2, in tiles of so few sums that each addition waits for the
+one before it. A core then computes several tiles at a time, as the next ones are among the instructions
+that it looks ahead. Measured on a Zen 3."""
 ABREAST = 4
 """Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`,
 at most. Their weights stay in the second-level cache."""
@@ -65,45 +66,6 @@ _NARROW_LOAD = 4
 _LATENCY = 8
 """Sums that must be open for a core to start a multiply-add in each cycle: two at a time, for four
 cycles."""
-
-
-@dataclass(frozen=True)
-class VectorUnit:
-    """What a CPU computes in vectors with."""
-
-    lanes: int
-    """float32 values in a register."""
-    sums: int
-    """Registers that a tile's sums may take."""
-    registers: int
-    """Registers for sums and operands."""
-
-    def vectors(self, columns: int) -> int:
-        """Registers that so many columns take."""
-        return max(1, columns // self.lanes)
-
-
-AVX512 = VectorUnit(16, 28, 32)
-AVX = VectorUnit(8, 12, 16)
-SSE = VectorUnit(4, 12, 16)
-NEON = VectorUnit(4, 24, 32)
-NEON32 = VectorUnit(4, 12, 16)
-
-
-def vector_unit(target: dict[str, Any]) -> VectorUnit:
-    """The vector unit of an LLVM target; 128 bits with 16 registers if it is not known."""
-    if target["kind"] != "llvm":
-        return SSE
-    # Not ``target.llvm_get_vector_width``: it says 512 bits for every x86-64.
-    triple = cpu_features.triple(target)
-    if triple.startswith(("aarch64", "arm64")):
-        return NEON
-    if triple.startswith(("arm", "thumb")):
-        return NEON32
-    for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
-        if cpu_features.has(target, feature):
-            return unit
-    return SSE
 
 
 @dataclass(frozen=True)
@@ -152,8 +114,8 @@ def decisions(
             parts.append([rest[-1] // abreast, 1, abreast, columns])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
-        sums = rows * unit.vectors(columns)
-        terms = _most_terms(product(spatial[:-1]), columns, sums)
+        waits = unit.is_narrow and group != 1 and 2 * rows * unit.vectors(columns) <= _LATENCY
+        terms = _most_terms(product(spatial[:-1]), columns, waits)
         result.append(Decisions(parts, _terms(reduction, terms)))
     return result
 
@@ -228,11 +190,12 @@ def _divisors(extent: int, most: int) -> list[int]:
     return [d for d in range(1, min(extent, most) + 1) if extent % d == 0]
 
 
-def _most_terms(rows: int, columns: int, sums: int) -> int:
-    """How many terms to add at a time for a register tile of so many columns and vectors of sums."""
+def _most_terms(rows: int, columns: int, waits: bool) -> int:
+    """How many terms to add at a time for a register tile of so many columns. ``waits``: whether its
+    additions wait for each other."""
     if rows == 1:
         return TERMS  # each weight is used once: nothing needs to stay
-    if 2 * sums <= _LATENCY:
+    if waits:
         return WAITING_TERMS
     return FEW_TERMS if rows <= FEW_ROWS else max(1, min(TERMS, WEIGHTS // (4 * columns)))
 
@@ -372,6 +335,30 @@ def column_group(mod: tvm.IRModule) -> int | None:
             found = {1}
         groups |= found
     return min(groups, default=None)
+
+
+def window(mod: tvm.IRModule) -> int:
+    """Positions of a convolution's kernel if it sums over channels last; 1 for other programs."""
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+    sch = Schedule(mod)
+    for child in sch.get_child_blocks(sch.get_sblock("root")):
+        block = sch.get(child)
+        terms = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
+        if len(terms) < 2 or not block.reads:
+            continue
+        # The data's positions are sums of a position in the output and one in the kernel.
+        data = block.reads[0].region
+        moved = [isinstance(axis.min, tirx.Add) for axis in data]
+        in_kernel = [
+            any(sums and uses(axis.min, v.var) for axis, sums in zip(data, moved, strict=True))
+            for v in terms
+        ]
+        if not in_kernel[-1]:
+            extents = [int(v.dom.extent) for v in terms]
+            return product([n for n, inside in zip(extents, in_kernel, strict=True) if inside])
+    return 1
 
 
 def tensor_columns(block: Any) -> list[bool]:

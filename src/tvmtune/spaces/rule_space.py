@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tvmtune import dot_instructions
+from tvmtune import cpu_features, dot_instructions
+from tvmtune.cpu_features import VectorUnit
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import cpu_rows, cpu_tiles, instruction_rules, rules, tensor_intrinsics, traces
-from tvmtune.spaces.cpu_tiles import VectorUnit
-from tvmtune.types import Space, digest, product
+from tvmtune.types import Space, digest
 
 if TYPE_CHECKING:
     import tvm
@@ -25,8 +25,8 @@ _FEW_CHANNELS = 4
 """Padding of images, and of depthwise convolutions, is part of the product: a copy of values that are
 used so few times takes as long as their products. Elsewhere the copy pays."""
 _SMALL_KERNEL = 9
-"""Pixels of a kernel above which the copy of an image pays, too, where vectors have less than 512 bits:
-7x7 and 64 outputs took 1.8 instead of 5.4 ms on a Zen 3. With AVX-512 it depends on the CPU."""
+"""Positions of a kernel above which the copy of an image pays, too, with AVX2: 7x7 and 64 outputs took
+1.8 instead of 5.4 ms on a Zen 3. With AVX-512 it depends on the CPU."""
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
@@ -86,20 +86,21 @@ class RuleSpace:
         except Exception:  # a kernel with hand-written loops, such as a scatter
             return _unscheduled(mod)
         cores = int(self.target.get("num-cores") or 1)
-        unit = cpu_tiles.vector_unit(self.target)
+        unit = cpu_features.vector_unit(self.target)
         if self.vector is not None:
             unit = replace(unit, lanes=self.vector)
         tiled = any(_tiled(design) for design in designs)
         if self.target["kind"] == "llvm" and not tiled and (sch := _by_rows(mod, unit, cores)):
             return sch
         group = cpu_tiles.column_group(mod) if tiled else None
+        window = cpu_tiles.window(mod) if tiled else 1
         postprocs = list(context.space_generator.postprocs)
         # Weight re-ordering does not support every way in which a kernel may read a constant.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
         designs.sort(key=_score, reverse=True)
         for usable in (postprocs, safe):
             for design in designs:
-                for trace in preferred_traces(design, unit, cores, group):
+                for trace in preferred_traces(design, unit, cores, group, window):
                     if (sch := replay(mod, trace, usable)) is not None:
                         return sch
         return _unscheduled(mod)
@@ -196,9 +197,14 @@ def _tilings(design: Schedule, parts: int) -> list[Any]:
 
 
 def preferred_traces(
-    design: Schedule, unit: VectorUnit, cores: int = 1, group: int | None = None
+    design: Schedule,
+    unit: VectorUnit,
+    cores: int = 1,
+    group: int | None = None,
+    window: int = 1,
 ) -> Iterator[Any]:
-    """The design's trace with each of the preferred decisions, best first."""
+    """The design's trace with each of the preferred decisions, best first. ``group`` and ``window`` are
+    those of :mod:`tvmtune.spaces.cpu_tiles`."""
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
     outputs, terms = ([extent(design.trace, i) for i in each] for each in (spatial, reduction))
     tensorized = _tensorized(design)
@@ -207,7 +213,7 @@ def preferred_traces(
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit)
     else:
         decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group)
-    padding = _PER_TILE if tensorized is not None else _padding(terms, unit, group)
+    padding = _PER_TILE if tensorized is not None else _padding(terms, unit, group, window)
     for location in (padding, None):
         for chosen in decisions:
             trace = design.trace
@@ -223,13 +229,11 @@ def preferred_traces(
             yield trace
 
 
-def _padding(terms: Sequence[int], unit: VectorUnit, group: int | None) -> int:
-    """Where to compute the padding of a convolution whose sums have such extents, the channels last."""
-    channels = terms[-1] if terms else 1
-    if group != 1 and channels > _FEW_CHANNELS:
+def _padding(terms: Sequence[int], unit: VectorUnit, group: int | None, window: int) -> int:
+    """Where to compute the padding of a convolution whose sums have such extents."""
+    if group != 1 and terms and terms[-1] > _FEW_CHANNELS:
         return _PER_TILE
-    is_small = group == 1 or product(terms[:-1]) <= _SMALL_KERNEL
-    return _INLINE if is_small or unit.lanes >= cpu_tiles.AVX512.lanes else _BEFORE
+    return _BEFORE if unit.is_narrow and group != 1 and window > _SMALL_KERNEL else _INLINE
 
 
 def _tensorized(design: Schedule) -> Any | None:

@@ -328,7 +328,8 @@ def _onnxruntime(model: onnx.ModelProto, weights: Weights, *, optimized: bool = 
     # It uses our weights in place. Prepacking would copy all of them for a single run.
     # It would also quantize what MatMulNBits multiplies, if its accuracy_level is 4.
     options.add_session_config_entry("session.disable_prepacking", "1")
-    # Without VNNI, its sums of two products of bytes would saturate at 16 bits.
+    # Without VNNI, its sums of two products of bytes would saturate at 16 bits. An optimization reads
+    # this, and only for weights that are initializers.
     options.add_session_config_entry("session.x64quantprecision", "1")
     shared = {name: array for name, array in weights.items() if array.dtype.kind in "biuf"}
     if len(shared) < len(weights):  # types from ml_dtypes, such as bfloat16
