@@ -68,10 +68,15 @@ def words(tracker: Address, trials: int, *more: object) -> list[object]:
 
 
 def trials(folder: Path) -> Log:
-    """The log, in which no candidate was measured twice."""
+    """The log, in which no candidate was measured twice, and each on a board.
+
+    LLVM compiles a few of this network's schedules wrongly. They are measured, too, before they are
+    found to be wrong.
+    """
     log = read_log(folder / LOG)
     seen = [(t.workload, t.candidate) for t in log.trials]
     assert len(seen) == len(set(seen))
+    assert all(t.seconds for t in log.trials)
     return log
 
 
@@ -95,7 +100,6 @@ def test_a_network_is_tuned_on_boards(folder, farm):
     assert processes.after_a_while(mark[processes.MARK]) == {}
     log = trials(folder)
     assert len(log.trials) == 24
-    assert all(trial.ok for trial in log.trials)
     assert {trial.task for trial in log.trials} == set(log.tasks)
     assert log.headers[-1]["device"]["remote"] == KEY
     best = {}
@@ -146,7 +150,6 @@ def test_no_trial_is_lost_if_boards_are_killed(folder, farm, start):
     assert processes.after_a_while(running.mark) == {}
     log = trials(folder)
     assert len(log.trials) == 40
-    assert all(trial.ok for trial in log.trials)
     assert " left; now" in running.stderr.read_text()
 
 
