@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import helper, numpy_helper
 
 from quantize import cnn
@@ -86,6 +87,23 @@ def test_a_sum_is_computed_by_one_convolution_and_reads_the_bytes_of_the_other()
     assert len(convolutions) == 3
     images = [arg.dtype for arg in sums.args if len(arg.shape) == 4 and arg.shape[1:3] == (8, 8)]
     assert images == ["uint8"] * 3, "the input, the other term, and the sum"
+
+
+def test_the_padding_of_an_image_is_copied_once_and_that_of_others_per_tile():
+    """A row of tiles shares an image's few channels with its neighbors."""
+    g = GraphBuilder("image")
+    x = g.relu(g.conv_bn(g.input("data", (1, 3, 16, 16)), "first", 16, 3, pad=1))
+    network = OnnxNetwork(g.model(g.conv_bn(x, "second", 16, 3, pad=1)), name="image")
+    plan = api.plan(Int8Network(network), "cpu", attrs=VNNI)
+    target = tvm.target.Target(plan.device.target)
+    copied_first = {}
+    for task in plan.tasks:
+        if "conv2d" in task.name:
+            (direct,) = task.implementations
+            script = direct.space.default(direct.mod, target).mod.script()
+            weights = task.args[1].shape
+            copied_first[weights] = script.index('sblock("pad")') < script.rindex("T.parallel")
+    assert copied_first == {(1, 3, 3, 1, 16, 4): True, (1, 3, 3, 4, 16, 4): False}
 
 
 def test_tasks_do_not_depend_on_calibration():

@@ -11,7 +11,7 @@ from tvmtune import cpu_features, dot_instructions
 from tvmtune.cpu_features import VectorUnit
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import cpu_rows, cpu_tiles, instruction_rules, rules, tensor_intrinsics, traces
-from tvmtune.types import Space, digest
+from tvmtune.types import Space, digest, product
 
 if TYPE_CHECKING:
     import tvm
@@ -213,7 +213,10 @@ def preferred_traces(
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit)
     else:
         decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group)
-    padding = _PER_TILE if tensorized is not None else _padding(terms, unit, group, window)
+    if tensorized is None:
+        padding = _padding(terms, unit, group, window)
+    else:
+        padding = _BEFORE if _is_image(terms) else _PER_TILE
     for location in (padding, None):
         for chosen in decisions:
             trace = design.trace
@@ -234,6 +237,12 @@ def _padding(terms: Sequence[int], unit: VectorUnit, group: int | None, window: 
     if group != 1 and terms and terms[-1] > _FEW_CHANNELS:
         return _PER_TILE
     return _BEFORE if unit.is_narrow and group != 1 and window > _SMALL_KERNEL else _INLINE
+
+
+def _is_image(terms: Sequence[int]) -> bool:
+    """Whether a convolution of bytes whose instructions are in such loops over terms has no more
+    channels than one instruction adds: neighboring tiles then share most of what they read."""
+    return len(terms) > 2 and product(terms[2:]) == 1
 
 
 def _tensorized(design: Schedule) -> Any | None:
