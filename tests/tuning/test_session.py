@@ -178,7 +178,7 @@ def test_an_implementation_that_cannot_be_searched_is_reported(tmp_path):
 def test_proposing_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
     """A task that takes nearly all of the time must not wait for the others."""
     tasks = [
-        small.task(0, small.matmul(512), name="heavy", weight=1000),
+        small.task(0, small.matmul(256), name="heavy", weight=1000),
         small.task(1, small.matmul(8), name="light"),
     ]
     with small.session(
