@@ -387,11 +387,11 @@ class TestOnAnEmulatedBoard:
         """Compiled here without a cross compiler, run there, compared with ONNX Runtime here."""
         done = tvmtune(
             *("compile", "--target", "arm", "--target-attr", "board=rk3399"),
-            *("--network", "mobilenet", "--shape", "data:1x3x96x96", "-o", "lib.so"),
+            *("--network", "mobilenet", "--shape", "data:1x3x32x32", "-o", "lib.so"),
             cwd=tmp_path,
         )
         assert done.returncode == 0, done.stderr
-        network = networks.load("mobilenet", shapes={"data": (1, 3, 96, 96)})
+        network = networks.load("mobilenet", shapes={"data": (1, 3, 32, 32)})
         inputs = random_inputs(network.inputs, 5)
         np.savez(tmp_path / "x.npz", **inputs)
         done = tvmtune(

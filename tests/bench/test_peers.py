@@ -101,9 +101,20 @@ def test_the_registry_imports_no_runtime():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def outputs_of() -> list[object]:
+    """Each peer with each model; in CI PyTorch's slowest mode with one model only."""
+    cases = []
+    for model in (tiny_cnn, tiny_encoder):
+        for name in peers.PEERS:
+            mark = [pytest.mark.slow] if name in SLOW else []
+            if (name, model) == ("torch-max-autotune", tiny_encoder):
+                mark = [pytest.mark.soak]
+            cases.append(pytest.param(model, name, id=f"{model.__name__}-{name}", marks=mark))
+    return cases
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("model", [tiny_cnn, tiny_encoder])
+@pytest.mark.parametrize(("model", "name"), outputs_of())
 def test_outputs_equal_those_of_the_network(name, model):
     one = usable(name)
     network = tiny(model)

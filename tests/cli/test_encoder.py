@@ -63,8 +63,13 @@ def encoder(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "trials"), [("float32", 16), ("float16", 10)])
+@pytest.mark.parametrize(
+    ("dtype", "trials"),
+    [
+        pytest.param("float32", 10, marks=pytest.mark.slow),
+        pytest.param("float16", 10, marks=pytest.mark.soak),
+    ],
+)
 def test_a_tuned_encoder_is_correct_for_ids_of_the_whole_vocabulary(
     encoder, dtype, trials, tmp_path
 ):

@@ -33,15 +33,20 @@ def tflite(tmp_path):
     return "net.tflite"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("form", "peer"), [("pt2", "torch"), ("tflite", "openvino")])
+@pytest.mark.parametrize(
+    ("form", "peer"),
+    [
+        pytest.param("pt2", "torch", marks=pytest.mark.soak),
+        pytest.param("tflite", "openvino", marks=pytest.mark.slow),
+    ],
+)
 def test_a_network_of_another_framework_is_tuned_and_compared_with_it(
     tmp_path, request, form, peer
 ):
     path = request.getfixturevalue(form)
     pytest.importorskip(peer)
     few = ("--repeat", 3)  # only correctness matters, not speed
-    words = ("tune", path, "--trials", 12, "--vs", peer, "-o", "net.so")
+    words = ("tune", path, "--trials", 4, "--vs", peer, "-o", "net.so")
     done = tvmtune(*words, *few, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the output is right" in done.stdout
@@ -88,8 +93,9 @@ def test_open_dimensions_of_a_program_must_be_bound(tmp_path, monkeypatch, capsy
     message = error_of(capsys, "open.pt2")
     assert "input 'x' of open.pt2 has dynamic dimensions" in message
     assert "--shape x:" in message
-    main_ok = tvmtune("compile", "open.pt2", "--shape", "x:1x3x16x32", cwd=tmp_path)
-    assert main_ok.returncode == 0, main_ok.stderr
+    with pytest.raises(SystemExit) as ended:
+        main(["compile", "open.pt2", "--shape", "x:1x3x16x32"])
+    assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_unsound_scales_are_rejected_in_one_line(tmp_path, monkeypatch, capsys):

@@ -138,7 +138,7 @@ def test_a_dry_run_prints_the_plan(document):
 
 
 @pytest.mark.slow
-def test_a_network_is_tuned_and_its_log_distilled(folder):
+def test_a_network_is_tuned_and_its_log_distilled(folder, document):
     tune = ("tune", "tiny.onnx", "--repeat", 2, "--log", "log.json", "--json")
     done = tvmtune(*tune, "--trials", 9, "-o", "tuned.so", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -155,11 +155,9 @@ def test_a_network_is_tuned_and_its_log_distilled(folder):
     check_fields(again, example | {"library": None, "bench": None}, "tune --no-compile")
     assert again["tuning"]["new_trials"] == 1
 
-    done = tvmtune("distill", "log.json", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    check_fields(json.loads(done.stdout), documented("distill"), "distill")
-    done = tvmtune("report", "log.json", "--no-code", "--csv", "log.csv", "--json", cwd=folder)
-    check_fields(json.loads(done.stdout), documented("report"), "report")
+    check_fields(document("distill", "log.json", "--json"), documented("distill"), "distill")
+    report = document("report", "log.json", "--no-code", "--csv", "log.csv", "--json")
+    check_fields(report, documented("report"), "report")
 
 
 def test_doctor(document, monkeypatch):

@@ -24,7 +24,10 @@ from tvmtune_cuda import build
 from tvmtune_cuda.target import describe_device
 
 SAMPLED = 1
-SAMPLE = [("resnet-18", "sm_80", 4), ("mobilenet", "sm_90", 8)]
+SAMPLE = [
+    pytest.param("resnet-18", "sm_80", 4, marks=pytest.mark.soak),
+    ("mobilenet", "sm_90", 8),
+]
 """Networks, architectures, and the stride over their tasks; the soak script covers the whole zoo."""
 if os.environ.get("TVMTUNE_SOAK_ZOO"):
     SAMPLE = [(name, arch, 1) for arch in ("sm_80", "sm_90") for name in networks.names()]
@@ -127,7 +130,8 @@ def test_sampled_schedules_compile(network, arch, every, nvcc, tmp_path, seen):
 
 @pytest.mark.slow
 def test_a_network_is_compiled_and_inspected(nvcc, tmp_path):
-    words = ["resnet-18", "--target", "cuda", "--target-attr", "arch=sm_80", "-o", "lib.so"]
+    onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
+    words = ["tiny.onnx", "--target", "cuda", "--target-attr", "arch=sm_80", "-o", "lib.so"]
     done = tvmtune("compile", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(device_code(tmp_path / "lib.so")) == 1

@@ -129,7 +129,7 @@ def test_unusable_tensor_cores_are_an_error(words, message, model, nvcc, tmp_pat
     assert message in complaint(done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_sampled_tensor_core_schedules_compile(nvcc, tmp_path):
     plan = api.plan(
         api.load("resnet-18", dtype="float16"), "cuda", attrs={**ATTRS, "arch": "sm_90"}

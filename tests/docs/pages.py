@@ -1,10 +1,10 @@
 """The pages of the documentation, their examples, and the commands in them.
 
 A fence may have a mark after its language. Examples marked ``test`` run with the quick tests. Those
-marked ``long`` run in CI with fewer trials (:func:`shortened`), and as they are written in the soak.
-They may use each other's files, but not those of the quick ones. The others of :data:`MARKS` cannot
-run here. An example marked ``file=NAME`` is the content of a file for later ones. Renderers ignore
-marks.
+marked ``long`` run in the soak as they are written and with fewer trials (:func:`shortened`), those
+of the README and the tutorial with fewer trials in CI. They may use each other's files, but not those
+of the quick ones. The others of :data:`MARKS` cannot run here. An example marked ``file=NAME`` is the
+content of a file for later ones. Renderers ignore marks.
 
 Sybil, mktestdocs and pytest-markdown-docs were rejected: they have no marks, or run each example by
 itself, so that the examples of a page end up on several workers, or run Python only.
@@ -33,7 +33,7 @@ CALL = re.compile(r"(?:\$ |[A-Z_]+=\S+ )*\S*\btvmtune (?!\W)(.+?)(?:\s+#.*)?$")
 LANGUAGES = ("bash", "sh", "python")
 MARKS = {
     "test": "runs in every test run",
-    "long": "takes minutes: runs with fewer trials in CI, and as it is written in the soak test",
+    "long": "takes minutes: runs in the soak test, and on two pages with fewer trials in CI",
     "board": "needs a board",
     "gpu": "needs a GPU",
     "fpga": "needs an FPGA",

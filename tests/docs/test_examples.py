@@ -34,6 +34,10 @@ UNMARKED = {
 """Pages whose examples other tests look up and run."""
 
 
+IN_CI = ("README.md", "tutorial.md")
+"""Pages whose long examples run in CI, too. The commands of the others have tests of their own."""
+
+
 EXCUSED = {"board": 11, "gpu": 2, "fpga": 4, "network": 6, "container": 1, "fragment": 6}
 """Examples that cannot run here, by mark."""
 
@@ -77,14 +81,18 @@ def test_quick_examples_run(path, tmp_path):
             run(example, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "rewrite",
-    [
-        pytest.param(shortened, id="shortened", marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param(str, id="as-written", marks=pytest.mark.soak),
-    ],
-)
-@pytest.mark.parametrize("path", having("long"), ids=lambda path: path.name)
+def long_cases() -> list[object]:
+    """Each page with long examples, shortened and as it is written."""
+    cases = []
+    for path in having("long"):
+        marks = [pytest.mark.slow, pytest.mark.long] if path.name in IN_CI else pytest.mark.soak
+        cases.append(pytest.param(path, shortened, id=f"{path.name}-shortened", marks=marks))
+        as_written = f"{path.name}-as-written"
+        cases.append(pytest.param(path, str, id=as_written, marks=pytest.mark.soak))
+    return cases
+
+
+@pytest.mark.parametrize(("path", "rewrite"), long_cases())
 def test_long_examples_run_in_the_order_of_the_page(path, rewrite, tmp_path):
     if path.name == "opencl.md" and not list(Path("/etc/OpenCL/vendors").glob("*.icd")):
         pytest.skip("there is no OpenCL device")

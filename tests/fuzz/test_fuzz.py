@@ -16,7 +16,7 @@ import pytest
 from fuzz.kinds import KINDS
 
 SEED = int(os.environ.get("TVMTUNE_FUZZ_SEED", "7"))
-QUICK, ALL = 300, 10_000
+QUICK, ALL = 100, 10_000
 
 
 @pytest.mark.parametrize("count", [QUICK, pytest.param(ALL, marks=pytest.mark.soak)])

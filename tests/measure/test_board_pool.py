@@ -84,6 +84,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_pool, "POLL_INTERVAL", 0.5)
 
 
+@pytest.fixture
+def impatient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boards are given back, and missed, sooner than users want it."""
+    monkeypatch.setattr(board_pool, "IDLE", 3.0)
+    monkeypatch.setattr(board_pool, "NOTICE_AFTER", 4.0)
+
+
 def test_a_call_runs_on_a_board(farm, within):
     within(90)
     _, tracker = farm.tracker()
@@ -161,7 +168,7 @@ def test_a_call_that_loses_two_boards_fails(farm, within):
     assert [running.process.poll() is None for running, _ in three].count(True) == 1
 
 
-def test_a_restarted_board_is_used_again(farm, within):
+def test_a_restarted_board_is_used_again(farm, within, impatient):
     within(120)
     _, tracker = farm.tracker()
     running, address = farm.board(KEY, tracker)
@@ -193,7 +200,7 @@ def test_work_of_a_frozen_board_moves_to_another_until_it_thaws(farm, within, qu
         assert {outcome.value for outcome in found} == {str(address), str(other)}
 
 
-def test_work_continues_without_a_tracker_and_boards_return_with_it(farm, within):
+def test_work_continues_without_a_tracker_and_boards_return_with_it(farm, within, impatient):
     within(120)
     process, tracker = farm.tracker()
     farm.board(KEY, tracker)
@@ -308,7 +315,7 @@ def test_an_interrupt_drops_waiting_calls(farm, within):
         pool.map(f"{CALLS}:nap", calls, deadline=900, stage="run", on_result=interrupt)
 
 
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.soak)])
 def test_boards_share_the_work(farm, within, count):
     """Naps take no CPU time: each board makes its share of them."""
     within(240)

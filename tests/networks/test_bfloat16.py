@@ -140,7 +140,7 @@ def test_bfloat16_inputs_are_read_from_raw_bytes(tmp_path):
 @pytest.mark.slow
 def test_a_bfloat16_network_is_tuned_and_its_kernels_are_checked(tmp_path):
     onnx.save(tiny_cnn(), tmp_path / "tiny.onnx")
-    words = ["--network", "tiny.onnx", "--dtype", "bfloat16", "--trials", 16, "--log", "log.json"]
+    words = ["--network", "tiny.onnx", "--dtype", "bfloat16", "--trials", 10, "--log", "log.json"]
     words += ["--repeat", 3]
     done = tvmtune("tune", *words, "-o", "lib.so", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -148,7 +148,8 @@ def test_a_bfloat16_network_is_tuned_and_its_kernels_are_checked(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "log.json").read_text().splitlines()]
     assert any(line.get("verified") for line in lines)
     assert not any(line.get("error") for line in lines)
-    done = tvmtune("bench", "lib.so", "--check", "--vs", "torch", "--json", "b.json", cwd=tmp_path)
+    words = ["bench", "lib.so", "--check", "--vs", "torch", "--repeat", 3, "--json", "b.json"]
+    done = tvmtune(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ours, theirs = json.loads((tmp_path / "b.json").read_text())["runs"]
     assert theirs["runtime"] == "torch"

@@ -150,7 +150,7 @@ def test_all_published_networks_are_registered():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "resnet-50", "inception_v3"]))
+@pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "resnet-50", "inception_v3"], LARGER))
 def test_parameter_counts_match_the_published_ones(name: str):
     weights = model_of(load(name)).graph.initializer
     trainable = [w for w in weights if w.name.endswith((".weight", ".bias"))]
@@ -190,7 +190,10 @@ def test_one_shape_sets_the_length_of_all_inputs():
 
 
 @pytest.mark.parametrize(
-    "name", sized(["mobilenet-v2", "squeezenet_v1.1"], [*LARGER, "bert-base", "vit-b-16"])
+    "name",
+    sized(
+        ["mobilenet-v2", "squeezenet_v1.1"], [*LARGER, "bert-base", "gpt2", "vgg-11", "vit-b-16"]
+    ),
 )
 def test_hashes_are_the_same_in_another_process(name: str):
     code = (

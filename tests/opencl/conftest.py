@@ -26,11 +26,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's cache directory that contains the compiled add-on."""
     if not any(shutil.which(name) for name in compiler.COMPILERS):
         pytest.skip("there is no C++ compiler")
-    folder = tmp_path_factory.mktemp("cache")
+    # Compiled once for all of pytest-xdist's workers, whose temporary folders have the same parent.
+    own = tmp_path_factory.getbasetemp()
+    compiled = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "opencl-add-on"
+    compiled.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(compiled))
         tvmtune_opencl.build()
-    return folder
+    return shutil.copytree(compiled, tmp_path_factory.mktemp("cache"), dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -182,12 +182,21 @@ MIDDLES = {
 QUICK = ("bias", "group-norm", "transposed", "max-of")
 
 
-@LAYOUTS
-@pytest.mark.parametrize(
-    "kind",
-    [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in MIDDLES],
-)
-@pytest.mark.slow
+def middles() -> list[object]:
+    """In both layouts. In CI most are in NHWC only: in NCHW nothing is transposed around them."""
+    return [
+        pytest.param(
+            kind,
+            layout,
+            id=f"{kind}-{layout}",
+            marks=pytest.mark.soak if layout == "NCHW" and kind not in QUICK else pytest.mark.slow,
+        )
+        for layout in ("NHWC", "NCHW")
+        for kind in MIDDLES
+    ]
+
+
+@pytest.mark.parametrize(("kind", "layout"), middles())
 def test_operators_between_convolutions(kind, layout):
     assert_correct(between_convolutions(MIDDLES[kind]), layout)
 

@@ -72,19 +72,17 @@ def test_processors_on_which_integers_gain_nothing_compute_in_float(backend, pro
     assert not any("quantized" in task.name for task in plan.tasks)
 
 
-NETWORKS = pytest.mark.parametrize(
-    ("network", "options"),
-    [
-        (cnn.residual(32), {"activation_type": UNSIGNED, "per_channel": True}),
-        (cnn.mixed(), {"activation_type": UNSIGNED}),
-        (cnn.mixed(), {"activation_type": SIGNED, "per_channel": True}),
-    ],
-    ids=["residual", "mixed", "signed"],
-)
+NETWORKS = {
+    "residual": (cnn.residual(32), {"activation_type": UNSIGNED, "per_channel": True}),
+    "mixed": (cnn.mixed(), {"activation_type": UNSIGNED}),
+    "signed": (cnn.mixed(), {"activation_type": SIGNED, "per_channel": True}),
+}
+BOARDS = {"cortex-a76": "cortex-a76", "neoverse-v1": "max"}
+"""Processors, and what is emulated for their code."""
 
 
 @pytest.mark.slow
-@NETWORKS
+@pytest.mark.parametrize(("network", "options"), NETWORKS.values(), ids=NETWORKS)
 def test_all_processors_compute_the_same_bits(network, options, tmp_path):
     path = quantized(network, tmp_path, weight_type=SIGNED, **options)
     outputs = {}
@@ -104,12 +102,20 @@ def test_all_processors_compute_the_same_bits(network, options, tmp_path):
             np.testing.assert_array_equal(one, each)
 
 
-@pytest.mark.slow
+def on_boards() -> list[object]:
+    """Each network on each board; in CI each network on one of them."""
+    ci = ("residual-neoverse-v1", "mixed-cortex-a76", "signed-neoverse-v1")
+    cases = []
+    for name, network in NETWORKS.items():
+        for processor, emulator in BOARDS.items():
+            case = f"{name}-{processor}"
+            mark = pytest.mark.slow if case in ci else pytest.mark.soak
+            cases.append(pytest.param(*network, processor, emulator, id=case, marks=mark))
+    return cases
+
+
 @emulated.needed
-@pytest.mark.parametrize(
-    ("processor", "emulator"), [("cortex-a76", "cortex-a76"), ("neoverse-v1", "max")]
-)
-@NETWORKS
+@pytest.mark.parametrize(("network", "options", "processor", "emulator"), on_boards())
 def test_a_board_computes_the_same_bits(network, options, processor, emulator, tmp_path):
     path = quantized(network, tmp_path, weight_type=SIGNED, **options)
     here = Library.open(api.compile(api.plan(tvmtune.load(path), "cpu"), tmp_path / "here.so").path)

@@ -213,7 +213,9 @@ def random_program(seed: int) -> tvm.IRModule:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(s, marks=pytest.mark.soak) for s in range(6, 12))]
+)
 def test_random_programs_keep_their_results(seed):
     mod = random_program(seed)
     expected = run(mod)

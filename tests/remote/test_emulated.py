@@ -17,10 +17,7 @@ from remote import emulated, served
 from remote.test_server import RUN
 from tvmtune.remote.protocol import DIED, Address
 
-pytestmark = [
-    pytest.mark.slow,
-    emulated.needed,
-]
+pytestmark = emulated.needed
 
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 DOT = (
@@ -50,6 +47,7 @@ def doubles(board: Address, library: Path) -> bool:
     return done.stdout == "doubled\n"
 
 
+@pytest.mark.slow
 def test_a_board_serves_without_tvms_compiler(
     farm: served.Farm, candidates: dict[str, Path]
 ) -> None:
@@ -68,6 +66,7 @@ print(loaded)
     assert described["versions"]["xgboost"] is None
 
 
+@pytest.mark.slow
 def test_probe_returns_architecture_and_features(farm: served.Farm, tmp_path: Path) -> None:
     _, tracker = farm.tracker()
     farm.emulated("rk3399", tracker)
@@ -81,6 +80,7 @@ def test_probe_returns_architecture_and_features(farm: served.Farm, tmp_path: Pa
     assert "asimddp" in described["pi5"]["features"]
 
 
+@pytest.mark.slow
 def test_an_unsupported_instruction_is_reported(
     farm: served.Farm, candidates: dict[str, Path]
 ) -> None:
@@ -92,6 +92,7 @@ def test_an_unsupported_instruction_is_reported(
     assert run(newer, candidates["dot"]) == "running\n"
 
 
+@pytest.mark.slow
 def test_the_server_survives_candidates_that_abort_or_hang(
     farm: served.Farm, candidates: dict[str, Path]
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_server_survives_candidates_that_abort_or_hang(
     assert doubles(board, candidates["sound"])
 
 
+@pytest.mark.soak  # it downloads the board's packages; in CI, workers build the board concurrently
 def test_the_board_is_built_once_even_if_a_build_is_interrupted(tmp_path: Path) -> None:
     env = os.environ | {"TVMTUNE_TEST_CACHE": str(tmp_path)}
     words = [sys.executable, emulated.__file__]

@@ -1,4 +1,4 @@
-"""Boards of different CPUs under one key."""
+"""Emulated boards of different CPUs under one key: tests/remote/test_other_boards.py in full size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvmtune.remote.client import boards
 from tvmtune.remote.client.lease import BoardLease
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     emulated.needed,
 ]
 

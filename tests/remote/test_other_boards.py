@@ -15,7 +15,7 @@ from tvmtune import Budget, api
 from tvmtune.cli.resolve import lease_board
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import board_identity
-from tvmtune.measure.board_pool import NoBoard
+from tvmtune.measure.board_pool import BoardPool, NoBoard
 from tvmtune.records.log import read_log
 from tvmtune.remote.client import boards
 from tvmtune.remote.protocol import Address
@@ -79,6 +79,19 @@ def test_a_library_runs_on_boards_like_those_it_was_tuned_for(
     )
     assert done.returncode == 0, done.stderr
     assert f"note: tuned on other boards than this one: it is {OTHER} instead of" in done.stderr
+
+
+def test_a_run_measures_on_boards_like_its_first(farm: served.Farm, folder: Path) -> None:
+    _, tracker = farm.tracker()
+    farm.board(KEY, tracker)
+    other_board(farm, KEY, tracker, folder)
+    lines: list[str] = []
+    with BoardPool(KEY, tracker, report=lines.append) as pool:
+        naps = [pool.submit("measure.board_calls:nap", (1.0,), served.LIMIT) for _ in range(6)]
+        found = pool.collect(naps, deadline=served.LIMIT, stage="run")
+    assert len({outcome.value for outcome in found}) == 1, "boards of both CPUs measured"
+    (refused,) = [line for line in lines if line.startswith(f"the board '{KEY}' at")]
+    assert "cannot be used" in refused and f"tvmtune serve --key {KEY}-2" in refused
 
 
 GIVEN = {"mcpu": "x86-64-v3", "threads": 1}

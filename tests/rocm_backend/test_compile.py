@@ -69,8 +69,13 @@ def test_rocms_device_library_is_linked_if_installed(tmp_path):
     assert programs(library.read_bytes()) == [FLAGS["gfx90a"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", FLAGS)
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param("gfx90a", marks=pytest.mark.soak),
+        pytest.param("gfx1100", marks=pytest.mark.slow),
+    ],
+)
 def test_every_task_of_a_network_is_compiled(arch, tmp_path):
     words = ["resnet-18", "--target", "rocm", "--target-attr", f"arch={arch}"]
     done = tvmtune("compile", *words, "-o", "lib.so", cwd=tmp_path)

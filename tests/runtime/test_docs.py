@@ -16,7 +16,7 @@ import pytest
 from bench.test_bench import RUN_KEYS
 from libraries import make_library
 from models import tiny_cnn
-from tvmtune import networks
+from tvmtune import api, networks
 from tvmtune.library import metadata
 from tvmtune.machine.threads import allowed_cpus
 
@@ -101,13 +101,13 @@ def test_cpp_with_a_static_library(folder, values):
         "  std::printf(", '  std::printf("%.20s\\n", tvmtune_metadata);\n  std::printf(', 1
     )
     (folder / "run.cpp").write_text(program)
-    compile_ = ("python3", "-m", "tvmtune.cli", "compile", "model.onnx", "-q", "-o")
+    plan = api.plan(networks.load(str(folder / "model.onnx")))
     for name in ("lib.o", "lib.a"):
-        run(folder, *compile_, name)
+        api.compile(plan, folder / name)
         output = run(folder, "sh", "-e", "-c", block("sh", f"# build with {name}"))
         assert printed(output) == pytest.approx(values, rel=1e-3)
         assert output.startswith('{"format": 1')
-    run(folder, *compile_, "lib.tar")
+    api.compile(plan, folder / "lib.tar")
     run(folder, "sh", "-e", "-c", block("sh", "# link where it runs"))
     code = block("python", "# with TVM only").replace("./lib.so", "./linked.so")
     assert printed(run(folder, "python3", "-c", code)) == pytest.approx(values, rel=1e-3)

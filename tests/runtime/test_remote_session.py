@@ -400,7 +400,7 @@ class TestCommands:
         want = opened.run(opened.random_inputs())[0]
         np.testing.assert_array_equal(np.load(tmp_path / "y.npz")["logits"], want)
 
-    def test_complaints_are_one_line(self, tiny_library, shared, tmp_path):
+    def test_complaints_are_one_line(self, tiny_library, shared, command_line):
         for words, code, text in [
             (("--remote", "none", "--tracker", shared.tracker), 1, "it has shelf"),
             (("--remote", f"a@{shared.tracker}", "--tracker", "b"), 2, "both name a tracker"),
@@ -408,9 +408,9 @@ class TestCommands:
             (("--remote", shared.key, "--wait", 0), 2, "--wait must be above 0"),
             (("--remote", shared.key, "--threads", 4096), 2, "the number of threads must be"),
         ]:
-            done = tvmtune("run", tiny_library, *words, cwd=tmp_path)
-            assert done.returncode == code, done.stderr
-            assert text in complaint(done.stderr)
+            ended, _, stderr = command_line("run", str(tiny_library), *map(str, words))
+            assert ended == code, stderr
+            assert text in complaint(stderr)
 
     def test_ctrl_c(self, tiny_library, shared, tmp_path):
         """Nothing is left of it here, and the board serves the next."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import complaint, tvmtune
+from cli.commands import complaint
 from remote.served import Farm
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune_vta.device import bitstream, fpga
@@ -73,7 +73,7 @@ def test_a_truncated_file_is_rejected(tmp_path, size):
 
 
 @pytest.mark.slow
-def test_program_fpga_loads_a_board(farm: Farm, tmp_path):
+def test_program_fpga_loads_a_board(farm: Farm, tmp_path, command_line):
     """With a stand-in for the package pynq that logs calls, and no FPGA."""
     log, state, registers = (tmp_path / name for name in ("loaded.txt", "state.json", "registers"))
     (tmp_path / "pynq.py").write_text(PYNQ.format(log=str(log)))
@@ -87,31 +87,30 @@ def test_program_fpga_loads_a_board(farm: Farm, tmp_path):
     )
     board.expect("registered")
     where = ["--remote", f"board@{tracker}", "--config"]
-    before = tvmtune("vta", "reconfig-runtime", *where, "pynq", cwd=tmp_path)
-    assert before.returncode == 1
-    assert "has no known bitstream loaded" in complaint(before.stderr)
-    done = tvmtune("vta", "program-fpga", bitstream_file(tmp_path), *where, "pynq", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout.startswith(f"{NAME} (") and "is loaded into the FPGA of 'board'" in done.stdout
-    )
+    code, _, stderr = command_line("vta", "reconfig-runtime", *where, "pynq")
+    assert code == 1
+    assert "has no known bitstream loaded" in complaint(stderr)
+    file = str(bitstream_file(tmp_path))
+    code, stdout, stderr = command_line("vta", "program-fpga", file, *where, "pynq")
+    assert code == 0, stderr
+    assert stdout.startswith(f"{NAME} (") and "is loaded into the FPGA of 'board'" in stdout
     assert log.read_text().endswith(f"/{NAME}.bit\n")
     assert json.loads(state.read_text())["part"] == "7z020clg484"
-    after = tvmtune("vta", "reconfig-runtime", *where, "pynq", cwd=tmp_path)
-    assert after.stdout == f"the board 'board' has its FPGA loaded with {NAME}\n"
+    _, stdout, _ = command_line("vta", "reconfig-runtime", *where, "pynq")
+    assert stdout == f"the board 'board' has its FPGA loaded with {NAME}\n"
     other = tmp_path / "vta_config.json"
     other.write_text(json.dumps(Config().as_dict() | {"LOG_UOP_BUFF_SIZE": 14}))
-    wrong = tvmtune("vta", "reconfig-runtime", *where, other, cwd=tmp_path)
-    assert "not 1x16_i8w8a32_14_15_18_17: LOG_UOP_BUFF_SIZE differ" in complaint(wrong.stderr)
+    _, _, stderr = command_line("vta", "reconfig-runtime", *where, str(other))
+    assert "not 1x16_i8w8a32_14_15_18_17: LOG_UOP_BUFF_SIZE differ" in complaint(stderr)
 
 
 @pytest.mark.slow
-def test_program_fpga_rejects_a_simulating_board(farm: Farm, tmp_path):
+def test_program_fpga_rejects_a_simulating_board(farm: Farm, tmp_path, command_line):
     _, tracker = farm.tracker()
     farm.board("board", tracker)
     where = ["--remote", f"board@{tracker}", "--config", "pynq"]
-    done = tvmtune("vta", "reconfig-runtime", *where, cwd=tmp_path)
-    assert "simulates any configuration" in done.stdout
-    done = tvmtune("vta", "program-fpga", bitstream_file(tmp_path), *where, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "this board simulates VTA and has no FPGA to program" in complaint(done.stderr)
+    _, stdout, _ = command_line("vta", "reconfig-runtime", *where)
+    assert "simulates any configuration" in stdout
+    code, _, stderr = command_line("vta", "program-fpga", str(bitstream_file(tmp_path)), *where)
+    assert code == 1
+    assert "this board simulates VTA and has no FPGA to program" in complaint(stderr)

@@ -230,7 +230,7 @@ def test_tune_compile_and_bench_from_the_command_line(tmp_path):
     np.savez(tmp_path / "samples.npz", data=samples)
     network = ["--target", "vta", "--network", "cnn.onnx", "--calibration", "samples.npz"]
     tuned = tvmtune(
-        "tune", *network, "--trials", "16", "--log", "log.json", "-o", "lib.so", cwd=tmp_path
+        "tune", *network, "--trials", "8", "--log", "log.json", "-o", "lib.so", cwd=tmp_path
     )
     assert tuned.returncode == 0, tuned.stderr
     assert "calibrated with" not in tuned.stderr
