@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import te
+from tvm.s_tir.meta_schedule.postproc import RewriteTensorize
 
 from tvmtune import dot_instructions
 from tvmtune.machine import cpu_features
@@ -86,7 +87,37 @@ def test_conversions_within_the_products_are_rejected_without_a_warning(location
             trace = design.trace
             (place,) = (i for i in trace.insts if i.kind.name == "SampleComputeLocation")
             trace = trace.with_decision(place, location, remove_postproc=True)
+            trace = tiled(trace, [M, N // 8])
             replayed.append(replay(mod, trace, postprocs) is not None)
     assert replayed
     assert set(replayed) == {usable}
     assert "Tensorize failed" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("around", [1, 2])
+def test_loops_directly_around_the_instruction_are_rejected(around):
+    """TVM would turn them into a vector of the instruction's vectors, which does not compile."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake", "num-cores": 1})
+    instruction = dot_instructions.for_bytes({"kind": "llvm", "mcpu": "cascadelake"})
+    mod = product("packed", instruction.lanes, instruction.terms, "uint8", "int8")
+    space = RuleSpace({"kind": "llvm", "mcpu": "cascadelake"})
+    context = tune_context(mod, target, space.generator(), seed=1)
+    postprocs = list(context.space_generator.postprocs)
+    design = next(d for d in context.generate_design_space() if "auto_tensorize" in str(d.trace))
+    trace = tiled(design.trace, [M, N // instruction.lanes], around)
+    assert (replay(mod, trace, postprocs) is not None) == (around == 1)
+    (own,) = (i for i, p in enumerate(postprocs) if isinstance(p, RewriteTensorize))
+    sch = replay(mod, trace, postprocs[: own - 1] + postprocs[own:])
+    if around == 1:
+        tvm.compile(sch.mod, target)
+    else:
+        with pytest.raises(Exception, match="IsScalar"):
+            tvm.compile(sch.mod, target)
+
+
+def tiled(trace, extents, around=1):
+    """The trace with one tile of all outputs, whose innermost loop has ``around`` vectors."""
+    tiles = [i for i in trace.insts if i.kind.name == "SamplePerfectTile" and len(i.outputs) == 4]
+    for tile, extent, inner in zip(tiles, extents, (1, around), strict=False):
+        trace = trace.with_decision(tile, [1, 1, extent // inner, inner], remove_postproc=True)
+    return trace

@@ -30,7 +30,7 @@ def for_cpu(instructions: Sequence[DotInstruction]) -> tuple[list[Any], list[Any
     steps = []
     for step in Postproc.create("llvm"):
         if tilings and isinstance(step, postproc.RewriteLayout):
-            steps.append(_without_inlined_data(instructions))
+            steps.append(_compilable(instructions))
             steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
         steps.append(step)
     return chosen, steps
@@ -85,16 +85,18 @@ def reads_packed_weights(block: Any, instruction: DotInstruction) -> bool:
     )
 
 
-def _without_inlined_data(instructions: Sequence[DotInstruction]) -> Any:
+def _compilable(instructions: Sequence[DotInstruction]) -> Any:
     """A post-processor that rejects candidates that convert or pad data within the products, which no
-    instruction computes. TVM rejects them, too, but prints a warning for each."""
+    instruction computes: TVM rejects them, too, but prints a warning for each. It also rejects those
+    with a loop directly around the instruction, which TVM would turn into a vector of its vectors:
+    building fails."""
     from tvm.ir.utils import derived_object
     from tvm.s_tir.meta_schedule.postproc import PyPostproc
 
     data = {each.name: each.data for each in instructions}
 
     @derived_object
-    class WithoutInlinedData(PyPostproc):
+    class Compilable(PyPostproc):
         def _initialize_with_tune_context(self, context: Any) -> None:
             pass
 
@@ -102,14 +104,17 @@ def _without_inlined_data(instructions: Sequence[DotInstruction]) -> Any:
             for child in sch.get_child_blocks(sch.get_sblock("root")):
                 block = sch.get(child)
                 name = str(block.annotations.get(_TENSORIZED, ""))
-                if name in data and not _reads_plainly(block, data[name]):
+                if name not in data:
+                    continue
+                around = sch.get(sch.get_loops(child)[-1])
+                if int(around.extent) > 1 or not _reads_plainly(block, data[name]):
                     return False
             return True
 
         def clone(self) -> Any:
-            return _without_inlined_data(instructions)
+            return _compilable(instructions)
 
-    return WithoutInlinedData()
+    return Compilable()
 
 
 def _reads_plainly(block: Any, dtype: str) -> bool:
