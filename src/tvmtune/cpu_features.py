@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -16,6 +16,8 @@ class VectorUnit:
     """Registers that a tile's sums may take."""
     registers: int
     """Registers for sums and operands."""
+    in_halves: bool = False
+    """Whether an instruction on a register takes two cycles."""
 
     @property
     def is_narrow(self) -> bool:
@@ -28,6 +30,7 @@ class VectorUnit:
 
 
 AVX512 = VectorUnit(16, 28, 32)
+ZEN_4 = replace(AVX512, in_halves=True)
 AVX = VectorUnit(8, 12, 16)
 SSE = VectorUnit(4, 12, 16)
 NEON = VectorUnit(4, 24, 32)
@@ -62,6 +65,8 @@ def vector_unit(target: dict[str, Any]) -> VectorUnit:
         return NEON
     if architecture.startswith(("arm", "thumb")):
         return NEON32
+    if target.get("mcpu") == "znver4":
+        return ZEN_4
     for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
         if has(target, feature):
             return unit

@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from tvmtune.cpu_features import AVX, AVX512, NEON, NEON32, SSE, vector_unit
+from tvmtune.cpu_features import AVX, AVX512, NEON, NEON32, SSE, ZEN_4, vector_unit
 from tvmtune.spaces.cpu_tiles import (
     BLOCK_ROWS,
     column_group,
@@ -24,6 +24,8 @@ from tvmtune.spaces.rule_space import RuleSpace
     ("attributes", "unit"),
     [
         ({"mcpu": "skylake-avx512"}, AVX512),
+        ({"mcpu": "znver5"}, AVX512),
+        ({"mcpu": "znver4"}, ZEN_4),
         ({"mcpu": "haswell"}, AVX),
         ({"mcpu": "x86-64-v2"}, SSE),
         ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, NEON),
@@ -163,10 +165,21 @@ def test_tiles_of_plain_layouts_add_all_terms_before_what_follows():
     assert best.reduction == [[3, 1], [3, 1], [4, 1], [4, 1]]
 
 
-@pytest.mark.parametrize(("terms", "tile"), [(64, (4, 2)), (256, (4, 4))])
-def test_tiles_are_small_where_sums_are_short(terms, tile):
+@pytest.mark.parametrize(
+    ("unit", "terms", "of_bytes", "tile"),
+    [
+        (ZEN_4, 64, True, (4, 2)),
+        (ZEN_4, 256, True, (4, 4)),
+        (ZEN_4, 64, False, (4, 4)),
+        (AVX512, 16, True, (4, 2)),
+        (AVX512, 64, True, (4, 4)),
+        (AVX512, 16, False, (4, 4)),
+    ],
+)
+def test_tiles_of_bytes_are_small_where_sums_are_short(unit, terms, of_bytes, tile):
     """The epilogue of one tile overlaps with the products of the next."""
-    best = tensor_decisions([1, 56, 56, 8], [1, 1, terms], [False, False, False, True], AVX512)[0]
+    columns = [False, False, False, True]
+    best = tensor_decisions([1, 56, 56, 8], [1, 1, terms], columns, unit, of_bytes=of_bytes)[0]
     assert (best.spatial[2][2], best.spatial[3][2]) == tile
 
 

@@ -51,9 +51,11 @@ FEWEST_PARTS = 8
 """Tiles of rows for several threads, at least."""
 TENSOR_COLUMNS = 4
 """Columns of such a tile, at most."""
-SHORT_SUM = 128
-"""Instructions per sum up to which the tile's epilogue takes a good part of the time. Small tiles are
-better then: a core computes the epilogue of one while it starts on the next."""
+SHORT_SUM, SHORT_SUM_IN_HALVES = 16, 128
+"""Instructions per sum up to which small tiles of bytes are better: a core computes the epilogue of one
+while it starts on the next. The second is that of CPUs whose instructions take two cycles, such as a
+Zen 4, which eight sums keep busy. On a Zen 5, kernels of more instructions take 5 to 16% longer with
+tiles of 4x2 vectors than with 4x4 or 7x2, and any of bfloat16 24 to 43%."""
 LOADS = 0.9
 """Loads per instruction up to which they take no time of their own."""
 _QUAD = 4
@@ -125,9 +127,11 @@ def tensor_decisions(
     reduction: Sequence[int],
     columns: Sequence[bool],
     unit: VectorUnit,
+    *,
+    of_bytes: bool = True,
 ) -> list[Decisions]:
-    """Tilings of a kernel whose innermost loops are one dot-product instruction, the one that should be
-    fastest first.
+    """Tilings of a kernel whose innermost loops are one dot-product instruction, of bytes or of
+    bfloat16, the one that should be fastest first.
 
     The loops are those around the instruction, which computes one vector of sums; ``columns`` says
     which spatial ones choose among the second operand's vectors. A tile of r rows and n columns loads r
@@ -142,7 +146,8 @@ def tensor_decisions(
     blocked = channels_in_blocks(columns)
     result = []
     heights, widths = (1 if axis is None else spatial[axis] for axis in (row, column))
-    is_short = not blocked and product(reduction) <= SHORT_SUM
+    short = SHORT_SUM_IN_HALVES if unit.in_halves else SHORT_SUM
+    is_short = of_bytes and not blocked and product(reduction) <= short
     for height, width in _tensor_tiles(heights, widths, unit, is_short):
         if not blocked and height > 1 and width.bit_count() > 1:
             continue  # LLVM takes the epilogue's vectors of 48 lanes apart

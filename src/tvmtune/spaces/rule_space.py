@@ -210,7 +210,8 @@ def preferred_traces(
     tensorized = _tensorized(design)
     if tensorized is not None:
         columns = cpu_tiles.tensor_columns(tensorized)
-        decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit)
+        of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
+        decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     else:
         decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group)
     if tensorized is None:
@@ -240,9 +241,9 @@ def _padding(terms: Sequence[int], unit: VectorUnit, group: int | None, window: 
 
 
 def _is_image(terms: Sequence[int]) -> bool:
-    """Whether a convolution of bytes whose instructions are in such loops over terms has no more
-    channels than one instruction adds: neighboring tiles then share most of what they read."""
-    return len(terms) > 2 and product(terms[2:]) == 1
+    """Whether a convolution whose dot products are in such loops over terms has no more channels than
+    two of them add: neighboring tiles then share most of what they read."""
+    return len(terms) > 2 and product(terms[2:]) <= 2
 
 
 def _tensorized(design: Schedule) -> Any | None:
