@@ -11,6 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tvmtune import arrays
 from tvmtune.passes import quantized_sums, rounding
 from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.passes.constants import constant_value
@@ -139,7 +140,7 @@ def test_other_sums_stay_as_they_are(options):
 
 
 def test_constant_terms_are_not_kept():
-    array = np.zeros((300, 300), "int8")
+    array = arrays.aligned(np.zeros((300, 300), "int8"))
     kept = weakref.ref(array)
     mod = sum_with_constant(array)
     assert quantized_sums.fold_scales(mod) is not mod
