@@ -16,10 +16,12 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from tvmtune import dot_instructions
+
 PACKAGE = "tvm.s_tir.tensor_intrin"
 MODULES = {"wmma_": "cuda"}
-"""TVM's modules by the prefix of their intrinsics: those that a stored trace may name and that are not
-loaded for every CPU. A backend with intrinsics of its own registers them in its builder's ``init``."""
+"""TVM's modules by the prefix of their intrinsics that a stored trace may name, except those of CPUs.
+A backend with intrinsics of its own registers them in its builder's ``init``."""
 _USUAL_STACK = inspect.stack
 
 
@@ -38,8 +40,13 @@ def load_named(instructions: Sequence[Any]) -> None:
     """Register the intrinsics that a stored trace's instructions name."""
     for kind, _, attributes, *_ in instructions:
         if kind == "Tensorize":
+            name = str(attributes[0])
+            if name in {
+                each.name for each in (*dot_instructions.BYTES, *dot_instructions.BFLOAT16)
+            }:
+                load_for("llvm")
             for prefix, module in MODULES.items():
-                if str(attributes[0]).startswith(prefix):
+                if name.startswith(prefix):
                     load(module)
 
 
