@@ -88,7 +88,10 @@ def write(network: Network, path: Path, samples: int, *, dynamic: bool = False) 
 
 def agreement(network: Network, path: Path, count: int) -> int:
     """How many of so many inputs get the class of the float network."""
-    session = onnxruntime.InferenceSession(path)
+    options = onnxruntime.SessionOptions()
+    # Without VNNI, sums of two products of bytes would saturate.
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    session = onnxruntime.InferenceSession(path, options)
     plain = onnxruntime.InferenceSession(network.to_onnx())
 
     def classes(of: Any, inputs: dict[str, np.ndarray]) -> list[int]:
