@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -47,8 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     begun = set()
     for item in items:
-        chosen = item.get_closest_marker("slow") or item.get_closest_marker("soak")
-        if item.get_closest_marker("sweep") and not chosen:
+        is_marked = item.get_closest_marker("slow") or item.get_closest_marker("soak")
+        if item.get_closest_marker("sweep") and not is_marked:
             name = item.nodeid.partition("[")[0]
             if name in begun:
                 item.add_marker("slow")
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=order)
     for item in items:
         # Tracing slows Python by 40%, and much of what slow tests do is in other processes.
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or item.get_closest_marker("soak"):
             item.add_marker("no_cover")
 
 
@@ -123,3 +124,18 @@ def command_line(capfd):
         return ended.value.code, captured.out, captured.err
 
     return invoke
+
+
+@pytest.fixture
+def within(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Any]]:
+    """``within(60)``: the test fails if it has not finished in 60 seconds, whatever it waits for."""
+
+    def late(*_: object) -> None:
+        pytest.fail("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        yield signal.alarm
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -87,7 +87,7 @@ def test_the_page_lists_every_option_of_the_backend_of_torch():
     assert [n for n in Options.__dataclass_fields__ if f"| `{n}` |" not in section] == []
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path):
     """Those in Python as one program, then the command, with fewer trials."""
     pytest.importorskip("torch")

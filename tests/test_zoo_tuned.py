@@ -23,16 +23,16 @@ SAMPLE = {
     "mobilenet_v3": ("mobilenet-v3-small", "data:1x3x64x64"),
     "resnet": ("resnet-18", "data:1x3x64x64"),
     "resnet3d": ("resnet3d-18", "data:1x3x4x32x32"),
-    "squeezenet": ("squeezenet_v1.1", "data:1x3x96x96"),
+    "squeezenet": ("squeezenet_v1.1", "data:1x3x64x64"),
     "vgg": ("vgg-11", None),
     "vit": ("vit-b-16", "data:1x3x64x64"),
 }
 """A network of each family, with smaller inputs if the default size takes minutes."""
 
-QUICKER = {"mobilenet_v3", "resnet3d"}
-"""Families that stand for the others in CI: depthwise convolutions with gates, and three dimensions.
-The examples of the docs (tests/docs) tune resnet-18 there, the tests of boards mobilenet, and
-tests/cli/test_encoder.py attention."""
+QUICKER = {"mobilenet_v3", "resnet3d", "squeezenet"}
+"""Families that stand for the others in CI: depthwise convolutions with gates, three dimensions, and
+concatenation. The examples of the docs (tests/docs) tune resnet-18 there, the tests of boards
+mobilenet, and tests/cli/test_encoder.py attention."""
 
 
 def samples() -> list[object]:

@@ -20,8 +20,8 @@ class VectorUnit:
     """Whether an instruction on a register takes two cycles."""
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether there are as few registers as with AVX2; it has no masks either."""
+    def has_few_registers(self) -> bool:
+        """Whether there are 16, as in SSE, AVX and 32-bit NEON."""
         return self.registers <= AVX.registers
 
     def vectors(self, columns: int) -> int:
@@ -65,9 +65,6 @@ def vector_unit(target: dict[str, Any]) -> VectorUnit:
         return NEON
     if architecture.startswith(("arm", "thumb")):
         return NEON32
-    if target.get("mcpu") == "znver4":
-        return ZEN_4
-    for feature, unit in (("avx512f", AVX512), ("avx", AVX)):
-        if has(target, feature):
-            return unit
-    return SSE
+    if has(target, "avx512f"):
+        return ZEN_4 if target.get("mcpu") == "znver4" else AVX512
+    return AVX if has(target, "avx") else SSE

@@ -66,8 +66,8 @@ def encoder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("dtype", "trials"),
     [
-        pytest.param("float32", 10, marks=pytest.mark.slow),
-        pytest.param("float16", 10, marks=pytest.mark.soak),
+        pytest.param("float32", 10, marks=pytest.mark.soak),
+        pytest.param("float16", 10, marks=pytest.mark.slow),
     ],
 )
 def test_a_tuned_encoder_is_correct_for_ids_of_the_whole_vocabulary(

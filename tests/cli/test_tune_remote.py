@@ -77,6 +77,7 @@ def trials(folder: Path) -> Log:
     seen = [(t.workload, t.candidate) for t in log.trials]
     assert len(seen) == len(set(seen))
     assert all(t.seconds for t in log.trials)
+    assert {t.error["stage"] for t in log.trials if t.error} <= {"wrong-answer"}
     return log
 
 
@@ -209,7 +210,10 @@ def test_an_unknown_key_lists_the_known_ones(folder, farm):
     assert not (folder / LOG).exists()
 
 
-def test_a_missing_tracker_and_another_server_are_distinguished(folder, command_line, monkeypatch):
+def test_a_missing_tracker_and_another_server_are_distinguished(
+    folder, command_line, monkeypatch, within
+):
+    within(60)
     monkeypatch.chdir(folder)
     code, _, stderr = command_line(*map(str, words(Address("127.0.0.1", free_port()), 8)))
     assert code == 1

@@ -253,7 +253,7 @@ def sections(file: Path) -> list[tuple[dict, set[str]]]:
 
 
 def share(file: Path) -> list[tuple[dict, set[str]]]:
-    """Those of the file's sections that are its share, if each network is checked in one file only."""
+    """The sections to check in this file when each network is checked in one file only."""
     taken: dict[Path, set[str]] = {path: set() for path in FILES}
     holders: dict[str, list[Path]] = {}
     for path in FILES:
@@ -271,16 +271,16 @@ def named(header: dict) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "chosen",
+    "sections_of",
     [pytest.param(share, marks=pytest.mark.slow), pytest.param(sections, marks=pytest.mark.soak)],
 )
 @pytest.mark.parametrize("file", FILES, ids=[path.name for path in FILES])
-def test_the_records_of_the_package_still_apply(file, chosen):
+def test_the_records_of_the_package_still_apply(file, sections_of):
     """A change of an operator, a pass or a space that orphans them must make them anew."""
     log = read_log(file)
     implementations = {}
     checked: set[str] = set()
-    for header, keys in chosen(file):
+    for header, keys in sections_of(file):
         checked |= keys
         device, network = Device.from_json(header["device"]), header["network"]
         attrs = {"mcpu": device.target["mcpu"], "threads": 1}

@@ -1,12 +1,11 @@
-"""Fixtures: boards to measure on, and time limits for tests."""
+"""Fixtures: boards to measure on."""
 
 from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,18 +35,3 @@ def farm(tmp_path: Path) -> Iterator[served.Farm]:
 def candidates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Libraries for this machine, by behavior."""
     return served.build(tmp_path_factory.mktemp("candidates"))
-
-
-@pytest.fixture
-def within(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Any]]:
-    """``within(60)``: the test fails if it has not finished in 60 seconds, whatever it waits for."""
-
-    def late(*_: object) -> None:
-        pytest.fail("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    try:
-        yield signal.alarm
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

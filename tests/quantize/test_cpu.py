@@ -112,7 +112,7 @@ def test_a_tuned_library_computes_the_same_bits(tmp_path):
     plan = api.plan(Int8Network(cnn.residual()), "cpu", attrs=WITHOUT)
     timing = Timing(repeat=3)
     api.tune(plan, tmp_path / "log.json", budget=Budget(trials=24), timing=timing)
-    assert sum(t.error is not None for t in read_log(tmp_path / "log.json").trials) <= 4
+    assert sum(t.error is not None for t in read_log(tmp_path / "log.json").trials) <= 2
     compiled = api.compile(plan, tmp_path / "lib.so", [tmp_path / "log.json"])
     assert compiled.counts["exact"] == len(plan.tasks)
     assert_exact(plan, Library.open(compiled.path))
@@ -146,14 +146,14 @@ def test_kernels_compile_for_an_arm_board(tmp_path):
     assert api.compile(plan, tmp_path / "lib.so").path.stat().st_size > 0
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_tune_and_bench_from_the_command_line(tmp_path):
     (tmp_path / "cnn.onnx").write_bytes(cnn.residual().to_onnx())
     samples = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype("float32")
     np.savez(tmp_path / "samples.npz", data=samples)
     words = ["cnn.onnx", "--dtype", "int8", "--calibration", "samples.npz"]
     words += [f"--target-attr={name}={value}" for name, value in WITHOUT.items()]
-    done = tvmtune("tune", *words, "--trials", 16, "--repeat", 3, cwd=tmp_path)
+    done = tvmtune("tune", *words, "--trials", 6, "--repeat", 3, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the output is right" in done.stdout
     assert (tmp_path / "cnn-int8-NCHW-B1-cpu.json").exists()

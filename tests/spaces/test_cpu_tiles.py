@@ -26,6 +26,7 @@ from tvmtune.spaces.rule_space import RuleSpace
         ({"mcpu": "skylake-avx512"}, AVX512),
         ({"mcpu": "znver5"}, AVX512),
         ({"mcpu": "znver4"}, ZEN_4),
+        ({"mcpu": "znver4", "mattr": ["-avx512f"]}, AVX),
         ({"mcpu": "haswell"}, AVX),
         ({"mcpu": "x86-64-v2"}, SSE),
         ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, NEON),
@@ -129,9 +130,9 @@ def test_the_channels_of_an_image_are_summed_with_the_columns_of_the_kernel():
 
 @pytest.mark.parametrize(
     ("unit", "group", "terms"),
-    [(AVX, None, 16), (AVX512, None, 64), (AVX, 1, 128), (NEON, None, 128)],
+    [(AVX, None, 16), (AVX512, None, 64), (AVX, 1, 128), (SSE, None, 16), (NEON, None, 128)],
 )
-def test_with_avx2_few_terms_are_added_for_tiles_whose_additions_wait(unit, group, terms):
+def test_with_few_registers_few_terms_are_added_for_tiles_whose_additions_wait(unit, group, terms):
     """37 is a prime, so that a tile has one row."""
     best = decisions([1, 37, 37, 256], [256], unit, group=group)[0]
     assert best.spatial[2][-1] == 1
@@ -222,8 +223,14 @@ def test_padding_is_part_of_depthwise_products_and_copied_per_tile_for_others():
     ("mcpu", "kernel", "place"),
     [("haswell", 3, None), ("haswell", 7, "before"), ("skylake-avx512", 7, None)],
 )
-def test_with_avx2_images_are_padded_before_products_with_large_kernels(mcpu, kernel, place):
+def test_with_few_registers_images_are_padded_before_products_with_large_kernels(
+    mcpu, kernel, place
+):
     assert padding(convolution(groups=1, channels=3, kernel=kernel), mcpu) == place
+
+
+def test_channels_of_a_group_are_not_taken_for_positions_of_the_kernel():
+    assert window(convolution(groups=4, channels=16, kernel=7)) == 49
 
 
 def test_channels_before_the_kernel_are_not_taken_for_its_positions():

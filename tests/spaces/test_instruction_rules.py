@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tvm
@@ -12,6 +16,7 @@ from tvmtune import dot_instructions
 from tvmtune.machine import cpu_features
 from tvmtune.operators import cpu_pipeline
 from tvmtune.passes import quantized_kernels
+from tvmtune.spaces import traces
 from tvmtune.spaces.rule_space import RuleSpace, replay, tune_context
 
 M, N, K = 6, 32, 64
@@ -121,3 +126,23 @@ def tiled(trace, extents, around=1):
     for tile, extent, inner in zip(tiles, extents, (1, around), strict=False):
         trace = trace.with_decision(tile, [1, 1, extent // inner, inner], remove_postproc=True)
     return trace
+
+
+def test_a_trace_with_an_instruction_applies_in_a_process_that_has_made_no_space(tmp_path):
+    target = {"kind": "llvm", "mcpu": "cascadelake", "num-cores": 1}
+    instruction = dot_instructions.for_bytes(target)
+    mod = product("packed", instruction.lanes, instruction.terms, "uint8", "int8")
+    sch = RuleSpace(target).default(mod, tvm.target.Target(target))
+    stored = {"module": traces.store_module(mod), "trace": traces.to_json(sch)}
+    (tmp_path / "trace.json").write_text(json.dumps(stored))
+    code = (
+        "import json; from tvmtune.spaces import traces; "
+        "stored = json.load(open('trace.json')); "
+        "mod = traces.load_module(stored['module']); "
+        "print(traces.apply(mod, stored['trace']).mod)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert instruction.function in done.stdout

@@ -107,6 +107,14 @@ def test_a_budget_per_task_is_kept(tmp_path):
     assert session.stopped_because == "nothing is left to try"
 
 
+def test_a_budget_per_task_that_is_spent_leaves_no_room_for_a_new_default_schedule(tmp_path):
+    log, mod = tmp_path / "log.json", small.addition(8)
+    for space in (None, small.tiled(mod)):
+        with small.session(log, [small.task(0, mod, space=space)], per_task=1) as session:
+            session.run()
+    assert len(read_log(log).trials) == 1
+
+
 @pytest.mark.slow
 def test_a_wrong_kernel_is_caught_and_the_next_takes_its_place(tmp_path):
     log, mod = tmp_path / "log.json", small.matmul(8)
@@ -182,13 +190,13 @@ def test_proposing_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling)
         small.task(1, small.matmul(8), name="light"),
     ]
     with small.session(
-        tmp_path / "log.json", tasks, tuner="random", scheduling=scheduling, trials=2 + 3 * BATCH
+        tmp_path / "log.json", tasks, tuner="random", scheduling=scheduling, trials=2 + 4 * BATCH
     ) as session:
         session.run()
     heavy, light = (state.count for state in session.states)
-    assert heavy + light == 2 + 3 * BATCH
+    assert heavy + light == 2 + 4 * BATCH
     if scheduling == "gradient":
-        assert heavy >= 1 + 2 * BATCH
+        assert heavy >= 1 + 3 * BATCH
     else:
         assert abs(heavy - light) <= BATCH
 

@@ -10,7 +10,7 @@ from digits import HELD_OUT, exported, load, trained
 from tvmtune import api, networks
 from tvmtune.runtime.library import Library
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

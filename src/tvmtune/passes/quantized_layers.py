@@ -62,7 +62,7 @@ class LayerFinder:
         self.moves: dict[Any, tuple[Any, Any]] = {}
         """Operators that only move bytes, and the bytes, by the variables that hold their results."""
         self._find_rounded()
-        self._find_unrounded()  # of the layers that are not rounded
+        self._find_unrounded()  # not those that are part of a rounded one
         self._find_moves()
         self._dequantize_in_registers()
 

@@ -28,9 +28,9 @@ cache, of which a hardware thread may have half."""
 FEW_ROWS, FEW_TERMS = 64, 32
 """So few rows that their data of so few terms stay there, too."""
 WAITING_TERMS = 16
-"""Terms that are added at a time, with AVX2, in tiles of so few sums that each addition waits for the
-one before it. A core then computes several tiles at a time, as the next ones are among the instructions
-that it looks ahead. Measured on a Zen 3."""
+"""Terms that are added at a time, on CPUs with few registers, in tiles of so few sums that each
+addition waits for the one before it. A core then computes several tiles at a time, as the next ones are
+among the instructions that it looks ahead. Measured with AVX2 on a Zen 3."""
 ABREAST = 4
 """Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`,
 at most. Their weights stay in the second-level cache."""
@@ -116,7 +116,9 @@ def decisions(
             parts.append([rest[-1] // abreast, 1, abreast, columns])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
-        waits = unit.is_narrow and group != 1 and 2 * rows * unit.vectors(columns) <= _LATENCY
+        waits = (
+            unit.has_few_registers and group != 1 and 2 * rows * unit.vectors(columns) <= _LATENCY
+        )
         terms = _most_terms(product(spatial[:-1]), columns, waits)
         result.append(Decisions(parts, _terms(reduction, terms)))
     return result
@@ -351,15 +353,17 @@ def window(mod: tvm.IRModule) -> int:
     for child in sch.get_child_blocks(sch.get_sblock("root")):
         block = sch.get(child)
         terms = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
-        if len(terms) < 2 or not block.reads:
+        if len(terms) < 2 or len(terms) == len(block.iter_vars) or not block.reads:
             continue
-        # The data's positions are sums of a position in the output and one in the kernel.
-        data = block.reads[0].region
-        moved = [isinstance(axis.min, tirx.Add) for axis in data]
-        in_kernel = [
-            any(sums and uses(axis.min, v.var) for axis, sums in zip(data, moved, strict=True))
-            for v in terms
+        # The data's positions are sums of a position in the output and one in the kernel; the channels
+        # of a group, sums that depend on the output's channel.
+        channel = [v.var for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar][-1]
+        positions = [
+            axis.min
+            for axis in block.reads[0].region
+            if isinstance(axis.min, tirx.Add) and not uses(axis.min, channel)
         ]
+        in_kernel = [any(uses(each, v.var) for each in positions) for v in terms]
         if not in_kernel[-1]:
             extents = [int(v.dom.extent) for v in terms]
             return product([n for n, inside in zip(extents, in_kernel, strict=True) if inside])

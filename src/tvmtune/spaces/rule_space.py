@@ -25,8 +25,8 @@ _FEW_CHANNELS = 4
 """Padding of images, and of depthwise convolutions, is part of the product: a copy of values that are
 used so few times takes as long as their products. Elsewhere the copy pays."""
 _SMALL_KERNEL = 9
-"""Positions of a kernel above which the copy of an image pays, too, with AVX2: 7x7 and 64 outputs took
-1.8 instead of 5.4 ms on a Zen 3. With AVX-512 it depends on the CPU."""
+"""Positions of a kernel above which the copy of an image pays, too, on CPUs with few registers: 7x7 and
+64 outputs took 1.8 instead of 5.4 ms with AVX2 on a Zen 3. With AVX-512 it depends on the CPU."""
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
@@ -217,7 +217,7 @@ def preferred_traces(
     if tensorized is None:
         padding = _padding(terms, unit, group, window)
     else:
-        padding = _BEFORE if _is_image(terms) else _PER_TILE
+        padding = _BEFORE if _has_few_channels(terms) else _PER_TILE
     for location in (padding, None):
         for chosen in decisions:
             trace = design.trace
@@ -237,10 +237,10 @@ def _padding(terms: Sequence[int], unit: VectorUnit, group: int | None, window: 
     """Where to compute the padding of a convolution whose sums have such extents."""
     if group != 1 and terms and terms[-1] > _FEW_CHANNELS:
         return _PER_TILE
-    return _BEFORE if unit.is_narrow and group != 1 and window > _SMALL_KERNEL else _INLINE
+    return _BEFORE if unit.has_few_registers and group != 1 and window > _SMALL_KERNEL else _INLINE
 
 
-def _is_image(terms: Sequence[int]) -> bool:
+def _has_few_channels(terms: Sequence[int]) -> bool:
     """Whether a convolution whose dot products are in such loops over terms has no more channels than
     two of them add: neighboring tiles then share most of what they read."""
     return len(terms) > 2 and product(terms[2:]) <= 2

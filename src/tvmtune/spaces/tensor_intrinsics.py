@@ -20,8 +20,9 @@ from tvmtune import dot_instructions
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 MODULES = {"wmma_": "cuda"}
-"""TVM's modules by the prefix of their intrinsics that a stored trace may name, except those of CPUs.
-A backend with intrinsics of its own registers them in its builder's ``init``."""
+"""TVM's modules with intrinsics that a stored trace may name, by prefix. Those of CPUs are loaded by
+:func:`load_for`. A backend with intrinsics of its own registers them in its builder's ``init``."""
+_OF_CPUS = {each.name for each in (*dot_instructions.BYTES, *dot_instructions.BFLOAT16)}
 _USUAL_STACK = inspect.stack
 
 
@@ -41,9 +42,7 @@ def load_named(instructions: Sequence[Any]) -> None:
     for kind, _, attributes, *_ in instructions:
         if kind == "Tensorize":
             name = str(attributes[0])
-            if name in {
-                each.name for each in (*dot_instructions.BYTES, *dot_instructions.BFLOAT16)
-            }:
+            if name in _OF_CPUS:
                 load_for("llvm")
             for prefix, module in MODULES.items():
                 if name.startswith(prefix):

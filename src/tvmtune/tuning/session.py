@@ -203,7 +203,13 @@ class TuningSession:
         """Measure the default schedule of every implementation: an estimate within seconds, and the
         baseline that tuning must beat. A log of an earlier version may hold another default."""
         states = sorted(self.states, key=lambda s: -s.task.weight * s.task.flop)
-        waiting = [(s, impl) for s in states for impl in s.implementations]
+        limit = self.limits.budget.per_task
+        waiting = [
+            (s, impl)
+            for s in states
+            for impl in s.implementations
+            if not impl.trials or limit is None or s.begun < limit
+        ]
         # Every task before any second implementation, in case the budget is that small. First comes
         # the one that compile would take anyway.
         waiting.sort(key=lambda entry: entry[1].implementation is not entry[0].task.untuned)
