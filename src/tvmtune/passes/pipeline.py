@@ -15,6 +15,7 @@ from tvmtune import dot_instructions
 from tvmtune.errors import UsageError, nearest
 from tvmtune.passes import (
     block_names,
+    concatenations,
     constants,
     elementwise_layouts,
     folding,
@@ -70,7 +71,7 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
     chosen = (layout or "NHWC").upper()
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
-    graph = unread_taps.drop(network.to_relax())
+    graph = concatenations.share(unread_taps.drop(network.to_relax()))
     quantized = quantized_operators.exist(graph)
     instruction = dot_instructions.for_bytes(device.target)
     if quantized and instruction is not None:
