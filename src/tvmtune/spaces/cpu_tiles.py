@@ -353,15 +353,17 @@ def window(mod: tvm.IRModule) -> int:
     for child in sch.get_child_blocks(sch.get_sblock("root")):
         block = sch.get(child)
         terms = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
-        if len(terms) < 2 or len(terms) == len(block.iter_vars) or not block.reads:
+        if len(terms) < 2 or len(block.reads) < 2:
             continue
         # The data's positions are sums of a position in the output and one in the kernel; the channels
-        # of a group, sums that depend on the output's channel.
-        channel = [v.var for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar][-1]
+        # of a group, sums that depend on the output's channel, as the weights do.
+        data, weights = (read.region for read in block.reads[:2])
+        outputs = [v.var for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
+        channels = [v for v in outputs if any(uses(axis.min, v) for axis in weights)]
         positions = [
             axis.min
-            for axis in block.reads[0].region
-            if isinstance(axis.min, tirx.Add) and not uses(axis.min, channel)
+            for axis in data
+            if isinstance(axis.min, tirx.Add) and not any(uses(axis.min, v) for v in channels)
         ]
         in_kernel = [any(uses(each, v.var) for each in positions) for v in terms]
         if not in_kernel[-1]:
