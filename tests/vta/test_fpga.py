@@ -216,6 +216,7 @@ def test_pynq_memory_is_aligned_and_flushed(monkeypatch, device):
     assert Buffer.calls == ["flush", "invalidate", "freebuffer"]
 
 
+@pytest.mark.slow
 def test_operands_do_not_mix_up(device):
     """Swapped weights must change the result."""
     memory, wanted = arrays(CONV, Epilogue(True), device.config, 3)
