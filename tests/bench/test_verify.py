@@ -93,6 +93,13 @@ def test_a_wrong_function_fails_and_says_why(wrong, why):
     assert why in str(result)
 
 
+def test_outputs_of_denormal_numbers_are_named_as_the_cause():
+    fading = np.float32(1e-41)
+    result = verdict(lambda x: [x * fading], lambda x: [x * np.float32(1.1e-41)])
+    assert not result.passed
+    assert "(denormal numbers have few digits: are the weights trained?)" in str(result)
+
+
 def test_an_error_for_the_second_input_alone_fails():
     right = Fake(lambda x: [x * 2])
     check = json.loads(json.dumps(make_check(right)))

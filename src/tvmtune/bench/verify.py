@@ -207,9 +207,9 @@ def compare(
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise TvmtuneError(f"the library's check is damaged ({exc!r}). Compile it again.") from exc
     reasons = []
-    for result, most in zip(results, allowed, strict=True):
+    for result, most, entry in zip(results, allowed, wanted, strict=True):
         if not result.error <= most:
-            reason = result.reason or f"is off by {result.error:.1e}"
+            reason = result.reason or f"is off by {result.error:.1e}{_magnitude(entry['max_abs'])}"
             reasons.append(f"output '{result.name}' {reason}")
     if others is not None and varies and not _differ(outputs, others):
         reasons.append("different inputs give the same outputs")
@@ -235,6 +235,14 @@ def run_check(library: Runnable, check: JSON, *, tolerance: float | None = None)
     outputs = library.run(random_inputs(library.inputs, seed, ranges))
     others = library.run(random_inputs(library.inputs, seed + 1, ranges))
     return compare(outputs, check, others=others, tolerance=tolerance)
+
+
+def _magnitude(largest: float) -> str:
+    """What to say of values that are too small for the accuracy of their type, as of a network whose
+    random weights let its signal fade."""
+    if not 0 < largest < np.finfo(np.float32).tiny:
+        return ""
+    return f" of {largest:.1e} (denormal numbers have few digits: are the weights trained?)"
 
 
 def _blindness(varies: bool, constant: Sequence[str]) -> str:
