@@ -93,7 +93,7 @@ class RuleSpace:
         if self.target["kind"] == "llvm" and not tiled and (sch := _by_rows(mod, unit, cores)):
             return sch
         group = cpu_tiles.column_group(mod) if tiled else None
-        window = cpu_tiles.window(mod) if tiled else 1
+        window = cpu_tiles.window(mod) if tiled and unit.has_few_registers else 1
         postprocs = list(context.space_generator.postprocs)
         # Weight re-ordering does not support every way in which a kernel may read a constant.
         safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
@@ -203,8 +203,9 @@ def preferred_traces(
     group: int | None = None,
     window: int = 1,
 ) -> Iterator[Any]:
-    """The design's trace with each of the preferred decisions, best first. ``group`` and ``window`` are
-    those of :mod:`tvmtune.spaces.cpu_tiles`."""
+    """The design's trace with each of the preferred decisions, best first. ``group`` is that of
+    :func:`cpu_tiles.column_group`; ``window`` that of :func:`cpu_tiles.window` on CPUs with few
+    registers, else 1."""
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
     outputs, terms = ([extent(design.trace, i) for i in each] for each in (spatial, reduction))
     tensorized = _tensorized(design)
@@ -215,7 +216,7 @@ def preferred_traces(
     else:
         decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group)
     if tensorized is None:
-        padding = _padding(terms, unit, group, window)
+        padding = _padding(terms, group, window)
     else:
         padding = _BEFORE if _has_few_channels(terms) else _PER_TILE
     for location in (padding, None):
@@ -233,11 +234,13 @@ def preferred_traces(
             yield trace
 
 
-def _padding(terms: Sequence[int], unit: VectorUnit, group: int | None, window: int) -> int:
+def _padding(terms: Sequence[int], group: int | None, window: int) -> int:
     """Where to compute the padding of a convolution whose sums have such extents."""
-    if group != 1 and terms and terms[-1] > _FEW_CHANNELS:
+    if group == 1:
+        return _INLINE
+    if terms and terms[-1] > _FEW_CHANNELS:
         return _PER_TILE
-    return _BEFORE if unit.has_few_registers and group != 1 and window > _SMALL_KERNEL else _INLINE
+    return _BEFORE if window > _SMALL_KERNEL else _INLINE
 
 
 def _has_few_channels(terms: Sequence[int]) -> bool:
