@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,3 +45,29 @@ def emit_as(mutator: Any, binding: Any, made: Any) -> None:
     is_inner = isinstance(binding.var, relax.DataflowVar)
     emit = mutator.builder_.emit if is_inner else mutator.builder_.emit_output
     mutator.set_var_remap(binding.var, emit(made, str(binding.var.name)))
+
+
+def rebind(mod: tvm.IRModule, made: dict[Any, Callable[[Any], Any]]) -> tvm.IRModule:
+    """``mod`` with other expressions bound to some variables of ``main``, without what nothing reads
+    then; itself if there are none.
+
+    Each function makes one, with the mutator that visits what it reads. ``made`` is empty afterwards.
+    """
+    from tvm import relax
+
+    if not made:
+        return mod
+
+    @relax.expr_functor.mutator
+    class Rebind(relax.PyExprMutator):
+        def visit_var_binding_(self, binding: Any) -> None:
+            make = made.get(binding.var)
+            if make is None:
+                super().visit_var_binding_(binding)
+            else:
+                emit_as(self, binding, make(self))
+
+    mutator = Rebind(mod)
+    mutator.builder_.update_func(mod.get_global_var("main"), mutator.visit_expr(mod["main"]))
+    made.clear()  # TVM keeps mutator classes forever, with everything their closures hold
+    return relax.transform.DeadCodeElimination()(mutator.builder_.get())

@@ -6,9 +6,11 @@ would search dozens of parts for its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import bindings, emit_as, operator_of
+from tvmtune.passes.bindings import bindings, operator_of, rebind
 
 if TYPE_CHECKING:
     import tvm
@@ -20,8 +22,7 @@ def share(mod: tvm.IRModule) -> tvm.IRModule:
 
     results: dict[tuple[int, tuple[Any, ...]], Any] = {}
     """Of concatenations, by their axes and parts."""
-    shared: dict[Any, tuple[Any, list[Any], int]] = {}
-    """By the variables that hold their results: the earlier result, the rest, and the axis."""
+    shared: dict[Any, Callable[[Any], Any]] = {}
     tuples = {b.var: b.value for b in bindings(mod) if isinstance(b.value, relax.Tuple)}
     for binding in bindings(mod):
         if operator_of(binding.value) != "concat" or binding.value.attrs.axis is None:
@@ -32,24 +33,13 @@ def share(mod: tvm.IRModule) -> tvm.IRModule:
         axis, parts = int(binding.value.attrs.axis), tuple(whole.fields)
         for count in range(len(parts) - 1, 1, -1):
             if (earlier := results.get((axis, parts[:count]))) is not None:
-                shared[binding.var] = (earlier, list(parts[count:]), axis)
+                shared[binding.var] = partial(_concat, [earlier, *parts[count:]], axis)
                 break
         results.setdefault((axis, parts), binding.var)
-    if not shared:
-        return mod
+    return rebind(mod, shared)
 
-    @relax.expr_functor.mutator
-    class Share(relax.PyExprMutator):
-        def visit_var_binding_(self, binding: Any) -> None:
-            found = shared.get(binding.var)
-            if found is None:
-                super().visit_var_binding_(binding)
-                return
-            earlier, rest, axis = found
-            parts = [self.visit_expr(each) for each in (earlier, *rest)]
-            emit_as(self, binding, relax.op.concat(parts, axis))
 
-    sharing = Share(mod)
-    sharing.builder_.update_func(mod.get_global_var("main"), sharing.visit_expr(mod["main"]))
-    shared.clear()  # TVM keeps mutator classes forever, with everything their closures hold
-    return relax.transform.DeadCodeElimination()(sharing.builder_.get())
+def _concat(parts: Sequence[Any], axis: int, mutator: Any) -> Any:
+    from tvm import relax
+
+    return relax.op.concat([mutator.visit_expr(each) for each in parts], axis)

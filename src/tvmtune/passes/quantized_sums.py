@@ -8,11 +8,12 @@ result's limits are those of a ReLU. ONNX Runtime's QLinearAdd computes the same
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.passes.bindings import emit_as, operator_of
+from tvmtune.passes.bindings import operator_of, rebind
 from tvmtune.passes.quantized_kernels import BOUNDS
 from tvmtune.passes.quantized_values import QuantizedValues
 
@@ -33,49 +34,37 @@ class _Sum:
 def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
     """``mod`` with such sums of bytes, each of one scale and zero point, quantized with a scale of 1;
     itself if there are none."""
+    values = QuantizedValues(mod)
+    return rebind(
+        mod,
+        {
+            variable: partial(_folded, call, found)
+            for variable, call in values.bindings.items()
+            if operator_of(call) == "quantize" and (found := _sum(call, values))
+        },
+    )
+
+
+def _folded(call: Any, found: _Sum, mutator: Any) -> Any:
+    """The sum, quantized with a scale of 1."""
     from tvm import relax
 
-    values = QuantizedValues(mod)
-    sums = {
-        variable: found
-        for variable, call in values.bindings.items()
-        if operator_of(call) == "quantize" and (found := _sum(call, values))
-    }
-    if not sums:
-        return mod
-
-    @relax.expr_functor.mutator
-    class Fold(relax.PyExprMutator):
-        def visit_var_binding_(self, binding: Any) -> None:
-            found = sums.get(binding.var)
-            if found is None:
-                super().visit_var_binding_(binding)
-                return
-            terms = [
-                self.builder_.emit(
-                    relax.op.dequantize(
-                        self.visit_expr(term.args[0]), relax.const(scale), term.args[2], axis=0
-                    )
-                )
-                for term, scale in zip(found.terms, found.scales, strict=True)
-            ]
-            total = self.builder_.emit(relax.op.add(*terms))
-            if found.has_relu:
-                total = self.builder_.emit(relax.op.nn.relu(total))
-            call = binding.value
-            made = relax.op.quantize(
-                total,
-                relax.const(np.float32(1)),
-                call.args[2],
-                axis=0,
-                out_dtype=str(call.ty.dtype),
+    emit = mutator.builder_.emit
+    terms = [
+        emit(
+            relax.op.dequantize(
+                mutator.visit_expr(term.args[0]), relax.const(scale), term.args[2], axis=0
             )
-            emit_as(self, binding, made)
-
-    folding = Fold(mod)
-    folding.builder_.update_func(mod.get_global_var("main"), folding.visit_expr(mod["main"]))
-    sums.clear()  # TVM keeps mutator classes forever, with everything their closures hold
-    return relax.transform.DeadCodeElimination()(folding.builder_.get())
+        )
+        for term, scale in zip(found.terms, found.scales, strict=True)
+    ]
+    total = emit(relax.op.add(*terms))
+    if found.has_relu:
+        total = emit(relax.op.nn.relu(total))
+    dtype = str(call.ty.dtype)
+    return relax.op.quantize(
+        total, relax.const(np.float32(1)), call.args[2], axis=0, out_dtype=dtype
+    )
 
 
 def _sum(call: Any, values: QuantizedValues) -> _Sum | None:
