@@ -66,12 +66,6 @@ class LayerFinder:
         self._find_moves()
         self._dequantize_in_registers()
 
-    def release(self) -> None:
-        """Drop the program and its weights."""
-        self._values.release()
-        self.layers.clear()
-        self.moves.clear()
-
     def _find_rounded(self) -> None:
         for variable, call in self._values.bindings.items():
             out = self._values.scaled(call) if operator_of(call) == "quantize" else None

@@ -9,15 +9,15 @@ the QuantizeLinear of the result, becomes part of the layer's kernel.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmtune.dot_instructions import DotInstruction, is_depthwise, merged_groups
 from tvmtune.passes import quantized_kernels as kernels
-from tvmtune.passes.bindings import bindings, emit_as, operator_of
+from tvmtune.passes.bindings import bindings, operator_of, rebind
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window, blocked_weights, merged_weights
@@ -35,31 +35,26 @@ def exist(mod: tvm.IRModule) -> bool:
 def lower(mod: tvm.IRModule, instruction: DotInstruction) -> tvm.IRModule:
     """``mod`` with integer kernels, for targets with this instruction, for the layers that have
     quantized operands; ``mod`` itself if none has. To be run before constants are folded."""
-    from tvm import relax
-
     finder = LayerFinder(mod, instruction)
     if not finder.layers:
         return mod
+    made: dict[Any, Callable[[Any], Any]] = {
+        variable: partial(_moved, *move) for variable, move in finder.moves.items()
+    }
+    for variable, layer in finder.layers.items():
+        made[variable] = partial(_lowered, layer, instruction)
+    return rebind(mod, made)
 
-    @relax.expr_functor.mutator
-    class Lower(relax.PyExprMutator):
-        def visit_var_binding_(self, binding: Any) -> None:
-            layer = finder.layers.get(binding.var)
-            moved = finder.moves.get(binding.var)
-            if layer:
-                made = _emit(self.builder_, layer, self.visit_expr(layer.x.bytes), instruction)
-            elif moved:
-                call, data = moved
-                made = relax.Call(call.op, [self.visit_expr(data), *call.args[1:]], call.attrs)
-            else:
-                super().visit_var_binding_(binding)
-                return
-            emit_as(self, binding, made)
 
-    lowering = Lower(mod)
-    lowering.builder_.update_func(mod.get_global_var("main"), lowering.visit_expr(mod["main"]))
-    finder.release()  # TVM keeps mutator classes forever, with everything their closures hold
-    return relax.transform.DeadCodeElimination()(lowering.builder_.get())
+def _moved(call: Any, data: Any, mutator: Any) -> Any:
+    """The operator, applied to bytes."""
+    from tvm import relax
+
+    return relax.Call(call.op, [mutator.visit_expr(data), *call.args[1:]], call.attrs)
+
+
+def _lowered(layer: Layer, instruction: DotInstruction, mutator: Any) -> Any:
+    return _emit(mutator.builder_, layer, mutator.visit_expr(layer.x.bytes), instruction)
 
 
 def _emit(builder: Any, layer: Layer, x: Any, instruction: DotInstruction) -> Any:
@@ -137,11 +132,11 @@ def _kernel(
         )
     groups = int(layer.call.attrs.groups)
     if is_depthwise(groups, len(weights), weights.shape[1]):
-        compute = functools.partial(kernels.depthwise, window=window)
+        compute = partial(kernels.depthwise, window=window)
         weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
         return compute, weights, "depthwise_conv2d_quantized"
     weights, groups = _in_groups(weights, groups, instruction)
-    compute = functools.partial(kernels.convolution, groups=groups, window=window)
+    compute = partial(kernels.convolution, groups=groups, window=window)
     return compute, weights, "conv2d_quantized"
 
 

@@ -34,11 +34,6 @@ class QuantizedValues:
         self.readers = reads(mod)
         """How many bindings read each variable."""
 
-    def release(self) -> None:
-        """Drop the program and its weights."""
-        self.bindings.clear()
-        self.readers.clear()
-
     def dequantized(self, value: Any) -> Quantized | None:
         """The bytes of a dequantized value, if they are no constant and have one scale."""
         call = self.value(value)
