@@ -153,6 +153,51 @@ BFLOAT16 = (
 """Each twice, by what the data are stored as: bfloat16 or its bits."""
 
 
+@dataclass(frozen=True)
+class TileInstruction:
+    """An instruction that multiplies two tiles and adds the products to a third: AMX's. Weights are
+    packed as for a :class:`DotInstruction` with 16 lanes; sums have 32 bits."""
+
+    name: str
+    """In the names of functions that use it."""
+    feature: str
+    """What the CPU must have, by LLVM's name, beside ``amx-tile``."""
+    intrinsic: str
+    """Of LLVM: ``(tile of sums, tile of data, tile of weights)``."""
+    data: tuple[str, ...]
+    """The types in which data may be stored."""
+    weights: str
+    sums: str
+    terms: int
+    """Neighboring values of 32 bits in all."""
+
+    @property
+    def bytes(self) -> int:
+        """Of a value of data or weights."""
+        return 4 // self.terms
+
+    def reads(self, data: str, weights: str) -> bool:
+        """Whether it multiplies values that are stored in these types."""
+        return data in self.data and weights == self.weights
+
+
+TILES = (
+    TileInstruction(
+        *("u8s8", "amx-int8", "llvm.x86.tdpbusd", ("uint8",), "int8", "int32"),
+        terms=4,
+    ),
+    TileInstruction(
+        *("bf16", "amx-bf16", "llvm.x86.tdpbf16ps", ("bfloat16", "uint16"), "uint16", "float32"),
+        terms=2,
+    ),
+)
+
+
+def for_tiles(target: dict[str, Any]) -> tuple[TileInstruction, ...]:
+    """Those that the CPU has; they take the place of dot-product instructions in large products."""
+    return tuple(each for each in TILES if cpu_features.has(target, each.feature))
+
+
 def for_bytes(target: dict[str, Any]) -> DotInstruction | None:
     """The fastest for products of bytes; None where float32 is as fast: plain NEON, for example, has a
     Cortex-A72 start 8 products of bytes in each cycle, or 8 of floats."""

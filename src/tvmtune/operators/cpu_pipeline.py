@@ -1,5 +1,5 @@
 """The TensorIR pipeline for CPUs: TVM's default, with elementary functions in vectors, instructions for
-bfloat16, and prefetches."""
+bfloat16, products of tiles, and prefetches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from tvmtune.operators import dot_products, prefetch, vector_math
+from tvmtune.operators import dot_products, prefetch, tile_products, vector_math
 
 DEFAULT_PIPELINE = "default"
 """Name of TVM's own pipeline."""
@@ -43,7 +43,11 @@ def _pipeline() -> Any:
         with vector_math.active():
             return _complete()(finalize_host()(mod))
 
-    return passes, lambda: finalize, finalize_device
+    @tvm.transform.module_pass(opt_level=0, name="tvmtune.LowerForCPU")
+    def lower(mod: Any, context: Any) -> Any:
+        return passes(tile_products.insert(mod))
+
+    return lower, lambda: finalize, finalize_device
 
 
 def _complete() -> Any:
@@ -63,7 +67,11 @@ def _with_functions(func: Any) -> Any:
     texts: list[Any] = []
     structural_walk(func.body, (ir.StringImm, texts.append))
     called = {str(text.value) for text in texts}
-    code = [*vector_math.definitions(called), *dot_products.definitions(called)]
+    code = [
+        *vector_math.definitions(called),
+        *dot_products.definitions(called),
+        *tile_products.definitions(called),
+    ]
     if not code:
         return func
     imported = ir.StringImm("\n".join(code))

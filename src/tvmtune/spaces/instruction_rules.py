@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.dot_instructions import DotInstruction
+from tvmtune.dot_instructions import DotInstruction, TileInstruction
+from tvmtune.spaces import tile_rules
 from tvmtune.spaces.cpu_tiles import uses
 
 if TYPE_CHECKING:
@@ -15,19 +16,21 @@ _TENSORIZED = "meta_schedule.auto_tensorize"
 """Annotation of a block with the name of the instruction that is to compute it."""
 
 
-def for_cpu(instructions: Sequence[DotInstruction]) -> tuple[list[Any], list[Any]]:
+def for_cpu(
+    instructions: Sequence[DotInstruction], tiles: Sequence[TileInstruction] = ()
+) -> tuple[list[Any], list[Any]]:
     """TVM's rules and post-processors for CPUs, with these instructions instead of those that TVM 0.27
-    would take. Of its own, those for ARM give wrong results or do not compile, and so do those for
+    would take. Products that ``tiles`` suit are computed with these. Of its own, those for ARM give wrong results or do not compile, and so do those for
     AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's)."""
     from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
 
-    tilings = [_tiling(each) for each in instructions]
+    tilings = [*(tile_rules.rule(each) for each in tiles), *(_tiling(each) for each in instructions)]
     chosen = []
     for rule in ScheduleRule.create("llvm"):
         if isinstance(rule, schedule_rule.MultiLevelTiling):
             chosen += tilings
         chosen.append(rule)
-    steps = []
+    steps = [tile_rules.check()] if tiles else []
     for step in Postproc.create("llvm"):
         if tilings and isinstance(step, postproc.RewriteLayout):
             steps.append(_compilable(instructions))
@@ -68,15 +71,21 @@ def _tiling(instruction: DotInstruction) -> Any:
 
 
 def reads_packed_weights(block: Any, instruction: DotInstruction) -> bool:
-    """Whether the last operand of a block has the weights that the instruction reads side by side: its
-    last two axes are outputs, a multiple of the lanes, and terms."""
+    """Whether the last operand of a block has the weights that the instruction reads side by side; see
+    :func:`reads_blocks`."""
+    return reads_blocks(block, instruction.lanes, instruction.terms)
+
+
+def reads_blocks(block: Any, most: int, neighbors: int) -> bool:
+    """Whether the last two axes of a block's last operand are outputs, a multiple of ``most``, and so
+    many terms."""
     from tvm import tirx
 
     region = block.reads[-1].region if block.reads else ()
     if len(region) < 2:
         return False
     lanes, terms = (int(extent) for extent in block.reads[-1].source.shape[-2:])
-    if lanes % instruction.lanes or terms != instruction.terms:
+    if lanes % most or terms != neighbors:
         return False
     kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
     return all(

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import cpu_features, dot_instructions
 from tvmtune.cpu_features import VectorUnit
 from tvmtune.passes.workload_keys import structure
-from tvmtune.spaces import cpu_rows, cpu_tiles, instruction_rules, rules, tensor_intrinsics, traces
+from tvmtune.spaces import (
+    cpu_rows,
+    cpu_tiles,
+    instruction_rules,
+    rules,
+    tensor_intrinsics,
+    tile_rules,
+    traces,
+)
 from tvmtune.types import Space, digest, product
 
 if TYPE_CHECKING:
@@ -56,7 +64,8 @@ class RuleSpace:
             return SpaceGenerator.create("post-order-apply")
         products = dot_instructions.for_bytes(self.target)
         chosen, postprocs = instruction_rules.for_cpu(
-            (*((products,) if products else ()), *dot_instructions.for_bfloat16(self.target))
+            (*((products,) if products else ()), *dot_instructions.for_bfloat16(self.target)),
+            dot_instructions.for_tiles(self.target),
         )
         return applying(chosen, "llvm", postprocs)
 
@@ -123,7 +132,7 @@ def applying(
 
 def _tiled(design: Schedule) -> bool:
     """Whether it tiles the outputs; designs that only split sums, such as a softmax's, do not."""
-    return bool(_tilings(design, 4))
+    return bool(_tilings(design, 4)) or tile_rules.block_of(design) is not None
 
 
 def _by_rows(mod: tvm.IRModule, unit: VectorUnit, cores: int) -> Schedule | None:
@@ -206,6 +215,12 @@ def preferred_traces(
     """The design's trace with each of the preferred decisions, best first. ``group`` is that of
     :func:`cpu_tiles.column_group`; ``window`` that of :func:`cpu_tiles.window` on CPUs with few
     registers, else 1."""
+    block = tile_rules.block_of(design)
+    if block is not None:
+        cuts = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
+        for chosen in tile_rules.decisions(block):
+            yield _decided(design.trace, cuts, chosen, _BEFORE)
+        return
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
     outputs, terms = ([extent(design.trace, i) for i in each] for each in (spatial, reduction))
     tensorized = _tensorized(design)
@@ -221,17 +236,23 @@ def preferred_traces(
         padding = _BEFORE if _has_few_channels(terms) else _PER_TILE
     for location in (padding, None):
         for chosen in decisions:
-            trace = design.trace
-            for inst, parts in zip(spatial, chosen.spatial, strict=True):
-                trace = trace.with_decision(inst, parts, remove_postproc=True)
-            for inst, parts in zip(reduction, chosen.reduction, strict=True):
-                trace = trace.with_decision(inst, parts, remove_postproc=True)
-            for inst in trace.insts:
-                if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
-                    trace = trace.with_decision(inst, 2, remove_postproc=True)
-                if inst.kind.name == "SampleComputeLocation" and location is not None:
-                    trace = trace.with_decision(inst, location, remove_postproc=True)
-            yield trace
+            parts = [*chosen.spatial, *chosen.reduction]
+            yield _decided(design.trace, [*spatial, *reduction], parts, location)
+
+
+def _decided(
+    trace: Any, cuts: Sequence[Any], parts: Sequence[Sequence[int]], location: int | None
+) -> Any:
+    """A trace with these parts of the loops that ``cuts`` split, and padding at this location, if it is
+    not None."""
+    for inst, sizes in zip(cuts, parts, strict=True):
+        trace = trace.with_decision(inst, [*sizes], remove_postproc=True)
+    for inst in trace.insts:
+        if inst.kind.name == "SampleCategorical" and len(inst.attrs[0]) == 4:
+            trace = trace.with_decision(inst, 2, remove_postproc=True)
+        if inst.kind.name == "SampleComputeLocation" and location is not None:
+            trace = trace.with_decision(inst, location, remove_postproc=True)
+    return trace
 
 
 def _padding(terms: Sequence[int], group: int | None, window: int) -> int:

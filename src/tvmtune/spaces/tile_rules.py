@@ -1,0 +1,206 @@
+"""The schedule rule for products of tiles (AMX), and which of its decisions should be fast.
+
+A kernel's loops become: rows and columns that threads share, the tiles within them, and the loops that
+:mod:`tvmtune.operators.tile_products` turns into a call. A call computes a strip: some rows by up to
+four tiles of columns, with all terms of their sums. The epilogue follows each strip.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.dot_instructions import TileInstruction
+from tvmtune.operators.tile_products import COLUMNS, MARK, QUADS, SUMS, TileShape
+from tvmtune.spaces import cpu_tiles
+from tvmtune.types import product
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+_TILED = "meta_schedule.tiling_structure"
+"""Annotation of blocks that TVM's rules for tiling leave alone."""
+_STRUCTURE = "SSSR"
+FEWEST_ROWS = 4
+"""With fewer, dot-product instructions are as fast: an instruction takes as long for ten rows."""
+FEWEST_QUADS = 4
+"""Groups of terms with fewer of which most of a tile would be empty."""
+_CYCLES = 10
+"""For an instruction with so few rows; one cycle for each further row. Measured on a Xeon (Granite
+Rapids), as are the next two."""
+_LOAD = 0.5
+"""Cycles to load a row of a tile."""
+_CALL = 300
+"""Cycles to set up the registers and release them."""
+STRIP = 64
+"""Rows of a strip, at most."""
+
+
+def rule(instruction: TileInstruction) -> Any:
+    """A MetaSchedule rule that replaces a product by one design, for weights packed as the instruction
+    reads them."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
+
+    @derived_object
+    class Tiles(PyScheduleRule):
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            pass
+
+        def apply(self, sch: Schedule, block: Any) -> list[Schedule]:
+            if not _applies(sch.get(block), instruction):
+                return [sch]
+            _tile(sch, block)
+            return [sch]
+
+        def clone(self) -> Any:
+            return rule(instruction)
+
+    return Tiles()
+
+
+def _applies(block: Any, instruction: TileInstruction) -> bool:
+    from tvmtune.spaces import instruction_rules
+
+    if _TILED in block.annotations or len(block.reads) < 2:
+        return False
+    data, weights = (str(read.source.dtype) for read in (block.reads[0], block.reads[-1]))
+    if str(block.writes[0].source.dtype) != instruction.sums or not instruction.reads(data, weights):
+        return False
+    if not instruction_rules.reads_blocks(block, COLUMNS, instruction.terms):
+        return False
+    spatial = [int(v.dom.extent) for v in block.iter_vars if _is_spatial(v)]
+    terms = [int(v.dom.extent) for v in block.iter_vars if not _is_spatial(v)]
+    return (
+        len(terms) > 1
+        and _row(spatial) is not None
+        and spatial[_row(spatial)] >= FEWEST_ROWS
+        and cpu_tiles.divisor(terms[-2], QUADS) >= FEWEST_QUADS
+        and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(block))
+    )
+
+
+def _is_spatial(variable: Any) -> bool:
+    from tvm import tirx
+
+    return bool(variable.iter_type == tirx.IterVar.DataPar)
+
+
+def _row(spatial: Sequence[int]) -> int | None:
+    """Which of the spatial axes has the rows: the last before the columns with several steps."""
+    return max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
+
+
+def _tile(sch: Schedule, block: Any) -> None:
+    loops = sch.get_loops(block)
+    count = sum(map(_is_spatial, sch.get(block).iter_vars))
+    row = _row([int(sch.get(loop).extent) for loop in loops[:count]])
+    assert row is not None
+    *outer, column = loops[:count]
+    *kernel, quads, terms = loops[count:]
+    shared, inner = [], []
+    for at, loop in enumerate(outer):
+        if at == row:
+            strips, rows = sch.split(loop, sch.sample_perfect_tile(loop, 2, STRIP))
+            inner.append(strips)
+        else:
+            first, second = sch.split(loop, sch.sample_perfect_tile(loop, 2, 1 << 20))
+            shared.append(first)
+            inner.append(second)
+    tiles, lanes = sch.split(column, [None, COLUMNS])
+    first, second, wide = sch.split(tiles, sch.sample_perfect_tile(tiles, 3, SUMS))
+    extent = int(sch.get(quads).extent)
+    whole, quads = sch.split(quads, [None, cpu_tiles.divisor(extent, QUADS)])
+    sch.reorder(*shared, first, *inner, second, rows, wide, lanes, *kernel, whole, quads, terms)
+    sch.annotate(rows, MARK, 1)
+    sch.annotate(block, _TILED, _STRUCTURE)
+    consumers = sch.get_consumers(block)
+    if len(consumers) == 1:
+        sch.reverse_compute_at(consumers[0], second, preserve_unit_loops=True)
+
+
+def check() -> Any:
+    """A post-processor that rejects candidates in which anything else is computed within a strip: they
+    would be loops without instructions."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.postproc import PyPostproc
+
+    @derived_object
+    class Strips(PyPostproc):
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            pass
+
+        def apply(self, sch: Schedule) -> bool:
+            for child in sch.get_child_blocks(sch.get_sblock("root")):
+                block = sch.get(child)
+                if str(block.annotations.get(_TILED, "")) != _STRUCTURE:
+                    continue
+                marked = [loop for loop in sch.get_loops(child) if MARK in sch.get(loop).annotations]
+                if len(marked) != 1 or len(sch.get_child_blocks(marked[0])) != 1:
+                    return False
+                if any("if_then_else" in str(read) for read in _operators(block)):
+                    return False
+            return True
+
+        def clone(self) -> Any:
+            return check()
+
+    return Strips()
+
+
+def _operators(block: Any) -> list[str]:
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    found: list[str] = []
+    structural_walk(block.body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
+    return found
+
+
+def block_of(design: Schedule) -> Any | None:
+    """The block that the rule has tiled; None in other designs."""
+    from tvm.s_tir import Schedule
+
+    if not any(MARK in str(inst.attrs) for inst in design.trace.insts):
+        return None
+    sch = Schedule(design.mod)  # so that the questions do not become part of the design's trace
+    for child in sch.get_child_blocks(sch.get_sblock("root")):
+        block = sch.get(child)
+        if str(block.annotations.get(_TILED, "")) == _STRUCTURE:
+            return block
+    return None
+
+
+def decisions(block: Any) -> Iterator[list[list[int]]]:
+    """The parts of all loops that the rule splits, in its order, the best first."""
+    spatial = [int(v.dom.extent) for v in block.iter_vars if _is_spatial(v)]
+    *kernel, quads, _ = (int(v.dom.extent) for v in block.iter_vars if not _is_spatial(v))
+    row = _row(spatial)
+    assert row is not None
+    *outer, columns = spatial
+    rows, tiles = outer[row], columns // COLUMNS
+    steps = product(kernel) * quads // cpu_tiles.divisor(quads, QUADS)
+    weights = 4 * columns * product(kernel) * quads
+    shapes = itertools.product(_divisors(rows, STRIP), _divisors(tiles, SUMS))
+    others = product(outer) // rows
+    for strip, wide in sorted(shapes, key=lambda shape: _cycles(*shape, steps)):
+        # What comes first is shared by the threads.
+        by_columns = weights > cpu_tiles.CACHED or others < cpu_tiles.FEWEST_PARTS
+        parts = [[1, n] if by_columns else [n, 1] for n in outer]
+        parts[row] = [rows // strip, strip]
+        rest = tiles // wide
+        yield [*parts, [rest, 1, wide] if by_columns else [1, rest, wide]]
+
+
+def _divisors(extent: int, most: int) -> list[int]:
+    return [n for n in range(1, min(extent, most) + 1) if extent % n == 0]
+
+
+def _cycles(rows: int, wide: int, steps: int) -> float:
+    """Per row and tile of columns, for sums of so many instructions each."""
+    shape = TileShape.of(rows, wide * COLUMNS, QUADS)
+    assert shape is not None
+    products = max(_CYCLES, shape.rows) / shape.rows
+    loads = _LOAD / wide + _LOAD * QUADS / (shape.rows * shape.high)
+    return steps * max(products, loads) + _CALL / (rows * wide)
