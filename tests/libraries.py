@@ -12,6 +12,7 @@ from tvmtune import networks
 from tvmtune.bench import verify
 from tvmtune.library import metadata
 from tvmtune.library.export import export_lib
+from tvmtune.machine import processor
 from tvmtune.types import Device
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
 def host_device(threads: int = 2) -> Device:
     """This machine as a device."""
-    from tvm.target import codegen
-
-    target = {"kind": "llvm", "mcpu": str(codegen.llvm_get_system_cpu()), "num-cores": threads}
+    target = {"kind": "llvm", "mcpu": processor.name(), "num-cores": threads}
     return Device("cpu", target, threads, model="the test's CPU")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvmtune import target_attrs
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.machine import cpu_features
+from tvmtune.machine import cpu_features, processor
 from tvmtune.machine.cpu_count import cpu_model, usable_cpus
 from tvmtune.machine.threads import parse
 from tvmtune.machine.triples import check_processor, runs_here
@@ -29,13 +29,11 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
     Raises :class:`UsageError` for other attributes and for a processor that LLVM does not know,
     :class:`TvmtuneError` if the board does not answer or cannot be used.
     """
-    import tvm
-
     target_attrs.check(attrs, ATTRIBUTES)
     found = _ask(remote) if remote and not {"mcpu", "threads"} <= attrs.keys() else None
     if remote is None:
         threads = parse(attrs["threads"], here=True) if "threads" in attrs else usable_cpus()
-        mcpu = str(attrs.get("mcpu") or tvm.get_global_func("target.llvm_get_system_cpu")())
+        mcpu = str(attrs.get("mcpu") or processor.name())
         params, model = caches(), cpu_model()
     else:
         given = attrs.get("threads") or _of(found)["cpus"]
@@ -105,13 +103,11 @@ def _of(found: dict[str, Any] | None) -> dict[str, Any]:
 def _processor(found: dict[str, Any]) -> str:
     """LLVM's name for a board's processor, as the board's own LLVM reports it. On a board without LLVM,
     this machine's if both have the same processor, else the x86-64 level that it reaches."""
-    import tvm
-
     if found.get("mcpu"):
         return str(found["mcpu"])
     reported = set(found.get("features", ()))
     if found.get("cpu") == cpu_model() and reported == set(cpu_features.available()):
-        return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+        return processor.name()
     for level, needed in LEVELS.items():
         if needed <= reported:
             return level

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvmtune import target_attrs
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.machine import cpu_count, threads, triples
+from tvmtune.machine import cpu_count, processor, threads, triples
 from tvmtune.machine.known_boards import (
     BOARDS,
     KnownBoard,
@@ -58,8 +58,6 @@ def describe_device(name: str, attrs: dict[str, Any], remote: str | None) -> Dev
 
 def _cpu(attrs: dict[str, Any], remote: str | None) -> dict[str, Any]:
     """TVM's target for the CPU beside the accelerator."""
-    import tvm
-
     name = require_board(str(attrs["board"]), CPU_ATTRIBUTES) if attrs.get("board") else None
     board, reported = BOARDS[name] if name else None, None
     if remote and not name and not attrs.get("mtriple"):
@@ -73,7 +71,7 @@ def _cpu(attrs: dict[str, Any], remote: str | None) -> dict[str, Any]:
         mtriple = "" if triples.runs_here(machine) else triple_of(machine)
         mcpu, count = str(reported.get("mcpu") or ""), int(reported["cpus"])
     elif here:
-        mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+        mcpu = processor.name()
     mtriple = str(attrs.get("mtriple") or mtriple)
     mcpu = str(attrs.get("mcpu") or mcpu)
     if mcpu:

@@ -338,7 +338,7 @@ def try_kernel() -> None:
     from tvm import te
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmtune.machine import cpu_count
+    from tvmtune.machine import cpu_count, processor
     from tvmtune.machine.threads import bind_pool
     from tvmtune.spaces import tensor_intrinsics
 
@@ -354,7 +354,7 @@ def try_kernel() -> None:
     mod = tvm.IRModule({"main": te.create_prim_func([a, b, c])})
     schedule = tvm.s_tir.Schedule(mod)
     schedule.parallel(schedule.get_loops(schedule.get_sblock("c"))[0])
-    host = tvm.target.codegen.llvm_get_system_cpu()
+    host = processor.name()
     library = tvm.compile(schedule.mod, target=tvm.target.Target({"kind": "llvm", "mcpu": host}))
 
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.machine import hwcap, triples
+from tvmtune.machine import amx, hwcap, triples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,7 +81,7 @@ def required(target: dict[str, Any], dtypes: Iterable[str] = ()) -> list[str]:
 
 
 def available(cpuinfo: Path = _CPUINFO) -> list[str]:
-    """The CPU's extensions, named as in /proc/cpuinfo, sorted; empty if unknown."""
+    """The extensions that this process may use, named as in /proc/cpuinfo, sorted; empty if unknown."""
     if cpuinfo == _CPUINFO and (reported := hwcap.names()):
         return reported
     try:
@@ -89,7 +89,10 @@ def available(cpuinfo: Path = _CPUINFO) -> list[str]:
     except OSError:
         return []
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return sorted(set(line.group(1).split())) if line else []
+    names = set(line.group(1).split()) if line else set()
+    if cpuinfo == _CPUINFO and "amx_tile" in names and not amx.is_usable():
+        names = {name for name in names if not name.startswith("amx_")}
+    return sorted(names)
 
 
 def missing(names: Iterable[str], cpuinfo: Path = _CPUINFO) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.machine import linkers, triples
+from tvmtune.machine import linkers, processor, triples
 from tvmtune.measure import local
 from tvmtune.types import BuilderSpec, Device, RunnerSpec
 
@@ -19,9 +19,7 @@ def builder(device: Device) -> BuilderSpec:
     options = {"linker": linkers.find_linker(device.mtriple)}
     reference = None
     if device.remote is not None or device.runtime != "cpu":
-        import tvm
-
-        host = {"kind": "llvm", "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")()}
+        host = {"kind": "llvm", "mcpu": processor.name()}
         reference = BuilderSpec.Reference(host, {"linker": linkers.find_linker()})
     return BuilderSpec("tvmtune.measure.local:build", options=options, reference=reference)
 

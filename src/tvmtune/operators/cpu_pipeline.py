@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from tvmtune.operators import dot_products, prefetch, tile_products, vector_math
+from tvmtune.operators import dot_products, prefetch, tile_functions, tile_products, vector_math
 
 DEFAULT_PIPELINE = "default"
 """Name of TVM's own pipeline."""
@@ -70,7 +70,7 @@ def _with_functions(func: Any) -> Any:
     code = [
         *vector_math.definitions(called),
         *dot_products.definitions(called),
-        *tile_products.definitions(called),
+        *tile_functions.definitions(called),
     ]
     if not code:
         return func

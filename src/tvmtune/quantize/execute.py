@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmtune.machine import cpu_count
+from tvmtune.machine import cpu_count, processor
 from tvmtune.types import Device, Prepared
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def compile_graph(prepared: Prepared, graph: tvm.IRModule) -> Run:
     if not cpu_features.can_run(target, prepared.device.mtriple):
         target = {
             "kind": "llvm",
-            "mcpu": tvm.get_global_func("target.llvm_get_system_cpu")(),
+            "mcpu": processor.name(),
             "num-cores": cpu_count.usable_cpus(),
         }
     device = Device("cpu", target, prepared.device.threads)

@@ -20,11 +20,15 @@ def for_cpu(
     instructions: Sequence[DotInstruction], tiles: Sequence[TileInstruction] = ()
 ) -> tuple[list[Any], list[Any]]:
     """TVM's rules and post-processors for CPUs, with these instructions instead of those that TVM 0.27
-    would take. Products that ``tiles`` suit are computed with these. Of its own, those for ARM give wrong results or do not compile, and so do those for
+    would take; products that ``tiles`` suit are computed with these. Of TVM's own, those for ARM give
+    wrong results or do not compile, and so do those for
     AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's)."""
     from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
 
-    tilings = [*(tile_rules.rule(each) for each in tiles), *(_tiling(each) for each in instructions)]
+    tilings = [
+        *(tile_rules.rule(each) for each in tiles),
+        *(_tiling(each) for each in instructions),
+    ]
     chosen = []
     for rule in ScheduleRule.create("llvm"):
         if isinstance(rule, schedule_rule.MultiLevelTiling):

@@ -218,8 +218,8 @@ def preferred_traces(
     block = tile_rules.block_of(design)
     if block is not None:
         cuts = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
-        for chosen in tile_rules.decisions(block):
-            yield _decided(design.trace, cuts, chosen, _BEFORE)
+        for tiles in tile_rules.decisions(block):
+            yield _decided(design.trace, cuts, tiles.parts, tiles.padding)
         return
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
     outputs, terms = ([extent(design.trace, i) for i in each] for each in (spatial, reduction))

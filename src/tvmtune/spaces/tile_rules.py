@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import TileInstruction
-from tvmtune.operators.tile_products import COLUMNS, MARK, QUADS, SUMS, TileShape
+from tvmtune.operators.tile_functions import COLUMNS, QUADS, SUMS, TileShape
+from tvmtune.operators.tile_products import MARK
 from tvmtune.spaces import cpu_tiles
 from tvmtune.types import product
 
@@ -28,11 +30,15 @@ FEWEST_QUADS = 4
 """Groups of terms with fewer of which most of a tile would be empty."""
 _CYCLES = 10
 """For an instruction with so few rows; one cycle for each further row. Measured on a Xeon (Granite
-Rapids), as are the next two."""
-_LOAD = 0.5
-"""Cycles to load a row of a tile."""
+Rapids), as are the next three."""
+_LOAD, _FAR_LOAD = 1.0, 1.3
+"""Cycles to load a row of a tile from the first-level cache, and from the second-level one."""
+_NEAR = 24 * 1024
+"""Bytes of a strip's weights that stay in the first-level cache."""
 _CALL = 300
 """Cycles to set up the registers and release them."""
+_BEFORE = -1
+"""Decision of SampleComputeLocation."""
 STRIP = 64
 """Rows of a strip, at most."""
 
@@ -66,16 +72,19 @@ def _applies(block: Any, instruction: TileInstruction) -> bool:
     if _TILED in block.annotations or len(block.reads) < 2:
         return False
     data, weights = (str(read.source.dtype) for read in (block.reads[0], block.reads[-1]))
-    if str(block.writes[0].source.dtype) != instruction.sums or not instruction.reads(data, weights):
+    if str(block.writes[0].source.dtype) != instruction.sums or not instruction.reads(
+        data, weights
+    ):
         return False
     if not instruction_rules.reads_blocks(block, COLUMNS, instruction.terms):
         return False
     spatial = [int(v.dom.extent) for v in block.iter_vars if _is_spatial(v)]
     terms = [int(v.dom.extent) for v in block.iter_vars if not _is_spatial(v)]
+    row = _row(spatial)
     return (
         len(terms) > 1
-        and _row(spatial) is not None
-        and spatial[_row(spatial)] >= FEWEST_ROWS
+        and row is not None
+        and spatial[row] >= FEWEST_ROWS
         and cpu_tiles.divisor(terms[-2], QUADS) >= FEWEST_QUADS
         and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(block))
     )
@@ -136,7 +145,9 @@ def check() -> Any:
                 block = sch.get(child)
                 if str(block.annotations.get(_TILED, "")) != _STRUCTURE:
                     continue
-                marked = [loop for loop in sch.get_loops(child) if MARK in sch.get(loop).annotations]
+                marked = [
+                    loop for loop in sch.get_loops(child) if MARK in sch.get(loop).annotations
+                ]
                 if len(marked) != 1 or len(sch.get_child_blocks(marked[0])) != 1:
                     return False
                 if any("if_then_else" in str(read) for read in _operators(block)):
@@ -154,7 +165,9 @@ def _operators(block: Any) -> list[str]:
     from tvm_ffi import structural_walk
 
     found: list[str] = []
-    structural_walk(block.body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
+    structural_walk(
+        block.body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", ""))))
+    )
     return found
 
 
@@ -172,35 +185,50 @@ def block_of(design: Schedule) -> Any | None:
     return None
 
 
-def decisions(block: Any) -> Iterator[list[list[int]]]:
-    """The parts of all loops that the rule splits, in its order, the best first."""
+@dataclass(frozen=True)
+class Decisions:
+    """Of the rule for a block."""
+
+    parts: list[list[int]]
+    """Of each loop that it splits, in its order."""
+    padding: int
+    """Where padding is computed: before the kernel, or after so many loops less one."""
+
+
+def decisions(block: Any) -> Iterator[Decisions]:
+    """The best ones first."""
     spatial = [int(v.dom.extent) for v in block.iter_vars if _is_spatial(v)]
     *kernel, quads, _ = (int(v.dom.extent) for v in block.iter_vars if not _is_spatial(v))
     row = _row(spatial)
     assert row is not None
     *outer, columns = spatial
     rows, tiles = outer[row], columns // COLUMNS
-    steps = product(kernel) * quads // cpu_tiles.divisor(quads, QUADS)
+    inner = cpu_tiles.divisor(quads, QUADS)
+    steps = product(kernel) * quads // inner
     weights = 4 * columns * product(kernel) * quads
     shapes = itertools.product(_divisors(rows, STRIP), _divisors(tiles, SUMS))
     others = product(outer) // rows
-    for strip, wide in sorted(shapes, key=lambda shape: _cycles(*shape, steps)):
+    for strip, wide in sorted(shapes, key=lambda shape: _cycles(shape[0], shape[1], steps, inner)):
         # What comes first is shared by the threads.
         by_columns = weights > cpu_tiles.CACHED or others < cpu_tiles.FEWEST_PARTS
         parts = [[1, n] if by_columns else [n, 1] for n in outer]
         parts[row] = [rows // strip, strip]
         rest = tiles // wide
-        yield [*parts, [rest, 1, wide] if by_columns else [1, rest, wide]]
+        parts.append([rest, 1, wide] if by_columns else [1, rest, wide])
+        # A thread pads all rows once for its columns; neighboring rows would be padded several times.
+        yield Decisions(parts, len(outer) - 1 if by_columns else _BEFORE)
 
 
 def _divisors(extent: int, most: int) -> list[int]:
     return [n for n in range(1, min(extent, most) + 1) if extent % n == 0]
 
 
-def _cycles(rows: int, wide: int, steps: int) -> float:
-    """Per row and tile of columns, for sums of so many instructions each."""
-    shape = TileShape.of(rows, wide * COLUMNS, QUADS)
+def _cycles(rows: int, wide: int, steps: int, quads: int) -> float:
+    """Per row and tile of columns, for sums of ``steps`` instructions each."""
+    shape = TileShape.of(rows, wide * COLUMNS, quads)
     assert shape is not None
-    products = max(_CYCLES, shape.rows) / shape.rows
-    loads = _LOAD / wide + _LOAD * QUADS / (shape.rows * shape.high)
-    return steps * max(products, loads) + _CALL / (rows * wide)
+    high, height = shape.high, shape.rows
+    near = _LOAD if 64 * quads * steps * wide <= _NEAR else _FAR_LOAD
+    products = high * wide * max(_CYCLES, height)
+    loads = _LOAD * high * height + near * wide * quads
+    return steps * max(products, loads) / (high * wide * height) + _CALL / (rows * wide)

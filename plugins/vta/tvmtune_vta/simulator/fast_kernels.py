@@ -14,6 +14,8 @@ import enum
 import functools
 from typing import Any
 
+from tvmtune.machine import processor
+
 
 class Kind(enum.IntEnum):
     """The operation of a row."""
@@ -61,7 +63,7 @@ def compiled(batch: int, block: int) -> Any:
     """
     import tvm
 
-    cpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    cpu = processor.name()
     target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
     return tvm.compile(tvm.IRModule({"run": _interpreter(batch, block)}), target)["run"]
 

@@ -144,13 +144,12 @@ def provide(module: str) -> None:
 def _describe() -> str:
     import tvm
 
-    from tvmtune.machine import describe
+    from tvmtune.machine import describe, processor
 
     description = describe.describe()
     # LLVM's name for the processor, where there is an LLVM
-    processor = tvm.get_global_func("target.llvm_get_system_cpu", allow_missing=True)
-    if processor is not None:
-        description["mcpu"] = str(processor())
+    if tvm.get_global_func("target.llvm_get_system_cpu", allow_missing=True) is not None:
+        description["mcpu"] = processor.name()
     description["gpus"] = _gpus()
     return json.dumps(description)
 
