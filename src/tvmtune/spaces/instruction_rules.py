@@ -17,12 +17,15 @@ _TENSORIZED = "meta_schedule.auto_tensorize"
 
 
 def for_cpu(
-    instructions: Sequence[DotInstruction], tiles: Sequence[TileInstruction] = ()
+    instructions: Sequence[DotInstruction],
+    tiles: Sequence[TileInstruction] = (),
+    *,
+    layouts: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """TVM's rules and post-processors for CPUs, with these instructions instead of those that TVM 0.27
     would take; products that ``tiles`` suit are computed with these. Of TVM's own, those for ARM give
-    wrong results or do not compile, and so do those for
-    AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's)."""
+    wrong results or do not compile, and so do those for AVX-512 without VNNI (pairs of products
+    saturate) and for AVX-VNNI (it takes AVX-512's). Without ``layouts`` no weights are re-ordered."""
     from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
 
     tilings = [
@@ -39,6 +42,11 @@ def for_cpu(
         if tilings and isinstance(step, postproc.RewriteLayout):
             steps.append(_compilable(instructions))
             steps.append(postproc.RewriteTensorize(vectorize_init_loop=True))
+        if isinstance(step, postproc.RewriteLayout):
+            if not layouts:
+                continue
+            if tiles:
+                step = tile_rules.keeping_layouts(step)
         steps.append(step)
     return chosen, steps
 

@@ -56,6 +56,9 @@ class RuleSpace:
         self.vector = vector
 
     def generator(self) -> SpaceGenerator:
+        return self._generator(layouts=True)
+
+    def _generator(self, *, layouts: bool) -> SpaceGenerator:
         from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
 
         tensor_intrinsics.load_for(str(self.target["kind"]))
@@ -66,6 +69,7 @@ class RuleSpace:
         chosen, postprocs = instruction_rules.for_cpu(
             (*((products,) if products else ()), *dot_instructions.for_bfloat16(self.target)),
             dot_instructions.for_tiles(self.target),
+            layouts=layouts,
         )
         return applying(chosen, "llvm", postprocs)
 
@@ -104,15 +108,24 @@ class RuleSpace:
         group = cpu_tiles.column_group(mod) if tiled else None
         window = cpu_tiles.window(mod) if tiled and unit.has_few_registers else 1
         postprocs = list(context.space_generator.postprocs)
-        # Weight re-ordering does not support every way in which a kernel may read a constant.
-        safe = [p for p in postprocs if "RewriteLayout" not in type(p).__name__]
         designs.sort(key=_score, reverse=True)
-        for usable in (postprocs, safe):
+        for layouts in (True, False):
+            usable = postprocs if layouts else self._keeping_layouts(context, mod, target)
             for design in designs:
                 for trace in preferred_traces(design, unit, cores, group, window):
                     if (sch := replay(mod, trace, usable)) is not None:
                         return sch
         return _unscheduled(mod)
+
+    def _keeping_layouts(
+        self, context: Any, mod: tvm.IRModule, target: tvm.target.Target
+    ) -> list[Any]:
+        """The post-processors without weight re-ordering, which does not support every way in which a
+        kernel may read a constant."""
+        if self.target["kind"] == "llvm":
+            context = tune_context(mod, target, self._generator(layouts=False), seed=1)
+        steps = context.space_generator.postprocs
+        return [step for step in steps if "RewriteLayout" not in type(step).__name__]
 
 
 def applying(

@@ -141,23 +141,48 @@ def check() -> Any:
             pass
 
         def apply(self, sch: Schedule) -> bool:
-            for child in sch.get_child_blocks(sch.get_sblock("root")):
-                block = sch.get(child)
-                if str(block.annotations.get(_TILED, "")) != _STRUCTURE:
-                    continue
-                marked = [
-                    loop for loop in sch.get_loops(child) if MARK in sch.get(loop).annotations
-                ]
-                if len(marked) != 1 or len(sch.get_child_blocks(marked[0])) != 1:
-                    return False
-                if any("if_then_else" in str(read) for read in _operators(block)):
-                    return False
-            return True
+            block = _strips(sch)
+            if block is None:
+                return True
+            marked = [loop for loop in sch.get_loops(block) if MARK in sch.get(loop).annotations]
+            return (
+                len(marked) == 1
+                and len(sch.get_child_blocks(marked[0])) == 1
+                and not any(name.endswith("if_then_else") for name in _operators(sch.get(block)))
+            )
 
         def clone(self) -> Any:
             return check()
 
     return Strips()
+
+
+def keeping_layouts(step: Any) -> Any:
+    """A post-processor that leaves kernels with strips alone, and otherwise does what ``step`` does:
+    for TVM's, which would re-order weights that are packed already."""
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir.meta_schedule.postproc import PyPostproc
+
+    @derived_object
+    class Kept(PyPostproc):
+        def _initialize_with_tune_context(self, context: Any) -> None:
+            step._initialize_with_tune_context(context)
+
+        def apply(self, sch: Schedule) -> bool:
+            return _strips(sch) is not None or bool(step.apply(sch))
+
+        def clone(self) -> Any:
+            return keeping_layouts(step.clone())
+
+    return Kept()
+
+
+def _strips(sch: Schedule) -> Any | None:
+    """The block that the rule has tiled."""
+    for child in sch.get_child_blocks(sch.get_sblock("root")):
+        if str(sch.get(child).annotations.get(_TILED, "")) == _STRUCTURE:
+            return child
+    return None
 
 
 def _operators(block: Any) -> list[str]:
@@ -178,11 +203,8 @@ def block_of(design: Schedule) -> Any | None:
     if not any(MARK in str(inst.attrs) for inst in design.trace.insts):
         return None
     sch = Schedule(design.mod)  # so that the questions do not become part of the design's trace
-    for child in sch.get_child_blocks(sch.get_sblock("root")):
-        block = sch.get(child)
-        if str(block.annotations.get(_TILED, "")) == _STRUCTURE:
-            return block
-    return None
+    block = _strips(sch)
+    return None if block is None else sch.get(block)
 
 
 @dataclass(frozen=True)
