@@ -1,0 +1,202 @@
+"""Products of tiles (AMX): exact calls for every shape, and plain loops where no function fits."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+from tvmtune.dot_instructions import BFLOAT16, BYTES, TILES
+from tvmtune.machine import cpu_features
+from tvmtune.operators import cpu_pipeline, tile_functions, tile_products
+from tvmtune.operators.tile_functions import TileShape
+from tvmtune.passes import packed_products, quantized_kernels
+from tvmtune.passes.packed_products import Storage, Window
+from tvmtune.spaces.rule_space import RuleSpace, tune_context
+
+TARGET = {"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 2}
+"""It has AMX; this machine need not."""
+CALL = re.compile(r"tvmtune_tiles_[a-z0-9]+_\d+x\d+_\d+_\d+")
+VNNI, BITS = BYTES[0], next(each for each in BFLOAT16 if each.data == "uint16")
+CONVOLUTIONS = {
+    "3x3": ((8, 8, 64, 32), 3, (1, 1), 1),
+    "strided": ((12, 12, 32, 64), 3, (2, 2), 1),
+    "dilated": ((9, 9, 64, 16), 3, (1, 1), 2),
+    "rows that 16 does not divide": ((10, 30, 128, 48), 1, (1, 1), 1),
+    "terms that 64 does not divide": ((7, 7, 48, 80), 1, (1, 1), 1),
+    "7x7": ((9, 9, 16, 32), 7, (1, 1), 1),
+}
+
+
+def convolution(
+    size: tuple[int, ...], kernel: int, strides: tuple[int, int], dilation: int
+) -> tuple[tvm.IRModule, list[np.ndarray], np.ndarray]:
+    """A padded convolution of bytes, with arguments and the sums that it should compute."""
+    height, width, ins, outs = size
+    pad, zero = dilation * (kernel // 2), 7
+    x = te.placeholder((1, height, width, ins), "uint8", "x")
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-128, 128, (outs, kernel, kernel, ins)).astype("int8")
+    packed = packed_products.blocked_weights(weights, VNNI)
+    w = te.placeholder(packed.shape, "int8", "w")
+    extent = dilation * (kernel - 1) + 1
+    rows, columns = ((n + 2 * pad - extent) // strides[0] + 1 for n in (height, width))
+    window = Window(strides, (pad,) * 4, (dilation, dilation))
+    output = (1, rows, columns, outs)
+    sums = quantized_kernels.convolution(x, w, window, zero, output, VNNI)
+    y = te.compute(output, lambda *at: sums(*at) + 1, name="epilogue")
+    data = rng.integers(0, 256, (1, height, width, ins)).astype("uint8")
+    whole = np.full((height + 2 * pad, width + 2 * pad, ins), zero, "int64")
+    whole[pad : pad + height, pad : pad + width] = data[0]
+    expected = np.ones(output, "int64")
+    for ky in range(kernel):
+        for kx in range(kernel):
+            top, left = ky * dilation, kx * dilation
+            part = whole[top :: strides[0], left :: strides[1]][:rows, :columns]
+            expected[0] += part @ weights[:, ky, kx].T.astype("int64")
+    return module(x, w, y), [data, packed], expected
+
+
+def product(
+    rows: int, terms: int, columns: int
+) -> tuple[tvm.IRModule, list[np.ndarray], np.ndarray]:
+    """A product of bfloat16 of small integers, which float32 sums exactly."""
+    rng = np.random.default_rng(0)
+    data, weights = (
+        rng.integers(-8, 8, shape).astype("float32") for shape in ((rows, terms), (columns, terms))
+    )
+    bits = [(each.view("uint32") >> 16).astype("uint16") for each in (data, weights)]
+    packed = packed_products.blocked_weights(bits[1][:, None, None], BITS)
+    x, w = te.placeholder((rows, terms), "uint16", "x"), te.placeholder(packed.shape, "uint16", "w")
+    meaning = Storage(
+        tvm.tirx.const(0, "uint16"), value=lambda bits: tvm.tirx.reinterpret("bfloat16", bits)
+    )
+    sums = packed_products.product(x, w, (rows, columns), "float32", meaning)
+    y = te.compute((rows, columns), lambda *at: sums(*at) + 1, name="epilogue")
+    return module(x, w, y), [bits[0], packed], data @ weights.T + 1
+
+
+def module(*tensors: te.Tensor) -> tvm.IRModule:
+    func = te.create_prim_func([*tensors])
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+def check(sch: tvm.s_tir.Schedule, arrays: list[np.ndarray], expected: np.ndarray) -> str:
+    """Compile a schedule, run it if this CPU can, and return the names of what it calls."""
+    lowered = tile_products.insert(sch.mod)
+    library = tvm.compile(
+        sch.mod, tvm.target.Target(TARGET), tir_pipeline=cpu_pipeline.pipeline_for(TARGET)
+    )
+    assembly = library.mod.inspect_source("asm")
+    called = " ".join(sorted(set(CALL.findall(str(lowered)))))
+    assert bool(called) == ("tdp" in assembly)
+    if cpu_features.can_run(TARGET, ""):
+        dtype = "float32" if expected.dtype == np.float32 else "int32"
+        result = tvm.runtime.tensor(np.zeros(expected.shape, dtype))
+        library["main"](*map(tvm.runtime.tensor, arrays), result)
+        np.testing.assert_array_equal(result.numpy(), expected)
+    return called
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_of_bytes_by_default_schedules(case):
+    mod, arrays, expected = convolution(*CONVOLUTIONS[case])
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected).startswith("tvmtune_tiles_u8s8_")
+
+
+@pytest.mark.parametrize("size", [(16, 64, 64), (30, 96, 16), (197, 64, 48), (5, 32, 80)])
+def test_products_of_bfloat16_by_default_schedules(size):
+    mod, arrays, expected = product(*size)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected).startswith("tvmtune_tiles_bf16_")
+
+
+@pytest.mark.parametrize("case", ["3x3", "strided"])
+def test_candidates_of_the_search(case):
+    """Whatever is sampled: all are right, and none computes the products without tiles."""
+    mod, arrays, expected = convolution(*CONVOLUTIONS[case])
+    found = 0
+    for seed in range(1, 13):
+        context = tune_context(
+            mod, tvm.target.Target(TARGET), RuleSpace(TARGET).generator(), seed=seed
+        )
+        (design,) = context.generate_design_space()
+        sch = tvm.s_tir.Schedule(mod, seed=seed, error_render_level="none")
+        design.trace.apply_to_schedule(sch, remove_postproc=True)
+        sch.enter_postproc()
+        if all(step.apply(sch) for step in context.space_generator.postprocs):
+            found += 1
+            assert check(sch, arrays, expected)
+    assert found >= 3
+
+
+@pytest.mark.parametrize("size", [(1, 64, 64), (64, 4, 64)], ids=["a single row", "few terms"])
+def test_products_that_hardly_fill_a_tile_use_other_instructions(size):
+    mod, arrays, expected = product(*size)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected) == ""
+
+
+def marked(columns: int, *, other: bool = False) -> tvm.s_tir.Schedule:
+    """A product whose loops are marked as they should be, but for the number of columns next to each
+    other, and, with ``other``, for the order of the last two loops."""
+    mod, _, _ = product(16, 64, 128)
+    sch = tvm.s_tir.Schedule(mod)
+    block = sch.get_sblock("packed_matmul")
+    rows, column, quads, terms = sch.get_loops(block)
+    outer, wide, lanes = sch.split(column, [None, columns // 16, 16])
+    whole, quads = sch.split(quads, [None, 16])
+    inner = (terms, quads) if other else (quads, terms)
+    sch.reorder(outer, rows, wide, lanes, whole, *inner)
+    sch.annotate(rows, tile_products.MARK, 1)
+    sch.decompose_reduction(block, whole)
+    return sch
+
+
+@pytest.mark.parametrize(("columns", "fits"), [(64, True), (128, False)])
+def test_loops_for_which_the_registers_do_not_suffice_stay_loops(columns, fits):
+    _, arrays, expected = product(16, 64, 128)
+    assert bool(check(marked(columns), arrays, expected)) == fits
+
+
+def test_loops_in_another_order_stay_loops():
+    _, arrays, expected = product(16, 64, 128)
+    assert check(marked(64, other=True), arrays, expected) == ""
+
+
+def test_modules_without_marked_loops_are_left_alone():
+    mod, _, _ = product(16, 64, 64)
+    assert tile_products.insert(mod).same_as(mod)
+
+
+@pytest.mark.parametrize("kind", TILES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("rows", "columns", "shape"),
+    [
+        (56, 64, TileShape(14, 1, 4, 16)),
+        (56, 32, TileShape(14, 2, 2, 16)),
+        (64, 16, TileShape(16, 4, 1, 16)),
+        (48, 16, TileShape(16, 3, 1, 16)),
+        (7, 48, TileShape(7, 1, 3, 16)),
+    ],
+)
+def test_no_two_tiles_share_a_register_while_both_are_needed(kind, rows, columns, shape):
+    """In the order of a function's instructions, each product reads what was loaded for it."""
+    assert TileShape.of(rows, columns, 16) == shape
+    (text,) = [t for t in tile_functions.definitions([shape.name(kind)]) if t.startswith("@")]
+    held: dict[int, str] = {}
+    products = set()
+    for line in text.splitlines():
+        if load := re.search(r"tileloadd64\(i8 (\d), ptr (%\w+)", line):
+            held[int(load[1])] = load[2]
+        elif call := re.search(rf"{re.escape(kind.intrinsic)}\(i8 (\d), i8 (\d), i8 (\d)\)", line):
+            sums, data, weights = map(int, call.groups())
+            assert sums not in held
+            assert held[data].startswith("%x")
+            assert held[weights].startswith("%w")
+            products.add((sums, held[data], held[weights]))
+    assert len(products) == len({sums for sums, _, _ in products}) == shape.high * shape.wide
