@@ -41,7 +41,7 @@ _LINUX_NAMES = {
     "sve2": "sve2",
 }
 
-_FOR_DTYPES = {"bfloat16": {"avx512bf16": "avx512_bf16", "bf16": "bf16"}}
+_FOR_DTYPES = {"bfloat16": {"avx512bf16": "avx512_bf16", "amx-bf16": "amx_bf16", "bf16": "bf16"}}
 """Those that only kernels of a dtype use, by dtype."""
 
 _CLASSES = {
