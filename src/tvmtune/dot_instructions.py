@@ -170,6 +170,8 @@ class TileInstruction:
     sums: str
     terms: int
     """Neighboring values of 32 bits in all."""
+    fewest: int
+    """Groups of so many terms with which an instruction is faster than a :class:`DotInstruction`'s."""
 
     @property
     def bytes(self) -> int:
@@ -185,10 +187,12 @@ TILES = (
     TileInstruction(
         *("u8s8", "amx-int8", "llvm.x86.tdpbusd", ("uint8",), "int8", "int32"),
         terms=4,
+        fewest=4,
     ),
     TileInstruction(
         *("bf16", "amx-bf16", "llvm.x86.tdpbf16ps", ("bfloat16", "uint16"), "uint16", "float32"),
         terms=2,
+        fewest=1,  # AVX512-BF16 is slow where there is AMX: 16 products per cycle on a Granite Rapids
     ),
 )
 

@@ -134,9 +134,16 @@ def test_candidates_of_the_search(case):
     assert found >= 3
 
 
-@pytest.mark.parametrize("size", [(1, 64, 64), (64, 4, 64)], ids=["a single row", "few terms"])
+@pytest.mark.parametrize("size", [(1, 64, 64), (3, 64, 64)], ids=["a single row", "three rows"])
 def test_products_that_hardly_fill_a_tile_use_other_instructions(size):
     mod, arrays, expected = product(*size)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected) == ""
+
+
+def test_images_of_bytes_use_other_instructions():
+    """Their four channels would fill a sixteenth of a tile."""
+    mod, arrays, expected = convolution((16, 16, 4, 32), 3, (1, 1), 1)
     sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
     assert check(sch, arrays, expected) == ""
 

@@ -26,8 +26,6 @@ _TILED = "meta_schedule.tiling_structure"
 _STRUCTURE = "SSSR"
 FEWEST_ROWS = 4
 """With fewer, dot-product instructions are as fast: an instruction takes as long for ten rows."""
-FEWEST_QUADS = 4
-"""Groups of terms with fewer of which most of a tile would be empty."""
 _CYCLES = 10
 """For an instruction with so few rows; one cycle for each further row. Measured on a Xeon (Granite
 Rapids), as are the next three."""
@@ -85,7 +83,7 @@ def _applies(block: Any, instruction: TileInstruction) -> bool:
         len(terms) > 1
         and row is not None
         and spatial[row] >= FEWEST_ROWS
-        and cpu_tiles.divisor(terms[-2], QUADS) >= FEWEST_QUADS
+        and cpu_tiles.divisor(terms[-2], QUADS) >= instruction.fewest
         and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(block))
     )
 
@@ -237,8 +235,10 @@ def decisions(block: Any) -> Iterator[Decisions]:
         parts[row] = [rows // strip, strip]
         rest = tiles // wide
         parts.append([rest, 1, wide] if by_columns else [1, rest, wide])
-        # A thread pads all rows once for its columns; neighboring rows would be padded several times.
-        yield Decisions(parts, len(outer) - 1 if by_columns else _BEFORE)
+        # A thread that computes some columns of all rows pads these for itself. Not for products, whose
+        # sums are short, nor where other rows are padded by several threads.
+        alone = by_columns and product(kernel) > 1
+        yield Decisions(parts, len(outer) - 1 if alone else _BEFORE)
 
 
 def _divisors(extent: int, most: int) -> list[int]:
