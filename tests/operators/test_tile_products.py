@@ -32,21 +32,21 @@ CONVOLUTIONS = {
 
 
 def convolution(
-    size: tuple[int, ...], kernel: int, strides: tuple[int, int], dilation: int
+    size: tuple[int, ...], kernel: int, strides: tuple[int, int], dilation: int, groups: int = 1
 ) -> tuple[tvm.IRModule, list[np.ndarray], np.ndarray]:
     """A padded convolution of bytes, with arguments and the sums that it should compute."""
     height, width, ins, outs = size
     pad, zero = dilation * (kernel // 2), 7
     x = te.placeholder((1, height, width, ins), "uint8", "x")
     rng = np.random.default_rng(0)
-    weights = rng.integers(-128, 128, (outs, kernel, kernel, ins)).astype("int8")
+    weights = rng.integers(-128, 128, (outs, kernel, kernel, ins // groups)).astype("int8")
     packed = packed_products.blocked_weights(weights, VNNI)
     w = te.placeholder(packed.shape, "int8", "w")
     extent = dilation * (kernel - 1) + 1
     rows, columns = ((n + 2 * pad - extent) // strides[0] + 1 for n in (height, width))
     window = Window(strides, (pad,) * 4, (dilation, dilation))
     output = (1, rows, columns, outs)
-    sums = quantized_kernels.convolution(x, w, window, zero, output, VNNI)
+    sums = quantized_kernels.convolution(x, w, window, zero, output, VNNI, groups)
     y = te.compute(output, lambda *at: sums(*at) + 1, name="epilogue")
     data = rng.integers(0, 256, (1, height, width, ins)).astype("uint8")
     whole = np.full((height + 2 * pad, width + 2 * pad, ins), zero, "int64")
@@ -56,7 +56,13 @@ def convolution(
         for kx in range(kernel):
             top, left = ky * dilation, kx * dilation
             part = whole[top :: strides[0], left :: strides[1]][:rows, :columns]
-            expected[0] += part @ weights[:, ky, kx].T.astype("int64")
+            for data_of, weights_of, sums_of in zip(
+                np.split(part, groups, 2),
+                np.split(weights[:, ky, kx].astype("int64"), groups),
+                np.split(expected[0], groups, 2),
+                strict=True,
+            ):
+                sums_of += data_of @ weights_of.T
     return module(x, w, y), [data, packed], expected
 
 
@@ -146,6 +152,14 @@ def test_images_of_bytes_use_other_instructions():
     mod, arrays, expected = convolution((16, 16, 4, 32), 3, (1, 1), 1)
     sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
     assert check(sch, arrays, expected) == ""
+
+
+def test_groups_use_other_instructions():
+    """Their data differ from one group of columns to the next."""
+    mod, arrays, expected = convolution((8, 8, 128, 64), 3, (1, 1), 1, groups=2)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected) == ""
+    assert VNNI.function in str(sch.mod)
 
 
 def marked(columns: int, *, other: bool = False) -> tvm.s_tir.Schedule:

@@ -85,7 +85,21 @@ def _applies(block: Any, instruction: TileInstruction) -> bool:
         and spatial[row] >= FEWEST_ROWS
         and cpu_tiles.divisor(terms[-2], QUADS) >= instruction.fewest
         and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(block))
+        and _reads_rows(block)
     )
+
+
+def _reads_rows(block: Any) -> bool:
+    """Whether data are read at steps that are the same for all sums: not those of several groups, nor
+    through a reshape."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    divisions: list[Any] = []
+    kinds = (tirx.FloorDiv, tirx.FloorMod)
+    for axis in block.reads[0].region:
+        structural_walk(axis.min, tuple((kind, divisions.append) for kind in kinds))
+    return not divisions
 
 
 def _is_spatial(variable: Any) -> bool:
@@ -147,6 +161,7 @@ def check() -> Any:
                 len(marked) == 1
                 and len(sch.get_child_blocks(marked[0])) == 1
                 and not any(name.endswith("if_then_else") for name in _operators(sch.get(block)))
+                and _reads_rows(sch.get(block))
             )
 
         def clone(self) -> Any:
