@@ -172,6 +172,8 @@ class TileInstruction:
     """Neighboring values of 32 bits in all."""
     fewest: int
     """Groups of so many terms with which an instruction is faster than a :class:`DotInstruction`'s."""
+    meaning: str | None = None
+    """As :attr:`DotInstruction.meaning`."""
 
     @property
     def bytes(self) -> int:
@@ -192,6 +194,7 @@ TILES = (
     TileInstruction(
         *("bf16", "amx-bf16", "llvm.x86.tdpbf16ps", ("bfloat16", "uint16"), "uint16", "float32"),
         terms=2,
+        meaning="bfloat16",
         fewest=1,  # AVX512-BF16 is slow where there is AMX: 16 products per cycle on a Granite Rapids
     ),
 )

@@ -67,22 +67,27 @@ def convolution(
 
 
 def product(
-    rows: int, terms: int, columns: int
+    rows: int, terms: int, columns: int, meaning: str = "bfloat16"
 ) -> tuple[tvm.IRModule, list[np.ndarray], np.ndarray]:
-    """A product of bfloat16 of small integers, which float32 sums exactly."""
+    """A product of bfloat16, or of uint16 as they are, which are small integers: float32 sums them
+    exactly."""
     rng = np.random.default_rng(0)
-    data, weights = (
-        rng.integers(-8, 8, shape).astype("float32") for shape in ((rows, terms), (columns, terms))
-    )
-    bits = [(each.view("uint32") >> 16).astype("uint16") for each in (data, weights)]
-    packed = packed_products.blocked_weights(bits[1][:, None, None], BITS)
+    data, weights = (rng.integers(0, 8, shape) for shape in ((rows, terms), (columns, terms)))
+    storage = Storage(tvm.tirx.const(0, "uint16"))
+    if meaning == "bfloat16":
+        data, weights = data - 4, weights - 4
+        storage = Storage(storage.nothing, value=lambda bits: tvm.tirx.reinterpret(meaning, bits))
+    stored = [
+        (each.astype("float32").view("uint32") >> 16 if meaning == "bfloat16" else each).astype(
+            "uint16"
+        )
+        for each in (data, weights)
+    ]
+    packed = packed_products.blocked_weights(stored[1][:, None, None], BITS)
     x, w = te.placeholder((rows, terms), "uint16", "x"), te.placeholder(packed.shape, "uint16", "w")
-    meaning = Storage(
-        tvm.tirx.const(0, "uint16"), value=lambda bits: tvm.tirx.reinterpret("bfloat16", bits)
-    )
-    sums = packed_products.product(x, w, (rows, columns), "float32", meaning)
+    sums = packed_products.product(x, w, (rows, columns), "float32", storage)
     y = te.compute((rows, columns), lambda *at: sums(*at) + 1, name="epilogue")
-    return module(x, w, y), [bits[0], packed], data @ weights.T + 1
+    return module(x, w, y), [stored[0], packed], (data @ weights.T + 1).astype("float32")
 
 
 def module(*tensors: te.Tensor) -> tvm.IRModule:
@@ -162,10 +167,10 @@ def test_groups_use_other_instructions():
     assert VNNI.function in str(sch.mod)
 
 
-def marked(columns: int, *, other: bool = False) -> tvm.s_tir.Schedule:
+def marked(columns: int, *, other: bool = False, meaning: str = "bfloat16") -> tvm.s_tir.Schedule:
     """A product whose loops are marked as they should be, but for the number of columns next to each
     other, and, with ``other``, for the order of the last two loops."""
-    mod, _, _ = product(16, 64, 128)
+    mod, _, _ = product(16, 64, 128, meaning)
     sch = tvm.s_tir.Schedule(mod)
     block = sch.get_sblock("packed_matmul")
     rows, column, quads, terms = sch.get_loops(block)
@@ -187,6 +192,11 @@ def test_loops_for_which_the_registers_do_not_suffice_stay_loops(columns, fits):
 def test_loops_in_another_order_stay_loops():
     _, arrays, expected = product(16, 64, 128)
     assert check(marked(64, other=True), arrays, expected) == ""
+
+
+def test_products_of_other_values_in_the_same_types_stay_loops():
+    _, arrays, expected = product(16, 64, 128, "uint16")
+    assert check(marked(64, meaning="uint16"), arrays, expected) == ""
 
 
 def test_modules_without_marked_loops_are_left_alone():

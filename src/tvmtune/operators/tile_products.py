@@ -74,10 +74,11 @@ def _call(outermost: Any) -> Any | None:
         return None
     zero, inner = body.seq
     terms, store = _nest(inner)
-    read = _product(store)
-    if read is None or not _is_zero(zero, store):
+    if not isinstance(store, tirx.BufferStore) or not _is_zero(zero, store):
         return None
-    kind = next((k for k in TILES if k.reads(*(str(r.source.dtype) for r in read))), None)
+    factors = _factors(store)
+    kind = next((kind for kind in TILES if _multiplies(kind, factors, store)), None)
+    read = [factor.element for factor in factors]
     loops = {loop.loop_var: int(loop.extent) for loop in (*spatial, *terms)}
     indices = [_index(each.indices, loops) for each in (*read, store)]
     if kind is None or any(index is None for index in indices):
@@ -130,38 +131,63 @@ def _is_zero(statement: Any, store: Any) -> bool:
     )
 
 
-def _product(store: Any) -> tuple[Any, Any] | None:
-    """The elements of data and weights of which a statement adds the product to what it stores."""
+@dataclass(frozen=True)
+class _Factor:
+    """Of a product."""
+
+    element: Any
+    """Of an array, as it is stored."""
+    meaning: str
+    """Type of the value that its bits stand for."""
+    dtype: str
+    """Type to which this value is converted."""
+
+
+def _multiplies(kind: TileInstruction, factors: list[_Factor], store: Any) -> bool:
+    """Whether an instruction does what a statement does with these factors."""
+    if len(factors) != 2:
+        return False
+    stored = [str(factor.element.source.dtype) for factor in factors]
+    return (
+        kind.reads(*stored)
+        and [factor.meaning for factor in factors] == [kind.meaning or dtype for dtype in stored]
+        and {str(store.buffer.dtype), *(factor.dtype for factor in factors)} == {kind.sums}
+    )
+
+
+def _factors(store: Any) -> list[_Factor]:
+    """Of the product that a statement adds to what it stores; none if it does anything else."""
     import tvm
     import tvm_ffi
     from tvm import tirx
 
-    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
-        return None
+    if not isinstance(store.value, tirx.Add):
+        return []
     sums, terms = store.value.a, store.value.b
     if not isinstance(terms, tirx.Mul) or not isinstance(sums, tvm.ir.TensorLoad):
-        return None
+        return []
     if not sums.source.same_as(store.buffer) or not tvm_ffi.structural_equal(
         sums.indices, store.indices
     ):
-        return None
-    x, w = (_stored(each) for each in (terms.a, terms.b))
-    return (x, w) if x is not None and w is not None else None
+        return []
+    factors = [_factor(each) for each in (terms.a, terms.b)]
+    return [factor for factor in factors if factor is not None]
 
 
-def _stored(value: Any) -> Any | None:
-    """The element that a factor converts to the type of the sums; None for any other computation."""
+def _factor(value: Any) -> _Factor | None:
+    """An element, or what its bits stand for, converted once; None for any other computation."""
     import tvm
     from tvm import tirx
 
-    while not isinstance(value, tvm.ir.TensorLoad):
-        if isinstance(value, tirx.Cast):
-            value = value.value
-        elif isinstance(value, tvm.ir.Call) and value.op.name.endswith("reinterpret"):
-            value = value.args[0]
-        else:
-            return None
-    return value
+    if not isinstance(value, tirx.Cast):
+        return None
+    element = value.value
+    meaning = str(element.ty.dtype)
+    if isinstance(element, tvm.ir.Call) and element.op.name.endswith("reinterpret"):
+        element = element.args[0]
+    if not isinstance(element, tvm.ir.TensorLoad):
+        return None
+    return _Factor(element, meaning, str(value.ty.dtype))
 
 
 @dataclass(frozen=True)
