@@ -195,13 +195,15 @@ TILES = (
         *("bf16", "amx-bf16", "llvm.x86.tdpbf16ps", ("bfloat16", "uint16"), "uint16", "float32"),
         terms=2,
         meaning="bfloat16",
-        fewest=1,  # AVX512-BF16 is slow where there is AMX: 16 products per cycle on a Granite Rapids
+        fewest=2,  # AVX512-BF16 is slow where there is AMX: 16 products per cycle on a Granite Rapids
     ),
 )
 
 
 def for_tiles(target: dict[str, Any]) -> tuple[TileInstruction, ...]:
     """Those that the CPU has; they take the place of dot-product instructions in large products."""
+    if not cpu_features.has(target, "amx-tile") or "linux" not in cpu_features.triple(target):
+        return ()  # the functions ask Linux for permission
     return tuple(each for each in TILES if cpu_features.has(target, each.feature))
 
 

@@ -39,7 +39,8 @@ def test_some_of_the_features_are_not_enough(monkeypatch):
 
 def test_without_permission_for_amx_code_does_without(monkeypatch):
     features = [name for name in SAPPHIRE_RAPIDS if not name.startswith("amx")]
-    assert name_of(monkeypatch, "graniterapids", features) == "icelake-server"
+    assert name_of(monkeypatch, "graniterapids", features) == "cooperlake"
+    assert name_of(monkeypatch, "graniterapids", AVX512) == "icelake-server"
 
 
 def test_features_that_the_kernel_does_not_allow_are_not_available(monkeypatch, tmp_path):

@@ -67,7 +67,7 @@ def convolution(
 
 
 def product(
-    rows: int, terms: int, columns: int, meaning: str = "bfloat16"
+    rows: int, terms: int, columns: int, meaning: str = "bfloat16", *, epilogue: bool = True
 ) -> tuple[tvm.IRModule, list[np.ndarray], np.ndarray]:
     """A product of bfloat16, or of uint16 as they are, which are small integers: float32 sums them
     exactly."""
@@ -86,8 +86,11 @@ def product(
     packed = packed_products.blocked_weights(stored[1][:, None, None], BITS)
     x, w = te.placeholder((rows, terms), "uint16", "x"), te.placeholder(packed.shape, "uint16", "w")
     sums = packed_products.product(x, w, (rows, columns), "float32", storage)
+    expected = (data @ weights.T).astype("float32")
+    if not epilogue:
+        return module(x, w, sums), [stored[0], packed], expected
     y = te.compute((rows, columns), lambda *at: sums(*at) + 1, name="epilogue")
-    return module(x, w, y), [stored[0], packed], (data @ weights.T + 1).astype("float32")
+    return module(x, w, y), [stored[0], packed], expected + 1
 
 
 def module(*tensors: te.Tensor) -> tvm.IRModule:
@@ -148,6 +151,20 @@ def test_candidates_of_the_search(case):
 @pytest.mark.parametrize("size", [(1, 64, 64), (3, 64, 64)], ids=["a single row", "three rows"])
 def test_products_that_hardly_fill_a_tile_use_other_instructions(size):
     mod, arrays, expected = product(*size)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected) == ""
+
+
+@pytest.mark.parametrize("terms", [34, 2], ids=["a prime number of groups", "one group"])
+def test_terms_that_do_not_form_tiles_use_other_instructions(terms):
+    mod, arrays, expected = product(16, terms, 64)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected) == ""
+
+
+def test_sums_without_an_epilogue_use_other_instructions():
+    """TVM would make one loop of the strips and their rows."""
+    mod, arrays, expected = product(16, 64, 64, epilogue=False)
     sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
     assert check(sch, arrays, expected) == ""
 

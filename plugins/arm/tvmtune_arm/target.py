@@ -6,7 +6,7 @@ from typing import Any
 
 from tvmtune import target_attrs
 from tvmtune.errors import TvmtuneError, UsageError, nearest
-from tvmtune.machine import cpu_count, cpu_features, describe, threads, triples
+from tvmtune.machine import cpu_count, cpu_features, describe, processor, threads, triples
 from tvmtune.machine.known_boards import (
     BOARDS,
     LINUX64,
@@ -128,11 +128,9 @@ def _threads(given: Any, board: KnownBoard, here: bool) -> int:
 
 
 def _cpu(given: Any, board: KnownBoard, mtriple: str, ask_here: bool) -> str:
-    import tvm
-
     if given is None:
         if ask_here:
-            return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+            return processor.name()
         return board.mcpu
     triples.check_processor(str(given), mtriple)
     return str(given)

@@ -6,19 +6,15 @@ import ctypes
 import platform
 import sys
 
-ARCH_PRCTL, _ARCH_GET_XCOMP_SUPP = 158, 0x1021
-XFEATURE_XTILEDATA = 18
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""The system call by which a process asks Linux for AMX: see the kernel's documentation,
+``arch/x86/xstate.rst``."""
 
 
 def is_usable() -> bool:
-    """Whether the kernel keeps tiles for processes that ask. Not an old one, nor some sandboxes.
-
-    See the Linux kernel's documentation, ``arch/x86/xstate.rst``.
-    """
+    """Ask Linux for AMX, for this process and its children. Old kernels and some sandboxes refuse, as
+    does any kernel if a thread's signal stack is too small for the larger state."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    supported = ctypes.c_uint64(0)
-    failed = ctypes.CDLL(None).syscall(
-        *(ctypes.c_long(ARCH_PRCTL), ctypes.c_long(_ARCH_GET_XCOMP_SUPP)), ctypes.byref(supported)
-    )
-    return not failed and bool(supported.value >> XFEATURE_XTILEDATA & 1)
+    asked = (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+    return not ctypes.CDLL(None).syscall(*map(ctypes.c_long, asked))

@@ -7,9 +7,8 @@ import functools
 from tvmtune.machine import cpu_features
 
 _WITH_TILES = "sapphirerapids"
-_WITHOUT_TILES = "icelake-server"
 _NEEDED = {"amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_fp16", "avx_vnni"}
-"""What it has that no older CPU has, named as in /proc/cpuinfo."""
+"""What a Sapphire Rapids has and no older CPU, named as in /proc/cpuinfo."""
 
 
 @functools.cache
@@ -26,5 +25,5 @@ def name() -> str:
     if "amx_int8" not in cpu_features.required(target):
         return found if _NEEDED - set(cpu_features.available()) else _WITH_TILES
     if cpu_features.missing(["amx_int8"]):  # the kernel or a sandbox does not allow it
-        return _WITHOUT_TILES
+        return "icelake-server" if cpu_features.missing(["avx512_bf16"]) else "cooperlake"
     return found

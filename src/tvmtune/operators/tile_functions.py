@@ -27,9 +27,6 @@ LOOPS = 3
 """Over terms, around the instructions."""
 _REGISTERS = 8
 _REGISTER_BYTES = 64
-_ARCH_REQ_XCOMP_PERM = 0x1023
-"""Linux lets a process use AMX once it has asked for it: see the kernel's documentation,
-``arch/x86/xstate.rst``. The first call of each function asks."""
 _PREFIX = "tvmtune_tiles_"
 _NAME = re.compile(_PREFIX + r"([a-z0-9]+)_(\d+)x(\d+)_(\d+)_(\d+)")
 
@@ -116,14 +113,14 @@ class _Function:
             f'@{name}_tiles = private constant [64 x i8] c"{self._configuration()}", align 64',
             f"@{name}_permitted = private global i8 0",
             f"define linkonce_odr i32 @{name}({arguments}) nounwind {features} {{",
-            "entry:",
-            f"  %permitted = load i8, ptr @{name}_permitted",
+            "entry:",  # Linux lets a process use AMX once it has asked: the first call asks
+            f"  %permitted = load atomic i8, ptr @{name}_permitted monotonic, align 1",
             "  %may = icmp ne i8 %permitted, 0",
             "  br i1 %may, label %start, label %ask",
             "ask:",
-            f"  call i64 (i64, ...) @syscall(i64 {amx.ARCH_PRCTL}, i64 {_ARCH_REQ_XCOMP_PERM}, "
+            f"  call i64 (i64, ...) @syscall(i64 {amx.ARCH_PRCTL}, i64 {amx.ARCH_REQ_XCOMP_PERM}, "
             f"i64 {amx.XFEATURE_XTILEDATA})",
-            f"  store i8 1, ptr @{name}_permitted",
+            f"  store atomic i8 1, ptr @{name}_permitted monotonic, align 1",
             "  br label %start",
             "start:",
             f"  call void @llvm.x86.ldtilecfg(ptr @{name}_tiles)",

@@ -76,9 +76,8 @@ def _call(outermost: Any) -> Any | None:
     terms, store = _nest(inner)
     if not isinstance(store, tirx.BufferStore) or not _is_zero(zero, store):
         return None
-    factors = _factors(store)
-    kind = next((kind for kind in TILES if _multiplies(kind, factors, store)), None)
-    read = [factor.element for factor in factors]
+    kind = instruction(store)
+    read = [factor.element for factor in _factors(store)]
     loops = {loop.loop_var: int(loop.extent) for loop in (*spatial, *terms)}
     indices = [_index(each.indices, loops) for each in (*read, store)]
     if kind is None or any(index is None for index in indices):
@@ -141,6 +140,17 @@ class _Factor:
     """Type of the value that its bits stand for."""
     dtype: str
     """Type to which this value is converted."""
+
+
+def instruction(statement: Any) -> TileInstruction | None:
+    """The one that adds the product that a statement adds to what it stores; None for any other
+    statement."""
+    from tvm import tirx
+
+    if not isinstance(statement, tirx.BufferStore):
+        return None
+    factors = _factors(statement)
+    return next((kind for kind in TILES if _multiplies(kind, factors, statement)), None)
 
 
 def _multiplies(kind: TileInstruction, factors: list[_Factor], store: Any) -> bool:

@@ -385,6 +385,24 @@ def tensor_columns(block: Any) -> list[bool]:
     ]
 
 
+def reads_blocks(block: Any, lanes: int, terms: int) -> bool:
+    """Whether the last two axes of a block's last operand are outputs, a multiple of ``lanes``, and
+    ``terms`` of each sum."""
+    from tvm import tirx
+
+    region = block.reads[-1].region if block.reads else ()
+    if len(region) < 2:
+        return False
+    outputs, neighbors = (int(extent) for extent in block.reads[-1].source.shape[-2:])
+    if outputs % lanes or neighbors != terms:
+        return False
+    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return all(
+        any(v.iter_type == kind and uses(axis.min, v.var) for v in block.iter_vars)
+        for axis, kind in zip(region[-2:], kinds, strict=True)
+    )
+
+
 def channels_in_blocks(columns: Sequence[bool]) -> bool:
     """Whether rows follow the columns, so that a vector of channels is an axis of its own."""
     return any(columns[:-1])

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import DotInstruction, TileInstruction
-from tvmtune.spaces import tile_rules
-from tvmtune.spaces.cpu_tiles import uses
+from tvmtune.spaces import cpu_tiles, tile_rules
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -84,26 +83,8 @@ def _tiling(instruction: DotInstruction) -> Any:
 
 def reads_packed_weights(block: Any, instruction: DotInstruction) -> bool:
     """Whether the last operand of a block has the weights that the instruction reads side by side; see
-    :func:`reads_blocks`."""
-    return reads_blocks(block, instruction.lanes, instruction.terms)
-
-
-def reads_blocks(block: Any, most: int, neighbors: int) -> bool:
-    """Whether the last two axes of a block's last operand are outputs, a multiple of ``most``, and so
-    many terms."""
-    from tvm import tirx
-
-    region = block.reads[-1].region if block.reads else ()
-    if len(region) < 2:
-        return False
-    lanes, terms = (int(extent) for extent in block.reads[-1].source.shape[-2:])
-    if lanes % most or terms != neighbors:
-        return False
-    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
-    return all(
-        any(v.iter_type == kind and uses(axis.min, v.var) for v in block.iter_vars)
-        for axis, kind in zip(region[-2:], kinds, strict=True)
-    )
+    :func:`cpu_tiles.reads_blocks`."""
+    return cpu_tiles.reads_blocks(block, instruction.lanes, instruction.terms)
 
 
 def _compilable(instructions: Sequence[DotInstruction]) -> Any:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import TileInstruction
-from tvmtune.operators.tile_functions import COLUMNS, QUADS, SUMS, TileShape
+from tvmtune.operators import tile_products
+from tvmtune.operators.tile_functions import COLUMNS, QUADS, ROWS, SUMS, TileShape
 from tvmtune.operators.tile_products import MARK
 from tvmtune.spaces import cpu_tiles
 from tvmtune.types import product
@@ -25,7 +26,7 @@ _TILED = "meta_schedule.tiling_structure"
 """Annotation of blocks that TVM's rules for tiling leave alone."""
 _STRUCTURE = "SSSR"
 FEWEST_ROWS = 4
-"""With fewer, dot-product instructions are as fast: an instruction takes as long for ten rows."""
+"""Of a tile. With fewer, dot-product instructions are as fast: an instruction takes as long for ten."""
 _CYCLES = 10
 """For an instruction with so few rows; one cycle for each further row. Measured on a Xeon (Granite
 Rapids), as are the next three."""
@@ -53,10 +54,16 @@ def rule(instruction: TileInstruction) -> Any:
             pass
 
         def apply(self, sch: Schedule, block: Any) -> list[Schedule]:
-            if not _applies(sch.get(block), instruction):
+            if not _applies(sch, block, instruction):
                 return [sch]
-            _tile(sch, block)
-            return [sch]
+            tiled = sch.copy()
+            try:
+                _tile(tiled, block)
+            except (
+                Exception
+            ):  # TVM raises several unrelated types for an epilogue that it cannot move
+                return [sch]
+            return [tiled]
 
         def clone(self) -> Any:
             return rule(instruction)
@@ -64,29 +71,29 @@ def rule(instruction: TileInstruction) -> Any:
     return Tiles()
 
 
-def _applies(block: Any, instruction: TileInstruction) -> bool:
-    from tvmtune.spaces import instruction_rules
-
-    if _TILED in block.annotations or len(block.reads) < 2:
+def _applies(sch: Schedule, block: Any, instruction: TileInstruction) -> bool:
+    computed = sch.get(block)
+    if not cpu_tiles.reads_blocks(computed, COLUMNS, instruction.terms):
         return False
-    data, weights = (str(read.source.dtype) for read in (block.reads[0], block.reads[-1]))
-    if str(block.writes[0].source.dtype) != instruction.sums or not instruction.reads(
-        data, weights
-    ):
-        return False
-    if not instruction_rules.reads_blocks(block, COLUMNS, instruction.terms):
-        return False
-    spatial = [int(v.dom.extent) for v in block.iter_vars if _is_spatial(v)]
-    terms = [int(v.dom.extent) for v in block.iter_vars if not _is_spatial(v)]
+    if _TILED in computed.annotations or len(sch.get_consumers(block)) != 1:
+        return False  # without an epilogue, TVM would make one loop of the strips and their rows
+    spatial = [int(v.dom.extent) for v in computed.iter_vars if _is_spatial(v)]
+    terms = [int(v.dom.extent) for v in computed.iter_vars if not _is_spatial(v)]
     row = _row(spatial)
     return (
         len(terms) > 1
         and row is not None
-        and spatial[row] >= FEWEST_ROWS
+        and cpu_tiles.divisor(spatial[row], ROWS) >= FEWEST_ROWS
         and cpu_tiles.divisor(terms[-2], QUADS) >= instruction.fewest
-        and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(block))
-        and _reads_rows(block)
+        and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(computed))
+        and _is_product(computed, instruction)
     )
+
+
+def _is_product(block: Any, instruction: TileInstruction | None = None) -> bool:
+    """Whether a block multiplies as ``instruction`` does, or any, and reads data plainly."""
+    found = tile_products.instruction(block.body)
+    return found is not None and found in (instruction or found,) and _reads_rows(block)
 
 
 def _reads_rows(block: Any) -> bool:
@@ -136,9 +143,8 @@ def _tile(sch: Schedule, block: Any) -> None:
     sch.reorder(*shared, first, *inner, second, rows, wide, lanes, *kernel, whole, quads, terms)
     sch.annotate(rows, MARK, 1)
     sch.annotate(block, _TILED, _STRUCTURE)
-    consumers = sch.get_consumers(block)
-    if len(consumers) == 1:
-        sch.reverse_compute_at(consumers[0], second, preserve_unit_loops=True)
+    (epilogue,) = sch.get_consumers(block)
+    sch.reverse_compute_at(epilogue, second, preserve_unit_loops=True)
 
 
 def check() -> Any:
@@ -160,8 +166,7 @@ def check() -> Any:
             return (
                 len(marked) == 1
                 and len(sch.get_child_blocks(marked[0])) == 1
-                and not any(name.endswith("if_then_else") for name in _operators(sch.get(block)))
-                and _reads_rows(sch.get(block))
+                and _is_product(sch.get(block))
             )
 
         def clone(self) -> Any:
@@ -196,17 +201,6 @@ def _strips(sch: Schedule) -> Any | None:
         if str(sch.get(child).annotations.get(_TILED, "")) == _STRUCTURE:
             return child
     return None
-
-
-def _operators(block: Any) -> list[str]:
-    from tvm import ir
-    from tvm_ffi import structural_walk
-
-    found: list[str] = []
-    structural_walk(
-        block.body, (ir.Call, lambda call: found.append(str(getattr(call.op, "name", ""))))
-    )
-    return found
 
 
 def block_of(design: Schedule) -> Any | None:
