@@ -67,7 +67,13 @@ def convolution(
 
 
 def product(
-    rows: int, terms: int, columns: int, meaning: str = "bfloat16", *, epilogue: bool = True
+    rows: int,
+    terms: int,
+    columns: int,
+    meaning: str = "bfloat16",
+    *,
+    epilogue: bool = True,
+    read: tuple[int, int] | None = None,
 ) -> tuple[tvm.IRModule, list[np.ndarray], np.ndarray]:
     """A product of bfloat16, or of uint16 as they are, which are small integers: float32 sums them
     exactly."""
@@ -89,7 +95,7 @@ def product(
     expected = (data @ weights.T).astype("float32")
     if not epilogue:
         return module(x, w, sums), [stored[0], packed], expected
-    y = te.compute((rows, columns), lambda *at: sums(*at) + 1, name="epilogue")
+    y = te.compute(read or (rows, columns), lambda *at: sums(*at) + 1, name="epilogue")
     return module(x, w, y), [stored[0], packed], expected + 1
 
 
@@ -214,6 +220,20 @@ def test_loops_in_another_order_stay_loops():
 def test_products_of_other_values_in_the_same_types_stay_loops():
     _, arrays, expected = product(16, 64, 128, "uint16")
     assert check(marked(64, meaning="uint16"), arrays, expected) == ""
+
+
+@pytest.mark.parametrize("read", [(8, 8), (5, 16), (1, 1)], ids=str)
+def test_the_buffer_of_the_sums_has_room_for_those_that_nothing_reads(read):
+    """TVM shrinks buffers to what it sees used of them."""
+    mod, arrays, expected = product(8, 64, 16, read=read)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected[: read[0], : read[1]])
+    target = tvm.target.Target(TARGET)
+    library = tvm.compile(sch.mod, target, tir_pipeline=cpu_pipeline.pipeline_for(TARGET))
+    sizes = re.findall(
+        r"packed_matmul\w* = alloca \[(\d+) x float\]", library.mod.inspect_source("ll")
+    )
+    assert sizes == ["128"]
 
 
 def test_modules_without_marked_loops_are_left_alone():

@@ -59,10 +59,11 @@ class TileShape:
 def definitions(called: Collection[str]) -> list[str]:
     """In LLVM IR, of the functions here among those whose names are ``called``.
 
-    Their arguments are pointers to sums, data and weights; then, as 64-bit integers, how often the
-    tiles are repeated downwards; bytes between rows of sums, between rows of data, and between tiles of
-    weights; for each of :data:`LOOPS` loops, the outermost first, its iterations, and by how many bytes
-    each moves data and weights. Sums are stored, not added to. The result is 0.
+    Their arguments are pointers to the first and the last sum, to data and to weights; then, as 64-bit
+    integers, how often the tiles are repeated downwards; bytes between rows of sums, between rows of
+    data, and between tiles of weights; for each of :data:`LOOPS` loops, the outermost first, its
+    iterations, and by how many bytes each moves data and weights. Sums are stored, not added to. The
+    result is 0.
     """
     kinds = {kind.name: kind for kind in TILES}
     matches = [match for name in sorted(called) if (match := _NAME.fullmatch(name))]
@@ -107,7 +108,9 @@ class _Function:
             "%tile_w",
             *(n for loop in loops for n in loop),
         ]
-        arguments = ", ".join(["ptr %sums", "ptr %x", "ptr %w", *(f"i64 {n}" for n in numbers)])
+        arguments = ", ".join(
+            ["ptr %sums", "ptr %last", "ptr %x", "ptr %w", *(f"i64 {n}" for n in numbers)]
+        )
         features = f'"target-features"="+amx-tile,+{self._kind.feature}"'
         lines = [
             f'@{name}_tiles = private constant [64 x i8] c"{self._configuration()}", align 64',

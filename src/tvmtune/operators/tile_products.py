@@ -90,10 +90,13 @@ def _call(outermost: Any) -> Any | None:
     )
     if plan is None:
         return None
-    pointers = [
-        tirx.address_of(tirx.BufferLoad(buffer, [index.start]))
-        for buffer, index in ((store.buffer, sums), (read[0].source, x), (read[1].source, w))
-    ]
+    # TVM shrinks a buffer to what it sees used of it: the call names the last sum, too.
+    last = sums.start + sum(step * (loops[variable] - 1) for variable, step in sums.steps.items())
+    places = (
+        *((store.buffer, sums.start), (store.buffer, last)),
+        *((read[0].source, x.start), (read[1].source, w.start)),
+    )
+    pointers = [tirx.address_of(tirx.BufferLoad(buffer, [place])) for buffer, place in places]
     numbers = [tirx.const(number, "int64") for number in plan.arguments]
     name = plan.shape.name(kind)
     return tirx.Evaluate(tirx.call_extern("int32", name, *pointers, *numbers))
