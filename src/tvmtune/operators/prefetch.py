@@ -21,6 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvmtune.operators import linear_indices
+from tvmtune.operators.linear_indices import Index
+
 LEAST = 1 << 18
 """Bytes of weights below which it is not worth while."""
 CHUNK = 1 << 18
@@ -34,9 +37,6 @@ SHORT = 2
 _LINE = 64
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 """Arguments of ``llvm.prefetch``."""
-
-Index = Mapping[Any, int]
-"""A sum: what each variable is multiplied by, and the constant, of the key None."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,12 @@ def _streams(loop: Any, body: _Body) -> list[_Stream]:
         index = load.indices[0] if len(load.indices) == 1 else None
         if isinstance(index, tirx.Ramp) and _bytes(load.source) >= LEAST:
             _, parts = buffers.setdefault(load.source, (load.source, []))
-            parts.append((_linear(index.base, body.values), _constant(index.lanes) or 0))
+            parts.append(
+                (
+                    linear_indices.linear(index.base, body.values),
+                    linear_indices.constant(index.lanes) or 0,
+                )
+            )
     streams = (_stream(buffer, parts, body.extents) for buffer, parts in buffers.values())
     return [s for s in streams if s is not None and loop.loop_var not in s.start]
 
@@ -149,7 +154,7 @@ class _Body:
             body.values[statement.var] = statement.value
 
         def inner(statement: Any) -> None:
-            body.extents[statement.loop_var] = _constant(statement.extent) or 0
+            body.extents[statement.loop_var] = linear_indices.constant(statement.extent) or 0
 
         structural_walk(
             loop.body,
@@ -169,7 +174,9 @@ class _Body:
         for store in self.stores:
             if len(store.indices) == 1:
                 (at,) = store.indices
-                index = _linear(at.base if isinstance(at, tirx.Ramp) else at, self.values)
+                index = linear_indices.linear(
+                    at.base if isinstance(at, tirx.Ramp) else at, self.values
+                )
                 if index is not None:
                     yield index
 
@@ -180,7 +187,9 @@ class _Body:
         found: dict[Any, list[Index | None]] = {}
         for load in self.loads:
             if len(load.indices) == 1 and not isinstance(load.indices[0], tirx.Ramp):
-                found.setdefault(load.source, []).append(_linear(load.indices[0], self.values))
+                found.setdefault(load.source, []).append(
+                    linear_indices.linear(load.indices[0], self.values)
+                )
         return found
 
 
@@ -193,8 +202,8 @@ def _stream(
     lanes = parts[0][1]
     if len(indices) < len(parts) or any(n != lanes for _, n in parts):
         return None
-    first = _variables(indices[0])
-    if any(_variables(index) != first for index in indices):
+    first = linear_indices.variables(indices[0])
+    if any(linear_indices.variables(index) != first for index in indices):
         return None
     inner = {variable: c for variable, c in first.items() if variable in extents}
     offsets = {index.get(None, 0) for index in indices}
@@ -217,7 +226,7 @@ def _rows(enclosing: Sequence[Any], stream: _Stream) -> list[Any]:
     for loop in reversed(enclosing):
         if loop.kind != tirx.ForKind.SERIAL or loop.loop_var in stream.start:
             break
-        if _constant(loop.extent) is None or _constant(loop.min) != 0:
+        if linear_indices.constant(loop.extent) is None or linear_indices.constant(loop.min) != 0:
             break
         rows.insert(0, loop)
     return rows
@@ -237,7 +246,7 @@ def _ask(stream: _Stream, rows: Sequence[Any]) -> Iterator[Any]:
     row = tirx.const(0, kind)
     for loop in rows:
         row = row * int(loop.extent) + loop.loop_var
-    index = (row * lines + line) * (_LINE // size) + _expression(stream.start, kind)
+    index = (row * lines + line) * (_LINE // size) + linear_indices.expression(stream.start, kind)
     prefetch = _prefetch(stream.buffer, index + stream.length)
     yield tirx.For(line, 0, lines, tirx.ForKind.SERIAL, tirx.Evaluate(prefetch))
 
@@ -266,7 +275,7 @@ def _shared_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[
     )
     if not threads or not chunks:
         return
-    if not any(tiles.loop_var in _variables(index) for index in body.stored()):
+    if not any(tiles.loop_var in linear_indices.variables(index) for index in body.stored()):
         return  # a loop over terms: requests in it would keep LLVM from holding sums in registers
     for buffer, indices in body.scalars().items():
         data = _tile_data(buffer, indices, body.extents)
@@ -290,8 +299,8 @@ def _tile_data(
     indices = [index for index in found if index is not None]
     if len(indices) < len(found):
         return None
-    start = _variables(indices[0])
-    if any(_variables(index) != start for index in indices):
+    start = linear_indices.variables(indices[0])
+    if any(linear_indices.variables(index) != start for index in indices):
         return None
     inner = [variable for variable in start if variable in extents]
     if len(inner) > 1 or any(start.pop(variable) != 1 for variable in inner):
@@ -311,7 +320,7 @@ def _ask_for_lines(data: _TileData, kind: Any) -> Iterator[Any]:
 
     values = _LINE // data.buffer.dtype.itemsize
     for line in sorted({offset // values for offset in data.offsets}):
-        index = _expression({**data.start, None: line * values + data.chunk}, kind)
+        index = linear_indices.expression({**data.start, None: line * values + data.chunk}, kind)
         yield tirx.Evaluate(_prefetch(data.buffer, index))
 
 
@@ -323,55 +332,6 @@ def _prefetch(buffer: Any, index: Any) -> Any:
     return tirx.call_llvm_intrin("void", "llvm.prefetch", place, _READ, _SECOND_LEVEL, _DATA)
 
 
-def _expression(index: Index, kind: Any) -> Any:
-    """The sum, in TensorIR."""
-    from tvm import tirx
-
-    total = tirx.const(index.get(None, 0), kind)
-    for variable, factor in _variables(index).items():
-        total += variable.astype(kind) * factor
-    return total
-
-
-def _variables(index: Index) -> dict[Any, int]:
-    return {variable: c for variable, c in index.items() if variable is not None and c}
-
-
-def _linear(expression: Any, values: Mapping[Any, Any]) -> Index | None:
-    """The expression as a sum, with variables replaced by their ``values``; None if it is none."""
-    from tvm import tirx
-
-    if (constant := _constant(expression)) is not None:
-        return {None: constant}
-    if isinstance(expression, tirx.Var):
-        if expression in values:
-            return _linear(values[expression], values)
-        return {expression: 1}
-    if isinstance(expression, tirx.Cast):
-        return _linear(expression.value, values)
-    if not isinstance(expression, tirx.Add | tirx.Sub | tirx.Mul):
-        return None
-    left, right = _linear(expression.a, values), _linear(expression.b, values)
-    if left is None or right is None:
-        return None
-    if isinstance(expression, tirx.Mul):
-        for one, other in ((left, right), (right, left)):
-            if set(one) == {None}:
-                return {variable: c * one[None] for variable, c in other.items()}
-        return None
-    sign = 1 if isinstance(expression, tirx.Add) else -1
-    total = dict(left)
-    for variable, c in right.items():
-        total[variable] = total.get(variable, 0) + sign * c
-    return total
-
-
-def _constant(expression: Any) -> int | None:
-    from tvm import tirx
-
-    return int(expression) if isinstance(expression, int | tirx.IntImm) else None
-
-
 def _bytes(buffer: Any) -> int:
-    extents = [_constant(extent) for extent in buffer.shape]
+    extents = [linear_indices.constant(extent) for extent in buffer.shape]
     return math.prod(n or 0 for n in extents) * buffer.dtype.itemsize

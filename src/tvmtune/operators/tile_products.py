@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune.dot_instructions import TILES, TileInstruction
+from tvmtune.operators import linear_indices
 from tvmtune.operators.tile_functions import COLUMNS, LOOPS, TileShape
 
 MARK = "tvmtune.tile_products"
@@ -214,52 +215,14 @@ class _Index:
 
 
 def _index(indices: Any, loops: Mapping[Any, int]) -> _Index | None:
-    from tvm import tirx
-
     if len(indices) != 1:
         return None
-    split = _split(indices[0], loops)
-    if split is None:
+    found = linear_indices.linear(indices[0], {}, loops)
+    if found is None:
         return None
-    steps, start = split
-    return _Index(tirx.const(start, "int32") if isinstance(start, int) else start, steps)
-
-
-def _split(value: Any, loops: Mapping[Any, int]) -> tuple[dict[Any, int], Any] | None:
-    """A sum's terms that depend on the loops, and the rest; None if it is not linear in them."""
-    from tvm import tirx
-
-    if not _uses(value, loops):
-        return {}, value
-    if isinstance(value, tirx.Var):
-        return {value: 1}, 0
-    if isinstance(value, tirx.Cast):
-        return _split(value.value, loops)
-    if not isinstance(value, tirx.Add | tirx.Sub | tirx.Mul):
-        return None
-    left, right = _split(value.a, loops), _split(value.b, loops)
-    if left is None or right is None:
-        return None
-    if isinstance(value, tirx.Mul):
-        for (steps, start), (others, factor) in ((left, right), (right, left)):
-            if not others and isinstance(factor, int | tirx.IntImm):
-                number = int(factor)
-                return {v: step * number for v, step in steps.items()}, start * number
-        return None
-    sign = 1 if isinstance(value, tirx.Add) else -1
-    steps = dict(left[0])
-    for variable, step in right[0].items():
-        steps[variable] = steps.get(variable, 0) + sign * step
-    return steps, left[1] + sign * right[1]
-
-
-def _uses(value: Any, loops: Mapping[Any, int]) -> bool:
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    found: list[bool] = []
-    structural_walk(value, (tirx.Var, lambda variable: found.append(variable in loops)))
-    return any(found)
+    rest = {variable: step for variable, step in found.items() if variable not in loops}
+    start = linear_indices.expression(rest, indices[0].ty.dtype)
+    return _Index(start, {v: step for v, step in found.items() if v in loops})
 
 
 @dataclass(frozen=True)

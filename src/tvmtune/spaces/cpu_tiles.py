@@ -183,8 +183,8 @@ def tensor_decisions(
 def _tensor_tiles(rows: int, columns: int, unit: VectorUnit, is_short: bool) -> list[list[int]]:
     """Heights and widths, best first."""
     tiles = []
-    for height in _divisors(rows, unit.registers - 4):
-        for width in _divisors(columns, TENSOR_COLUMNS):
+    for height in divisors(rows, unit.registers - 4):
+        for width in divisors(columns, TENSOR_COLUMNS):
             sums = height * width
             if sums <= min(TENSOR_SUMS, unit.sums) or width == 1:
                 loads = (_VECTOR_LOAD * width + height) / sums
@@ -193,7 +193,7 @@ def _tensor_tiles(rows: int, columns: int, unit: VectorUnit, is_short: bool) -> 
     return [tile for _, _, *tile in sorted(tiles)]
 
 
-def _divisors(extent: int, most: int) -> list[int]:
+def divisors(extent: int, most: int) -> list[int]:
     return [d for d in range(1, min(extent, most) + 1) if extent % d == 0]
 
 

@@ -86,14 +86,9 @@ def _applies(sch: Schedule, block: Any, instruction: TileInstruction) -> bool:
         and cpu_tiles.divisor(spatial[row], ROWS) >= FEWEST_ROWS
         and cpu_tiles.divisor(terms[-2], QUADS) >= instruction.fewest
         and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(computed))
-        and _is_product(computed, instruction)
+        and tile_products.instruction(computed.body) is instruction
+        and _reads_rows(computed)
     )
-
-
-def _is_product(block: Any, instruction: TileInstruction | None = None) -> bool:
-    """Whether a block multiplies as ``instruction`` does, or any, and reads data plainly."""
-    found = tile_products.instruction(block.body)
-    return found is not None and found in (instruction or found,) and _reads_rows(block)
 
 
 def _reads_rows(block: Any) -> bool:
@@ -166,7 +161,8 @@ def check() -> Any:
             return (
                 len(marked) == 1
                 and len(sch.get_child_blocks(marked[0])) == 1
-                and _is_product(sch.get(block))
+                and tile_products.instruction(sch.get(block).body) is not None
+                and _reads_rows(sch.get(block))
             )
 
         def clone(self) -> Any:
@@ -235,7 +231,7 @@ def decisions(block: Any) -> Iterator[Decisions]:
     inner = cpu_tiles.divisor(quads, QUADS)
     steps = product(kernel) * quads // inner
     weights = 4 * columns * product(kernel) * quads
-    shapes = itertools.product(_divisors(rows, STRIP), _divisors(tiles, SUMS))
+    shapes = itertools.product(cpu_tiles.divisors(rows, STRIP), cpu_tiles.divisors(tiles, SUMS))
     others = product(outer) // rows
     for strip, wide in sorted(shapes, key=lambda shape: _cycles(shape[0], shape[1], steps, inner)):
         # What comes first is shared by the threads.
@@ -248,10 +244,6 @@ def decisions(block: Any) -> Iterator[Decisions]:
         # sums are short, nor where other rows are padded by several threads.
         alone = by_columns and product(kernel) > 1
         yield Decisions(parts, len(outer) - 1 if alone else _BEFORE)
-
-
-def _divisors(extent: int, most: int) -> list[int]:
-    return [n for n in range(1, min(extent, most) + 1) if extent % n == 0]
 
 
 def _cycles(rows: int, wide: int, steps: int, quads: int) -> float:
