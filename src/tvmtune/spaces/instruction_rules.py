@@ -71,7 +71,7 @@ def _tiling(instruction: DotInstruction) -> Any:
             self._rule._initialize_with_tune_context(context)
 
         def apply(self, sch: Schedule, block: Any) -> list[Schedule]:
-            if reads_packed_weights(sch.get(block), instruction):
+            if cpu_tiles.reads_blocks(sch.get(block), instruction.lanes, instruction.terms):
                 return list(self._rule.apply(sch, block))
             return [sch]
 
@@ -79,12 +79,6 @@ def _tiling(instruction: DotInstruction) -> Any:
             return Tiling(self._rule.clone())
 
     return Tiling()
-
-
-def reads_packed_weights(block: Any, instruction: DotInstruction) -> bool:
-    """Whether the last operand of a block has the weights that the instruction reads side by side; see
-    :func:`cpu_tiles.reads_blocks`."""
-    return cpu_tiles.reads_blocks(block, instruction.lanes, instruction.terms)
 
 
 def _compilable(instructions: Sequence[DotInstruction]) -> Any:
