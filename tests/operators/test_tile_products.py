@@ -236,6 +236,21 @@ def test_the_buffer_of_the_sums_has_room_for_those_that_nothing_reads(read):
     assert sizes == ["128"]
 
 
+def test_each_thread_sets_up_the_registers_once():
+    mod, arrays, expected = product(256, 64, 128)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected)
+    lines = str(tile_products.insert(sch.mod)).splitlines()
+    setup, release = (
+        [line for line in lines if f"{end}" in line] for end in ("_start", tile_functions.END)
+    )
+    (threads,) = [line for line in lines if "T.parallel" in line and "pad" not in line]
+    assert len(setup) == len(release) == 1
+    assert lines.index(setup[0]) < lines.index(threads) < lines.index(release[0])
+    depths = {len(line) - len(line.lstrip()) for line in (setup[0], threads, release[0])}
+    assert len(depths) == 1
+
+
 def test_modules_without_marked_loops_are_left_alone():
     mod, _, _ = product(16, 64, 64)
     assert tile_products.insert(mod).same_as(mod)
@@ -255,7 +270,8 @@ def test_modules_without_marked_loops_are_left_alone():
 def test_no_two_tiles_share_a_register_while_both_are_needed(kind, rows, columns, shape):
     """In the order of a function's instructions, each product reads what was loaded for it."""
     assert TileShape.of(rows, columns, 16) == shape
-    (text,) = [t for t in tile_functions.definitions([shape.name(kind)]) if t.startswith("@")]
+    texts = tile_functions.definitions([shape.name(kind)])
+    (text,) = [t for t in texts if f"@{shape.name(kind)}(" in t.splitlines()[0]]
     held: dict[int, str] = {}
     products = set()
     for line in text.splitlines():

@@ -54,6 +54,41 @@ def test_a_kernel_rounds_once():
     assert len(casts) == 1
 
 
+def gelu_network(*, returned: bool = False) -> onnx.ModelProto:
+    """A product and a GELU, which reads its operand twice; with ``returned``, the product is an output,
+    too."""
+    weight = np.random.RandomState(0).rand(16, 16).astype("float32")
+    values = {"root": 2.0**0.5, "one": 1.0, "half": 0.5}
+    nodes = [
+        ("MatMul", ["x", "w"], "p"),
+        ("Div", ["p", "root"], "d"),
+        ("Erf", ["d"], "e"),
+        ("Add", ["e", "one"], "s"),
+        ("Mul", ["p", "s"], "m"),
+        ("Mul", ["m", "half"], "y"),
+    ]
+    outputs = ["y", "p"] if returned else ["y"]
+    graph = helper.make_graph(
+        [helper.make_node(op, ins, [out], name=out) for op, ins, out in nodes],
+        "gelu",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, 16))],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4, 16)) for name in outputs],
+        [
+            numpy_helper.from_array(weight, "w"),
+            *(numpy_helper.from_array(np.float32(v), k) for k, v in values.items()),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_value_that_one_kernel_reads_twice_is_not_rounded(returned):
+    """Unless something else needs it: then it is in memory as float16."""
+    script = sum_in_float32(half(gelu_network(returned=returned)).to_relax()).script()
+    (erf,) = [line for line in script.splitlines() if "R.erf(" in line]
+    assert ('dtype="float32"' in erf) != returned
+
+
 def test_a_float32_network_is_unchanged():
     import tvm_ffi
 

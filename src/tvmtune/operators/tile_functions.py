@@ -28,7 +28,11 @@ LOOPS = 3
 _REGISTERS = 8
 _REGISTER_BYTES = 64
 _PREFIX = "tvmtune_tiles_"
-_NAME = re.compile(_PREFIX + r"([a-z0-9]+)_(\d+)x(\d+)_(\d+)_(\d+)")
+START = "_start"
+"""Ends the name of a function that sets up registers."""
+END = f"{_PREFIX}end"
+"""Name of the function that releases the registers."""
+_NAME = re.compile(_PREFIX + rf"([a-z0-9]+)_(\d+)x(\d+)_(\d+)_(\d+)(?:{START})?")
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,19 @@ class TileShape:
         return cls(height, high, wide, quads)
 
     def name(self, kind: TileInstruction) -> str:
-        """Of the function."""
+        """Of the function that computes sums."""
         return f"{_PREFIX}{kind.name}_{self.rows}x{self.high}_{self.wide}_{self.quads}"
+
+    def start_name(self, kind: TileInstruction) -> str:
+        """Of the function that sets up the registers for it."""
+        return self.name(kind) + START
 
 
 def definitions(called: Collection[str]) -> list[str]:
     """In LLVM IR, of the functions here among those whose names are ``called``.
 
-    Their arguments are pointers to the first and the last sum, to data and to weights; then, as 64-bit
+    A thread sets up the registers before it computes sums, and releases them afterwards. These two
+    functions have no arguments. Those of a function that computes sums are pointers to the first and the last sum, to data and to weights; then, as 64-bit
     integers, how often the tiles are repeated downwards; bytes between rows of sums, between rows of
     data, and between tiles of weights; for each of :data:`LOOPS` loops, the outermost first, its
     iterations, and by how many bytes each moves data and weights. Sums are stored, not added to. The
@@ -72,7 +81,8 @@ def definitions(called: Collection[str]) -> list[str]:
         for match in matches
         if match[1] in kinds
     ]
-    return [*_DECLARATIONS, *(each.definition() for each in functions)] if functions else []
+    texts = {text: None for each in functions for text in (each.start(), each.definition())}
+    return [*_DECLARATIONS, _END, *texts] if texts else []
 
 
 _DECLARATIONS = (
@@ -85,11 +95,17 @@ _DECLARATIONS = (
     *(f"declare void @{kind.intrinsic}(i8 immarg, i8 immarg, i8 immarg)" for kind in TILES),
 )
 
+_END = f"""define linkonce_odr i32 @{END}() nounwind "target-features"="+amx-tile" {{
+  call void @llvm.x86.tilerelease()
+  ret i32 0
+}}"""
+
 
 class _Function:
     def __init__(self, kind: TileInstruction, shape: TileShape) -> None:
         self._kind, self._shape = kind, shape
         self._name = shape.name(kind)
+        self._features = f'"target-features"="+amx-tile,+{kind.feature}"'
         self._sums = shape.high * shape.wide
         # The operand with fewer tiles stays in its registers; the other's take turns in the rest.
         kept = min(shape.high, shape.wide)
@@ -97,6 +113,28 @@ class _Function:
         count = kept if shape.high <= shape.wide else free - kept
         self._data = range(self._sums, self._sums + count)
         self._weights = range(self._data.stop, _REGISTERS)
+
+    def start(self) -> str:
+        """Set up the registers. Linux lets a process use AMX once it has asked: the first call asks."""
+        name = self._name
+        lines = [
+            f'@{name}_tiles = private constant [64 x i8] c"{self._configuration()}", align 64',
+            f"@{name}_permitted = private global i8 0",
+            f"define linkonce_odr i32 @{name}{START}() nounwind {self._features} {{",
+            f"  %permitted = load atomic i8, ptr @{name}_permitted monotonic, align 1",
+            "  %may = icmp ne i8 %permitted, 0",
+            "  br i1 %may, label %start, label %ask",
+            "ask:",
+            f"  call i64 (i64, ...) @syscall(i64 {amx.ARCH_PRCTL}, i64 {amx.ARCH_REQ_XCOMP_PERM}, "
+            f"i64 {amx.XFEATURE_XTILEDATA})",
+            f"  store atomic i8 1, ptr @{name}_permitted monotonic, align 1",
+            "  br label %start",
+            "start:",
+            f"  call void @llvm.x86.ldtilecfg(ptr @{name}_tiles)",
+            "  ret i32 0",
+            "}",
+        ]
+        return "\n".join(lines)
 
     def definition(self) -> str:
         name, shape = self._name, self._shape
@@ -111,22 +149,9 @@ class _Function:
         arguments = ", ".join(
             ["ptr %sums", "ptr %last", "ptr %x", "ptr %w", *(f"i64 {n}" for n in numbers)]
         )
-        features = f'"target-features"="+amx-tile,+{self._kind.feature}"'
         lines = [
-            f'@{name}_tiles = private constant [64 x i8] c"{self._configuration()}", align 64',
-            f"@{name}_permitted = private global i8 0",
-            f"define linkonce_odr i32 @{name}({arguments}) nounwind {features} {{",
-            "entry:",  # Linux lets a process use AMX once it has asked: the first call asks
-            f"  %permitted = load atomic i8, ptr @{name}_permitted monotonic, align 1",
-            "  %may = icmp ne i8 %permitted, 0",
-            "  br i1 %may, label %start, label %ask",
-            "ask:",
-            f"  call i64 (i64, ...) @syscall(i64 {amx.ARCH_PRCTL}, i64 {amx.ARCH_REQ_XCOMP_PERM}, "
-            f"i64 {amx.XFEATURE_XTILEDATA})",
-            f"  store atomic i8 1, ptr @{name}_permitted monotonic, align 1",
-            "  br label %start",
+            f"define linkonce_odr i32 @{name}({arguments}) nounwind {self._features} {{",
             "start:",
-            f"  call void @llvm.x86.ldtilecfg(ptr @{name}_tiles)",
             f"  %tile_sums = mul i64 %row_sums, {shape.rows}",
             f"  %tile_x = mul i64 %row_x, {shape.rows}",
             f"  %block_sums = mul i64 %tile_sums, {shape.high}",
@@ -147,7 +172,6 @@ class _Function:
             "  %again = icmp ult i64 %b_next, %blocks",
             "  br i1 %again, label %block, label %done",
             "done:",
-            "  call void @llvm.x86.tilerelease()",
             "  ret i32 0",
             "}",
         ]

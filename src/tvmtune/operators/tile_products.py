@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmtune.dot_instructions import TILES, TileInstruction
 from tvmtune.operators import linear_indices
-from tvmtune.operators.tile_functions import COLUMNS, LOOPS, TileShape
+from tvmtune.operators.tile_functions import COLUMNS, END, LOOPS, START, TileShape
 
 MARK = "tvmtune.tile_products"
 """Annotation of the outermost of the loops: rows, columns, terms."""
@@ -59,15 +59,59 @@ def _with_calls(func: Any, mod: Any, context: Any) -> Any:
     from tvm_ffi import structural_mutate
 
     def replace(loop: Any, mutator: Any) -> Any:
-        if MARK in loop.annotations:
-            return _call(loop) or loop
+        if MARK not in loop.annotations:
+            return mutator.default_mutate(loop)
+        calls = _calls(loop)
+        return loop if calls is None else tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
+
+    with_calls = structural_mutate(func.body, (tirx.For, replace))
+    return func.with_body(structural_mutate(with_calls, (tirx.For, _set_up_once)))
+
+
+def _set_up_once(loop: Any, mutator: Any) -> Any:
+    """If all calls within a loop that threads share need the same registers, each thread sets them up
+    once, before its part of the loop: that takes as long as 20 instructions."""
+    from tvm import tirx
+    from tvm_ffi import structural_mutate, structural_walk
+
+    if loop.kind != tirx.ForKind.PARALLEL:
         return mutator.default_mutate(loop)
+    setup: dict[str, Any] = {}
 
-    return func.with_body(structural_mutate(func.body, (tirx.For, replace)))
+    def find(statement: Any) -> None:
+        if (name := _function(statement)).endswith(START):
+            setup[name] = statement
+
+    def drop(statement: Any, mutator: Any) -> Any:
+        return tirx.Evaluate(0) if _function(statement) in (*setup, END) else statement
+
+    structural_walk(loop.body, (tirx.Evaluate, find))
+    if len(setup) != 1:
+        return loop
+    part = tirx.For(
+        *(loop.loop_var, loop.min, loop.extent, loop.kind),
+        structural_mutate(loop.body, (tirx.Evaluate, drop)),
+        annotations=loop.annotations,
+    )
+    release = tirx.Evaluate(tirx.call_extern("int32", END))
+    work = tirx.SeqStmt([*setup.values(), part, release])
+    zero = tirx.const(0, "int32")
+    return tirx.AttrStmt(zero, "pragma_parallel_launch_point", zero, work)
 
 
-def _call(outermost: Any) -> Any | None:
-    """The call that does what the loops do; None if no function does."""
+def _function(statement: Any) -> str:
+    """The C function that a statement calls; else empty."""
+    from tvm import ir
+
+    call = statement.value
+    if isinstance(call, ir.Call) and getattr(call.op, "name", "").endswith("call_extern"):
+        return str(call.args[0].value)
+    return ""
+
+
+def _calls(outermost: Any) -> tuple[Any, ...] | None:
+    """Calls that together do what the loops do: set up the registers, compute, and release them. None if
+    no function computes it."""
     from tvm import tirx
 
     spatial, body = _nest(outermost)
@@ -99,8 +143,11 @@ def _call(outermost: Any) -> Any | None:
     )
     pointers = [tirx.address_of(tirx.BufferLoad(buffer, [place])) for buffer, place in places]
     numbers = [tirx.const(number, "int64") for number in plan.arguments]
-    name = plan.shape.name(kind)
-    return tirx.Evaluate(tirx.call_extern("int32", name, *pointers, *numbers))
+    return (
+        tirx.call_extern("int32", plan.shape.start_name(kind)),
+        tirx.call_extern("int32", plan.shape.name(kind), *pointers, *numbers),
+        tirx.call_extern("int32", END),
+    )
 
 
 def _nest(statement: Any) -> tuple[list[Any], Any]:

@@ -8,7 +8,6 @@ in float32, and fused epilogues (bias, activation) compute in float32, too: each
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.bindings import operator_of
@@ -81,7 +80,7 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
     from tvm import relax
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
-    uses = _uses(mod)
+    readers = _Readers(mod)
     makers = {f"relax.{name}": _maker(relax.op, name) for name in MATRIX_OPERATORS}
 
     @mutator
@@ -99,7 +98,7 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
             if name in ELEMENTWISE | REDUCTIONS and _is_half(call):
                 # A value with other readers exists in float16 anyway: do not store it twice.
                 wider = [
-                    self._unrounded(arg) if uses[old] <= 1 else None
+                    self._unrounded(arg) if readers.share_a_kernel(old) else None
                     for old, arg in zip(before, call.args, strict=True)
                 ]
                 if name in REDUCTIONS or any(w is not None for w in wider):
@@ -129,7 +128,7 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, function in mod.functions.items():
         if isinstance(function, relax.Function):
             widen.builder_.update_func(variable, widen.visit_expr(function))
-    uses.clear()  # TVM keeps mutator classes forever, with everything their closures hold: the weights
+    readers.clear()  # TVM keeps mutator classes forever, with everything their closures hold: the weights
     return widen.builder_.get()
 
 
@@ -139,22 +138,57 @@ def rounds_to(mod: tvm.IRModule) -> set[str]:
     return {half for half in HALF_DTYPES if f'T.Cast("{half}"' in text}
 
 
-def _uses(mod: tvm.IRModule) -> Counter[Any]:
-    """How often each variable is read."""
-    from tvm import relax
+class _Readers:
+    """Which bindings read each variable."""
 
-    found: Counter[Any] = Counter()
+    def __init__(self, mod: tvm.IRModule) -> None:
+        from tvm import relax
 
-    def visit(node: Any) -> None:
-        if isinstance(node, relax.Call):
-            found.update(node.args)
-        elif isinstance(node, relax.Tuple):
-            found.update(node.fields)
+        self._of: dict[Any, list[tuple[int, Any]]] = {}
+        """With the position of each in its function."""
+        self._returned: set[Any] = set()
+        for function in mod.functions.values():
+            if isinstance(function, relax.Function):
+                self._add(function)
 
-    for function in mod.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return found
+    def _add(self, function: Any) -> None:
+        from tvm import relax
+        from tvm.relax.analysis import free_vars
+
+        bindings = [each for block in function.body.blocks for each in block.bindings]
+        for place, binding in enumerate(bindings):
+            if isinstance(binding.value, relax.Tuple):
+                self._returned.update(free_vars(binding.value))
+            for variable in free_vars(binding.value):
+                self._of.setdefault(variable, []).append((place, binding))
+        self._returned.update(free_vars(function.body.body))
+
+    def share_a_kernel(self, value: Any) -> bool:
+        """Whether nothing reads a value outside the kernel of one of its readers: there is only one,
+        or all are element-wise and lead to one such operator, as those of ``x * sigmoid(x)`` do."""
+        if value in self._returned:
+            return False
+        ahead = dict(self._of.get(value, ()))
+        if len(ahead) == 1:
+            return True
+        while ahead:
+            first = ahead.pop(min(ahead))
+            if not _is_elementwise(first.value):
+                return False
+            if not ahead:
+                return True
+            if first.var in self._returned:
+                return False
+            ahead.update(self._of.get(first.var, ()))
+        return False
+
+    def clear(self) -> None:
+        self._of.clear()
+        self._returned.clear()
+
+
+def _is_elementwise(value: Any) -> bool:
+    return f"relax.{operator_of(value)}" in ELEMENTWISE
 
 
 def _is_half(value: Any) -> bool:
