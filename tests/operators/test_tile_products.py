@@ -28,6 +28,7 @@ CONVOLUTIONS = {
     "rows that 16 does not divide": ((10, 30, 128, 48), 1, (1, 1), 1),
     "terms that 64 does not divide": ((7, 7, 48, 80), 1, (1, 1), 1),
     "7x7": ((9, 9, 16, 32), 7, (1, 1), 1),
+    "7x7, of an image": ((16, 16, 4, 32), 7, (2, 2), 1),
 }
 
 
@@ -175,8 +176,14 @@ def test_sums_without_an_epilogue_use_other_instructions():
     assert check(sch, arrays, expected) == ""
 
 
-def test_images_of_bytes_use_other_instructions():
-    """Their four channels would fill a sixteenth of a tile."""
+def test_rows_of_the_kernel_form_tiles_where_an_image_has_few_channels():
+    mod, arrays, expected = convolution(*CONVOLUTIONS["7x7, of an image"])
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert check(sch, arrays, expected).endswith("_7")
+
+
+def test_small_kernels_of_images_use_other_instructions():
+    """Three elements of four channels would fill less than a fifth of a tile."""
     mod, arrays, expected = convolution((16, 16, 4, 32), 3, (1, 1), 1)
     sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
     assert check(sch, arrays, expected) == ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import TileInstruction
-from tvmtune.operators import tile_products
+from tvmtune.operators import linear_indices, tile_products
 from tvmtune.operators.tile_functions import COLUMNS, QUADS, ROWS, SUMS, TileShape
 from tvmtune.operators.tile_products import MARK
 from tvmtune.spaces import cpu_tiles
@@ -84,7 +84,7 @@ def _applies(sch: Schedule, block: Any, instruction: TileInstruction) -> bool:
         len(terms) > 1
         and row is not None
         and cpu_tiles.divisor(spatial[row], ROWS) >= FEWEST_ROWS
-        and cpu_tiles.divisor(terms[-2], QUADS) >= instruction.fewest
+        and cpu_tiles.divisor(_quads(computed), QUADS) >= instruction.fewest
         and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(computed))
         and tile_products.instruction(computed.body) is instruction
         and _reads_rows(computed)
@@ -102,6 +102,26 @@ def _reads_rows(block: Any) -> bool:
     for axis in block.reads[0].region:
         structural_walk(axis.min, tuple((kind, divisions.append) for kind in kinds))
     return not divisions
+
+
+def _quads(block: Any) -> int:
+    """Groups of terms that follow each other in memory: those of an element of the kernel, or of a row
+    of it if that fills tiles better, as where an image has few channels."""
+    *kernel, quads, terms = (v for v in block.iter_vars if not _is_spatial(v))
+    own = int(quads.dom.extent)
+    if not kernel:
+        return own
+    row = own * int(kernel[-1].dom.extent)
+    data = block.reads[0]
+    neighbors = [axis.min for axis in data.region[-2:]]
+    is_row = (
+        len(neighbors) == 2
+        and int(data.source.shape[-1]) == own * int(terms.dom.extent)
+        and (found := linear_indices.linear(neighbors[0], {})) is not None
+        and found.get(kernel[-1].var) == 1
+    )
+    fuller = cpu_tiles.divisor(row, QUADS) > cpu_tiles.divisor(own, QUADS)
+    return row if is_row and fuller else own
 
 
 def _is_spatial(variable: Any) -> bool:
@@ -122,6 +142,9 @@ def _tile(sch: Schedule, block: Any) -> None:
     assert row is not None
     *outer, column = loops[:count]
     *kernel, quads, terms = loops[count:]
+    together = _quads(sch.get(block))
+    if together > int(sch.get(quads).extent):
+        quads = sch.fuse(kernel.pop(), quads)
     shared, inner = [], []
     for at, loop in enumerate(outer):
         if at == row:
@@ -133,8 +156,7 @@ def _tile(sch: Schedule, block: Any) -> None:
             inner.append(second)
     tiles, lanes = sch.split(column, [None, COLUMNS])
     first, second, wide = sch.split(tiles, sch.sample_perfect_tile(tiles, 3, SUMS))
-    extent = int(sch.get(quads).extent)
-    whole, quads = sch.split(quads, [None, cpu_tiles.divisor(extent, QUADS)])
+    whole, quads = sch.split(quads, [None, cpu_tiles.divisor(together, QUADS)])
     sch.reorder(*shared, first, *inner, second, rows, wide, lanes, *kernel, whole, quads, terms)
     sch.annotate(rows, MARK, 1)
     sch.annotate(block, _TILED, _STRUCTURE)
@@ -224,13 +246,14 @@ def decisions(block: Any) -> Iterator[Decisions]:
     """The best ones first."""
     spatial = [int(v.dom.extent) for v in block.iter_vars if _is_spatial(v)]
     *kernel, quads, _ = (int(v.dom.extent) for v in block.iter_vars if not _is_spatial(v))
+    terms = product(kernel) * quads
     row = _row(spatial)
     assert row is not None
     *outer, columns = spatial
     rows, tiles = outer[row], columns // COLUMNS
-    inner = cpu_tiles.divisor(quads, QUADS)
-    steps = product(kernel) * quads // inner
-    weights = 4 * columns * product(kernel) * quads
+    inner = cpu_tiles.divisor(_quads(block), QUADS)
+    steps = terms // inner
+    weights = 4 * columns * terms
     shapes = itertools.product(cpu_tiles.divisors(rows, STRIP), cpu_tiles.divisors(tiles, SUMS))
     others = product(outer) // rows
     for strip, wide in sorted(shapes, key=lambda shape: _cycles(shape[0], shape[1], steps, inner)):
