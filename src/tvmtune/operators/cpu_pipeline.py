@@ -7,7 +7,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from tvmtune.operators import dot_products, prefetch, tile_functions, tile_products, vector_math
+from tvmtune.operators import (
+    bfloat16_rounding,
+    dot_products,
+    prefetch,
+    tile_functions,
+    tile_products,
+    vector_math,
+)
 
 DEFAULT_PIPELINE = "default"
 """Name of TVM's own pipeline."""
@@ -54,7 +61,7 @@ def _complete() -> Any:
     from tvm import tirx
 
     def complete(func: Any, mod: Any, context: Any) -> Any:
-        return prefetch.insert(_with_functions(func))
+        return prefetch.insert(_with_functions(bfloat16_rounding.insert(func)))
 
     return tirx.transform.prim_func_pass(complete, opt_level=0, name="tvmtune.CompleteForCPU")
 
@@ -70,6 +77,7 @@ def _with_functions(func: Any) -> Any:
     code = [
         *vector_math.definitions(called),
         *dot_products.definitions(called),
+        *bfloat16_rounding.definitions(called),
         *tile_functions.definitions(called),
     ]
     if not code:

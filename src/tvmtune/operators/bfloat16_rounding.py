@@ -1,0 +1,81 @@
+"""Round float32 to bfloat16 by one instruction.
+
+TVM stores bfloat16 as integers and rounds with integer arithmetic: five instructions per vector. CPUs
+with products of bfloat16 have an instruction for it, too, which also rounds to nearest, ties to even. It
+differs for denormal numbers, which AVX512-BF16 takes for zero, and keeps NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from tvmtune import dot_instructions
+
+_PREFIX = "tvmtune_bfloat16_x"
+_SYMBOL = re.compile(_PREFIX + r"(\d+)")
+
+
+def insert(func: Any) -> Any:
+    """A lowered PrimFunc that rounds so where its target can."""
+    from tvm import tirx
+    from tvm_ffi import structural_mutate
+
+    def visit(cast: Any, mutator: Any) -> Any:
+        value = _rounded(cast)
+        if value is None:
+            return mutator.default_mutate(cast)
+        lanes = str(cast.ty.dtype).partition("x")[2] or "1"
+        value = mutator.mutate(value)
+        return tirx.call_pure_extern(str(cast.ty.dtype), f"{_PREFIX}{lanes}", value)
+
+    target = func.attrs.get("target")
+    if target is None or not dot_instructions.for_bfloat16(dict(target.export())):
+        return func
+    return func.with_body(structural_mutate(func.body, (tirx.Cast, visit)))
+
+
+def _rounded(cast: Any) -> Any | None:
+    """The float32 value that an expression rounds as TVM does; None for any other expression."""
+    from tvm import ir, tirx
+
+    shift = cast.value
+    if not str(cast.ty.dtype).startswith("uint16") or not isinstance(shift, tirx.RShift):
+        return None
+    added, bits = shift.a, shift.b
+    if not isinstance(added, tirx.Add) or not isinstance(added.b, tirx.Add):
+        return None
+    wide, (even, half) = added.a, (added.b.a, added.b.b)
+    if not isinstance(wide, ir.Call) or not wide.op.name.endswith("reinterpret"):
+        return None
+    value = wide.args[0]
+    is_rounding = isinstance(even, tirx.BitwiseAnd) and _number(half) == 0x7FFF
+    is_float32 = str(value.ty.dtype).startswith("float32")
+    return value if is_rounding and is_float32 and _number(bits) == 16 else None
+
+
+def _number(value: Any) -> int | None:
+    from tvm import tirx
+
+    scalar = value.value if isinstance(value, tirx.Broadcast) else value
+    return int(scalar) if isinstance(scalar, tirx.IntImm) else None
+
+
+def definitions(called: Collection[str]) -> list[str]:
+    """In LLVM IR, of the functions here among those whose names are ``called``."""
+    found = sorted({int(match[1]) for name in called if (match := _SYMBOL.fullmatch(name))})
+    return [_definition(lanes) for lanes in found]
+
+
+def _definition(lanes: int) -> str:
+    wide, half, bits = (
+        kind if lanes == 1 else f"<{lanes} x {kind}>" for kind in ("float", "bfloat", "i16")
+    )
+    return f"""
+define {bits} @{_PREFIX}{lanes}({wide} %x) alwaysinline {{
+  %rounded = fptrunc {wide} %x to {half}
+  %bits = bitcast {half} %rounded to {bits}
+  ret {bits} %bits
+}}
+"""

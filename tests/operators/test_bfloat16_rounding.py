@@ -1,0 +1,44 @@
+"""float32 is rounded to bfloat16 by an instruction where there is one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+
+from tvmtune.machine import cpu_features
+from tvmtune.operators import cpu_pipeline
+
+SIZE = 64
+INSTRUCTION = {"sapphirerapids": True, "icelake-server": False, "haswell": False}
+
+
+def compiled(mcpu: str, lanes: int) -> tvm.runtime.Executable:
+    x = te.placeholder((SIZE,), "float32", "x")
+    y = te.compute((SIZE,), lambda i: (x[i] + x[i]).astype("bfloat16"), name="y")
+    sch = tvm.s_tir.Schedule(te.create_prim_func([x, y]))
+    (loop,) = sch.get_loops(sch.get_sblock("y"))
+    sch.vectorize(sch.split(loop, [None, lanes])[1])
+    target = {"kind": "llvm", "mcpu": mcpu}
+    pipeline = cpu_pipeline.pipeline_for(target)
+    return tvm.compile(sch.mod, tvm.target.Target(target), tir_pipeline=pipeline)
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 32])
+@pytest.mark.parametrize("mcpu", INSTRUCTION)
+def test_rounding_is_to_nearest_and_ties_are_to_even(mcpu, lanes):
+    library = compiled(mcpu, lanes)
+    assembly = library.mod.inspect_source("asm")
+    assert ("vcvtne" in assembly) == INSTRUCTION[mcpu]
+    if not cpu_features.can_run({"kind": "llvm", "mcpu": mcpu}, "", ["bfloat16"]):
+        return
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, SIZE, dtype=np.uint32) & 0xBFFFFFFF | 0x20000000
+    bits[:8] = 0x3F800000 + np.arange(8) * 0x8000  # halfway between two values of bfloat16, and these
+    x = bits.view("float32")
+    y = tvm.runtime.empty((SIZE,), "bfloat16")
+    library["main"](tvm.runtime.tensor(x), y)
+    doubled = (x + x).view("uint32")
+    expected = (doubled + 0x7FFF + (doubled >> 16 & 1)) >> 16
+    np.testing.assert_array_equal(y.numpy().view("uint16"), expected.astype("uint16"))
