@@ -1,4 +1,4 @@
-"""Round float32 to bfloat16 by one instruction.
+"""Round float32 to bfloat16 by one instruction, and not at all what is exact.
 
 TVM stores bfloat16 as integers and rounds with integer arithmetic: five instructions per vector. CPUs
 with products of bfloat16 have an instruction for it, too, which also rounds to nearest, ties to even. It
@@ -26,6 +26,9 @@ def insert(func: Any) -> Any:
         value = _rounded(cast)
         if value is None:
             return mutator.default_mutate(cast)
+        if _is_bfloat16(value):
+            wide = cast.value.a.a  # the value as an integer
+            return tirx.Cast(cast.ty.dtype, mutator.mutate(wide) >> cast.value.b)
         lanes = str(cast.ty.dtype).partition("x")[2] or "1"
         value = mutator.mutate(value)
         return tirx.call_pure_extern(str(cast.ty.dtype), f"{_PREFIX}{lanes}", value)
@@ -53,6 +56,24 @@ def _rounded(cast: Any) -> Any | None:
     is_rounding = isinstance(even, tirx.BitwiseAnd) and _number(half) == 0x7FFF
     is_float32 = str(value.ty.dtype).startswith("float32")
     return value if is_rounding and is_float32 and _number(bits) == 16 else None
+
+
+def _is_bfloat16(value: Any) -> bool:
+    """Whether a float32 is one that bfloat16 has, too: what is read as such, and the greater or smaller
+    of two, as in pooling."""
+    from tvm import ir, tirx
+
+    if isinstance(value, tirx.Max | tirx.Min):
+        return _is_bfloat16(value.a) and _is_bfloat16(value.b)
+    if not isinstance(value, ir.Call) or not value.op.name.endswith("reinterpret"):
+        return False
+    wide = value.args[0]
+    return (
+        isinstance(wide, tirx.LShift)
+        and _number(wide.b) == 16
+        and isinstance(wide.a, tirx.Cast)
+        and str(wide.a.value.ty.dtype).startswith("uint16")
+    )
 
 
 def _number(value: Any) -> int | None:
