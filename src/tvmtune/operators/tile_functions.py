@@ -46,12 +46,15 @@ class TileShape:
     quads: int
 
     @classmethod
-    def of(cls, rows: int, columns: int, quads: int) -> TileShape | None:
-        """The best one for so many rows and columns in all; None if the registers do not hold it."""
+    def of(cls, rows: int, columns: int, quads: int, lines: int = 1) -> TileShape | None:
+        """The best one for so many rows and columns in all, in each of some lines of an image; None if
+        the registers do not hold it."""
         wide = columns // COLUMNS
         if columns % COLUMNS or not 0 < wide <= SUMS or not 0 < quads <= QUADS:
             return None
         height = max(n for n in range(1, ROWS + 1) if rows % n == 0)
+        if lines > 1:
+            return cls(height, lines, wide, quads) if height == rows and lines * wide <= SUMS else None
         high = max(n for n in range(1, SUMS // wide + 1) if rows // height % n == 0)
         return cls(height, high, wide, quads)
 
@@ -69,8 +72,9 @@ def definitions(called: Collection[str]) -> list[str]:
 
     A thread sets up the registers before it computes sums, and releases them afterwards. These two
     functions have no arguments. Those of a function that computes sums are pointers to the first and the last sum, to data and to weights; then, as 64-bit
-    integers, how often the tiles are repeated downwards; bytes between rows of sums, between rows of
-    data, and between tiles of weights; for each of :data:`LOOPS` loops, the outermost first, its
+    integers, how often the tiles are repeated downwards; bytes of sums and of data between these
+    repetitions, between tiles one below the other, and between rows; bytes between tiles of weights; for
+    each of :data:`LOOPS` loops, the outermost first, its
     iterations, and by how many bytes each moves data and weights. Sums are stored, not added to. The
     result is 0.
     """
@@ -141,8 +145,7 @@ class _Function:
         loops = [(f"%n{i}", f"%x_step{i}", f"%w_step{i}") for i in range(LOOPS)]
         numbers = [
             "%blocks",
-            "%row_sums",
-            "%row_x",
+            *(f"%{step}_{of}" for step in ("block", "tile", "row") for of in ("sums", "x")),
             "%tile_w",
             *(n for loop in loops for n in loop),
         ]
@@ -152,10 +155,6 @@ class _Function:
         lines = [
             f"define linkonce_odr i32 @{name}({arguments}) nounwind {self._features} {{",
             "start:",
-            f"  %tile_sums = mul i64 %row_sums, {shape.rows}",
-            f"  %tile_x = mul i64 %row_x, {shape.rows}",
-            f"  %block_sums = mul i64 %tile_sums, {shape.high}",
-            f"  %block_x = mul i64 %tile_x, {shape.high}",
             "  br label %block",
             "block:",
             "  %b = phi i64 [0, %start], [%b_next, %store]",

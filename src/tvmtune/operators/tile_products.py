@@ -130,7 +130,11 @@ def _calls(outermost: Any) -> tuple[Any, ...] | None:
     x, w, sums = found = [index for index in indices if index is not None]
     plan = _Plan.of(
         kind,
-        [(loops[v.loop_var], *(i.steps.get(v.loop_var, 0) for i in found)) for v in spatial],
+        [
+            (loops[v.loop_var], *(i.steps.get(v.loop_var, 0) for i in found))
+            for v in spatial
+            if loops[v.loop_var] > 1
+        ],
         [(loops[v.loop_var], *(i.steps.get(v.loop_var, 0) for i in found)) for v in terms],
     )
     if plan is None:
@@ -286,25 +290,29 @@ class _Plan:
     ) -> _Plan | None:
         """Loops are (iterations, steps of data, weights and sums in elements), the outermost first.
         None if no function computes them."""
-        if len(spatial) not in (2, 3) or len(terms) < 2:
+        own, size = kind.terms, kind.bytes
+        *loops, columns = spatial
+        below = [loop for loop in loops if not loop[2]]
+        beside = [loop for loop in loops if loop[2]]
+        if columns != (COLUMNS, 0, own, 1) or len(below) not in (1, 2) or len(beside) > 1:
             return None
-        own = kind.terms
-        rows, row_x, row_w, row_sums = spatial[0]
-        columns, *steps = spatial[-1]
-        if row_w or columns != COLUMNS or steps != [0, own, 1]:
-            return None
-        wide, *tile = spatial[1] if len(spatial) == 3 else (1, 0, 0, COLUMNS)
-        if tile[0] or tile[2] != COLUMNS or terms[-1] != (own, 1, 1, 0):
+        lines, line_x, _, line_sums = below[0] if len(below) == 2 else (1, 0, 0, 0)
+        rows, row_x, _, row_sums = below[-1]
+        wide, tile_x, tile_w, tile_sums = beside[0] if beside else (1, 0, 0, COLUMNS)
+        if len(terms) < 2 or tile_x or tile_sums != COLUMNS or terms[-1] != (own, 1, 1, 0):
             return None
         *outer, (quads, *steps) = terms[:-1]
         if steps != [own, COLUMNS * own, 0] or any(loop[3] for loop in outer):
             return None
-        shape = TileShape.of(rows, wide * COLUMNS, quads)
+        shape = TileShape.of(rows, wide * COLUMNS, quads, lines)
         if shape is None or len(outer) > LOOPS:
             return None
+        if lines == 1:
+            line_x, line_sums = shape.rows * row_x, shape.rows * row_sums
+        blocks = lines * rows // (shape.rows * shape.high)
+        arguments = [blocks, 4 * shape.high * line_sums, size * shape.high * line_x]
+        arguments += [4 * line_sums, size * line_x, 4 * row_sums, size * row_x, size * tile_w]
         outer = [(1, 0, 0, 0)] * (LOOPS - len(outer)) + outer
-        size = kind.bytes
-        arguments = [rows // (shape.rows * shape.high), 4 * row_sums, size * row_x, size * tile[1]]
         for count, x, w, _ in outer:
             arguments += [count, size * x, size * w]
         return cls(shape, arguments)

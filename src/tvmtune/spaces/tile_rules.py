@@ -7,7 +7,6 @@ four tiles of columns, with all terms of their sums. The epilogue follows each s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,8 +33,8 @@ _LOAD, _FAR_LOAD = 1.0, 1.3
 """Cycles to load a row of a tile from the first-level cache, and from the second-level one."""
 _NEAR = 24 * 1024
 """Bytes of a strip's weights that stay in the first-level cache."""
-_CALL = 300
-"""Cycles to set up the registers and release them."""
+_STRIP = 300
+"""Cycles until the last sums of a strip are stored, and the first operands of the next one loaded."""
 _BEFORE = -1
 """Decision of SampleComputeLocation."""
 STRIP = 64
@@ -145,11 +144,16 @@ def _tile(sch: Schedule, block: Any) -> None:
     together = _quads(sch.get(block))
     if together > int(sch.get(quads).extent):
         quads = sch.fuse(kernel.pop(), quads)
-    shared, inner = [], []
+    shared, inner, strip = [], [], []
     for at, loop in enumerate(outer):
         if at == row:
             strips, rows = sch.split(loop, sch.sample_perfect_tile(loop, 2, STRIP))
             inner.append(strips)
+        elif at == row - 1:
+            first, second, lines = sch.split(loop, sch.sample_perfect_tile(loop, 3, SUMS))
+            shared.append(first)
+            inner.append(second)
+            strip.append(lines)
         else:
             first, second = sch.split(loop, sch.sample_perfect_tile(loop, 2, 1 << 20))
             shared.append(first)
@@ -157,8 +161,9 @@ def _tile(sch: Schedule, block: Any) -> None:
     tiles, lanes = sch.split(column, [None, COLUMNS])
     first, second, wide = sch.split(tiles, sch.sample_perfect_tile(tiles, 3, SUMS))
     whole, quads = sch.split(quads, [None, cpu_tiles.divisor(together, QUADS)])
-    sch.reorder(*shared, first, *inner, second, rows, wide, lanes, *kernel, whole, quads, terms)
-    sch.annotate(rows, MARK, 1)
+    strip += [rows, wide, lanes]
+    sch.reorder(*shared, first, *inner, second, *strip, *kernel, whole, quads, terms)
+    sch.annotate(strip[0], MARK, 1)
     sch.annotate(block, _TILED, _STRUCTURE)
     (epilogue,) = sch.get_consumers(block)
     sch.reverse_compute_at(epilogue, second, preserve_unit_loops=True)
@@ -182,6 +187,7 @@ def check() -> Any:
             marked = [loop for loop in sch.get_loops(block) if MARK in sch.get(loop).annotations]
             return (
                 len(marked) == 1
+                and _fits(sch, block, marked[0])
                 and len(sch.get_child_blocks(marked[0])) == 1
                 and tile_products.instruction(sch.get(block).body) is not None
                 and _reads_rows(sch.get(block))
@@ -191,6 +197,16 @@ def check() -> Any:
             return check()
 
     return Strips()
+
+
+def _fits(sch: Schedule, block: Any, marked: Any) -> bool:
+    """Whether the registers hold the sums of a strip."""
+    loops = sch.get_loops(block)
+    first = next(i for i, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(marked)))
+    extents = [int(sch.get(loop).extent) for loop in loops[first:]]
+    lanes = extents.index(COLUMNS, 2)
+    *lines, rows, wide = extents[:lanes]
+    return TileShape.of(rows, wide * COLUMNS, 1, product(lines)) is not None
 
 
 def keeping_layouts(step: Any) -> Any:
@@ -254,12 +270,22 @@ def decisions(block: Any) -> Iterator[Decisions]:
     inner = cpu_tiles.divisor(_quads(block), QUADS)
     steps = terms // inner
     weights = 4 * columns * terms
-    shapes = itertools.product(cpu_tiles.divisors(rows, STRIP), cpu_tiles.divisors(tiles, SUMS))
+    above = outer[row - 1] if row else 1
+    shapes = [
+        (lines, strip, wide)
+        for lines in cpu_tiles.divisors(above, SUMS)
+        for strip in cpu_tiles.divisors(rows, STRIP)
+        for wide in cpu_tiles.divisors(tiles, SUMS)
+        if TileShape.of(strip, wide * COLUMNS, inner, lines) is not None
+    ]
     others = product(outer) // rows
-    for strip, wide in sorted(shapes, key=lambda shape: _cycles(shape[0], shape[1], steps, inner)):
+    for lines, strip, wide in sorted(shapes, key=lambda shape: _cycles(*shape, steps, inner)):
         # What comes first is shared by the threads.
         by_columns = weights > cpu_tiles.CACHED or others < cpu_tiles.FEWEST_PARTS
         parts = [[1, n] if by_columns else [n, 1] for n in outer]
+        if row:
+            more = above // lines
+            parts[row - 1] = [1, more, lines] if by_columns else [more, 1, lines]
         parts[row] = [rows // strip, strip]
         rest = tiles // wide
         parts.append([rest, 1, wide] if by_columns else [1, rest, wide])
@@ -269,12 +295,13 @@ def decisions(block: Any) -> Iterator[Decisions]:
         yield Decisions(parts, len(outer) - 1 if alone else _BEFORE)
 
 
-def _cycles(rows: int, wide: int, steps: int, quads: int) -> float:
+def _cycles(lines: int, rows: int, wide: int, steps: int, quads: int) -> float:
     """Per row and tile of columns, for sums of ``steps`` instructions each."""
-    shape = TileShape.of(rows, wide * COLUMNS, quads)
+    shape = TileShape.of(rows, wide * COLUMNS, quads, lines)
     assert shape is not None
     high, height = shape.high, shape.rows
     near = _LOAD if 64 * quads * steps * wide <= _NEAR else _FAR_LOAD
     products = high * wide * max(_CYCLES, height)
     loads = _LOAD * high * height + near * wide * quads
-    return steps * max(products, loads) / (high * wide * height) + _CALL / (rows * wide)
+    per_tile = steps * max(products, loads) / (high * wide * height)
+    return per_tile + _STRIP / (lines * rows * wide)
