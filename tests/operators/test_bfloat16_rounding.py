@@ -35,7 +35,9 @@ def test_rounding_is_to_nearest_and_ties_are_to_even(mcpu, lanes):
         return
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 32, SIZE, dtype=np.uint32) & 0xBFFFFFFF | 0x20000000
-    bits[:8] = 0x3F800000 + np.arange(8) * 0x8000  # halfway between two values of bfloat16, and these
+    bits[:8] = (
+        0x3F800000 + np.arange(8) * 0x8000
+    )  # halfway between two values of bfloat16, and these
     x = bits.view("float32")
     y = tvm.runtime.empty((SIZE,), "bfloat16")
     library["main"](tvm.runtime.tensor(x), y)

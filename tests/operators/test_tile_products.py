@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 import tvm
-from tvm import te
+from tvm import sym, te
 
 from tvmtune.dot_instructions import BFLOAT16, BYTES, TILES
 from tvmtune.machine import cpu_features
-from tvmtune.operators import cpu_pipeline, tile_functions, tile_products
+from tvmtune.operators import cpu_pipeline, tile_functions, tile_prefetches, tile_products
 from tvmtune.operators.tile_functions import TileShape
 from tvmtune.passes import packed_products, quantized_kernels
 from tvmtune.passes.packed_products import Storage, Window
@@ -19,7 +19,7 @@ from tvmtune.spaces.rule_space import RuleSpace, tune_context
 
 TARGET = {"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 2}
 """It has AMX; this machine need not."""
-CALL = re.compile(r"tvmtune_tiles_[a-z0-9]+_\d+x\d+_\d+_\d+")
+CALL = re.compile(r"tvmtune_tiles_[a-z0-9]+_\d+x\d+_\d+_\d+_\d+")
 VNNI, BITS = BYTES[0], next(each for each in BFLOAT16 if each.data == "uint16")
 CONVOLUTIONS = {
     "3x3": ((8, 8, 64, 32), 3, (1, 1), 1),
@@ -179,7 +179,7 @@ def test_sums_without_an_epilogue_use_other_instructions():
 def test_rows_of_the_kernel_form_tiles_where_an_image_has_few_channels():
     mod, arrays, expected = convolution(*CONVOLUTIONS["7x7, of an image"])
     sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
-    assert check(sch, arrays, expected).endswith("_7")
+    assert check(sch, arrays, expected).endswith("_7_0")
 
 
 def test_small_kernels_of_images_use_other_instructions():
@@ -291,3 +291,39 @@ def test_no_two_tiles_share_a_register_while_both_are_needed(kind, rows, columns
             assert held[weights].startswith("%w")
             products.add((sums, held[data], held[weights]))
     assert len(products) == len({sums for sums, _, _ in products}) == shape.high * shape.wide
+
+
+@pytest.mark.parametrize(("rows", "columns", "asks"), [(320, 1024, True), (320, 256, False)])
+def test_strips_ask_for_the_next_weights_if_these_are_many(rows, columns, asks):
+    mod, arrays, expected = product(rows, 1024, columns)
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    called = check(sch, arrays, expected)
+    assert (int(called.rpartition("_")[2]) > 0) == asks
+
+
+def test_together_the_strips_ask_for_all_of_the_next_weights():
+    """Each for its part, whether its place comes from a loop of its own or from a quotient."""
+    steps, length, strips = 10, 4096, 8
+    weights = tvm.tirx.decl_buffer((1 << 20,), "uint16")
+    own, shared = (tvm.tirx.Var(name, "int64") for name in ("own", "shared"))
+    body = tvm.tirx.Evaluate(0)
+    kinds = tvm.tirx.ForKind
+    rows = tvm.tirx.For(own, 0, strips, kinds.SERIAL, body)
+    columns = tvm.tirx.For(shared, 0, 16, kinds.PARALLEL, body)
+    fused = tvm.tirx.For(shared, 0, 16 * strips, kinds.PARALLEL, body)
+    cases = [
+        (shared * length, [columns, rows], lambda row: {shared: 3, own: row}),
+        (shared // strips * length, [fused], lambda row: {shared: 3 * strips + row}),
+    ]
+    for start, loops, place in cases:
+        found = tile_prefetches.ahead(weights, start, length, steps, loops)
+        part = found.lines * steps * 32
+        asked = set()
+        for row in range(strips):
+            analyzer = sym.Analyzer()
+            for variable, value in place(row).items():
+                analyzer.update(variable, sym.ConstIntBound(value, value))
+            bound = analyzer.const_int_bound(found.start)
+            assert bound.min_value == bound.max_value
+            asked |= set(range(bound.min_value, bound.min_value + part))
+        assert asked >= set(range(4 * length, 5 * length))

@@ -32,7 +32,7 @@ def linear(
 
     if (number := constant(expression)) is not None:
         return {None: number}
-    if loops is not None and not _uses(expression, loops):
+    if loops is not None and not uses(expression, loops):
         return {expression: 1}
     if isinstance(expression, tirx.Var):
         if expression in values:
@@ -64,7 +64,8 @@ def constant(expression: Any) -> int | None:
     return int(expression) if isinstance(expression, int | tirx.IntImm) else None
 
 
-def _uses(value: Any, loops: Container[Any]) -> bool:
+def uses(value: Any, loops: Container[Any]) -> bool:
+    """Whether it depends on variables of ``loops``."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 

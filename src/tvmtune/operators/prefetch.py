@@ -34,7 +34,8 @@ SHARED = 1 << 15
 """Bytes of data below which they are in the first-level cache soon: its size on most CPUs."""
 SHORT = 2
 """Lines of each row in a chunk, at most: more of them are a stream, which the hardware foresees."""
-_LINE = 64
+LINE = 64
+"""Bytes that a request loads."""
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1
 """Arguments of ``llvm.prefetch``."""
 
@@ -120,7 +121,7 @@ def _streams(loop: Any, body: _Body) -> list[_Stream]:
     buffers: dict[Any, tuple[Any, list[tuple[Index | None, int]]]] = {}
     for load in body.loads:
         index = load.indices[0] if len(load.indices) == 1 else None
-        if isinstance(index, tirx.Ramp) and _bytes(load.source) >= LEAST:
+        if isinstance(index, tirx.Ramp) and bytes_of(load.source) >= LEAST:
             _, parts = buffers.setdefault(load.source, (load.source, []))
             parts.append(
                 (
@@ -240,13 +241,13 @@ def _ask(stream: _Stream, rows: Sequence[Any]) -> Iterator[Any]:
     if count < ROWS:
         return
     size = stream.buffer.dtype.itemsize
-    lines = math.ceil(stream.length * size / _LINE / count)
+    lines = math.ceil(stream.length * size / LINE / count)
     kind = rows[-1].loop_var.ty.dtype
     line = tirx.Var("line", kind)
     row = tirx.const(0, kind)
     for loop in rows:
         row = row * int(loop.extent) + loop.loop_var
-    index = (row * lines + line) * (_LINE // size) + linear_indices.expression(stream.start, kind)
+    index = (row * lines + line) * (LINE // size) + linear_indices.expression(stream.start, kind)
     prefetch = _prefetch(stream.buffer, index + stream.length)
     yield tirx.For(line, 0, lines, tirx.ForKind.SERIAL, tirx.Evaluate(prefetch))
 
@@ -287,7 +288,7 @@ def _shared_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[
         if not any(data.start.get(variable) == data.chunk for variable in chunks):
             continue
         size = data.chunk * buffer.dtype.itemsize
-        if _bytes(buffer) >= SHARED and size % _LINE == 0 and size <= SHORT * _LINE:
+        if bytes_of(buffer) >= SHARED and size % LINE == 0 and size <= SHORT * LINE:
             yield data
 
 
@@ -318,7 +319,7 @@ def _ask_for_lines(data: _TileData, kind: Any) -> Iterator[Any]:
     """Statements for each tile that load its lines of the chunk after this one."""
     from tvm import tirx
 
-    values = _LINE // data.buffer.dtype.itemsize
+    values = LINE // data.buffer.dtype.itemsize
     for line in sorted({offset // values for offset in data.offsets}):
         index = linear_indices.expression({**data.start, None: line * values + data.chunk}, kind)
         yield tirx.Evaluate(_prefetch(data.buffer, index))
@@ -332,6 +333,6 @@ def _prefetch(buffer: Any, index: Any) -> Any:
     return tirx.call_llvm_intrin("void", "llvm.prefetch", place, _READ, _SECOND_LEVEL, _DATA)
 
 
-def _bytes(buffer: Any) -> int:
+def bytes_of(buffer: Any) -> int:
     extents = [linear_indices.constant(extent) for extent in buffer.shape]
     return math.prod(n or 0 for n in extents) * buffer.dtype.itemsize

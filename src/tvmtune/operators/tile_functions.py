@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvmtune.dot_instructions import TILES, TileInstruction
 from tvmtune.machine import amx
@@ -27,23 +27,26 @@ LOOPS = 3
 """Over terms, around the instructions."""
 _REGISTERS = 8
 _REGISTER_BYTES = 64
+_LINE = 64
 _PREFIX = "tvmtune_tiles_"
 START = "_start"
 """Ends the name of a function that sets up registers."""
 END = f"{_PREFIX}end"
 """Name of the function that releases the registers."""
-_NAME = re.compile(_PREFIX + rf"([a-z0-9]+)_(\d+)x(\d+)_(\d+)_(\d+)(?:{START})?")
+_NAME = re.compile(_PREFIX + rf"([a-z0-9]+)_(\d+)x(\d+)_(\d+)_(\d+)_(\d+)(?:{START})?")
 
 
 @dataclass(frozen=True)
 class TileShape:
     """What a function computes at a time: ``high`` tiles with so many ``rows``, one below the other,
-    by ``wide`` tiles of 16 columns; ``quads`` groups of terms per instruction."""
+    by ``wide`` tiles of 16 columns; ``quads`` groups of terms per step, an instruction per tile."""
 
     rows: int
     high: int
     wide: int
     quads: int
+    ahead: int = 0
+    """Lines of memory that each step asks for."""
 
     @classmethod
     def of(cls, rows: int, columns: int, quads: int, lines: int = 1) -> TileShape | None:
@@ -54,24 +57,26 @@ class TileShape:
             return None
         height = max(n for n in range(1, ROWS + 1) if rows % n == 0)
         if lines > 1:
-            return cls(height, lines, wide, quads) if height == rows and lines * wide <= SUMS else None
+            return (
+                cls(height, lines, wide, quads) if height == rows and lines * wide <= SUMS else None
+            )
         high = max(n for n in range(1, SUMS // wide + 1) if rows // height % n == 0)
         return cls(height, high, wide, quads)
 
     def name(self, kind: TileInstruction) -> str:
         """Of the function that computes sums."""
-        return f"{_PREFIX}{kind.name}_{self.rows}x{self.high}_{self.wide}_{self.quads}"
+        return f"{_PREFIX}{kind.name}_{self.rows}x{self.high}_{self.wide}_{self.quads}_{self.ahead}"
 
     def start_name(self, kind: TileInstruction) -> str:
         """Of the function that sets up the registers for it."""
-        return self.name(kind) + START
+        return replace(self, ahead=0).name(kind) + START
 
 
 def definitions(called: Collection[str]) -> list[str]:
     """In LLVM IR, of the functions here among those whose names are ``called``.
 
     A thread sets up the registers before it computes sums, and releases them afterwards. These two
-    functions have no arguments. Those of a function that computes sums are pointers to the first and the last sum, to data and to weights; then, as 64-bit
+    functions have no arguments. Those of a function that computes sums are pointers to the first and the last sum, to data, to weights, and to what to ask for; then, as 64-bit
     integers, how often the tiles are repeated downwards; bytes of sums and of data between these
     repetitions, between tiles one below the other, and between rows; bytes between tiles of weights; for
     each of :data:`LOOPS` loops, the outermost first, its
@@ -96,6 +101,7 @@ _DECLARATIONS = (
     "declare void @llvm.x86.tilezero(i8 immarg)",
     "declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)",
     "declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)",
+    "declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)",
     *(f"declare void @{kind.intrinsic}(i8 immarg, i8 immarg, i8 immarg)" for kind in TILES),
 )
 
@@ -150,7 +156,14 @@ class _Function:
             *(n for loop in loops for n in loop),
         ]
         arguments = ", ".join(
-            ["ptr %sums", "ptr %last", "ptr %x", "ptr %w", *(f"i64 {n}" for n in numbers)]
+            [
+                "ptr %sums",
+                "ptr %last",
+                "ptr %x",
+                "ptr %w",
+                "ptr %next",
+                *(f"i64 {n}" for n in numbers),
+            ]
         )
         lines = [
             f"define linkonce_odr i32 @{name}({arguments}) nounwind {self._features} {{",
@@ -160,6 +173,7 @@ class _Function:
             "  %b = phi i64 [0, %start], [%b_next, %store]",
             "  %s_block = phi ptr [%sums, %start], [%s_next, %store]",
             "  %x_block = phi ptr [%x, %start], [%x_next, %store]",
+            "  %n_block = phi ptr [%next, %start], [%asked, %store]",
             *(f"  call void @llvm.x86.tilezero(i8 {register})" for register in range(self._sums)),
             "  br label %loop0",
             *self._loops(),
@@ -191,15 +205,20 @@ class _Function:
         return "".join(f"\\{byte:02X}" for byte in (*content, *heights, *unused))
 
     def _loops(self) -> Iterator[str]:
-        before, x, w = "block", "%x_block", "%w"
+        before, x, w, ask = "block", "%x_block", "%w", "%n_block"
         for i in range(LOOPS):
             yield f"loop{i}:"
             yield f"  %i{i} = phi i64 [0, %{before}], [%i{i}_next, %latch{i}]"
             yield f"  %x{i} = phi ptr [{x}, %{before}], [%x{i}_next, %latch{i}]"
             yield f"  %w{i} = phi ptr [{w}, %{before}], [%w{i}_next, %latch{i}]"
-            before, x, w = f"loop{i}", f"%x{i}", f"%w{i}"
+            yield f"  %ask{i} = phi ptr [{ask}, %{before}], [%asked, %latch{i}]"
+            before, x, w, ask = f"loop{i}", f"%x{i}", f"%w{i}", f"%ask{i}"
             if i + 1 < LOOPS:
                 yield f"  br label %loop{i + 1}"
+        for line in range(self._shape.ahead):
+            yield f"  %line{line} = getelementptr i8, ptr {ask}, i64 {_LINE * line}"
+            yield f"  call void @llvm.prefetch.p0(ptr %line{line}, i32 0, i32 2, i32 1)"
+        yield f"  %asked = getelementptr i8, ptr {ask}, i64 {_LINE * self._shape.ahead}"
         yield from self._products(x, w)
         yield f"  br label %latch{LOOPS - 1}"
         for i in reversed(range(LOOPS)):

@@ -7,13 +7,14 @@ not what a function computes, they are left as they are: slow, but right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvmtune.dot_instructions import TILES, TileInstruction
-from tvmtune.operators import linear_indices
+from tvmtune.operators import linear_indices, tile_prefetches
 from tvmtune.operators.tile_functions import COLUMNS, END, LOOPS, START, TileShape
+from tvmtune.types import product
 
 MARK = "tvmtune.tile_products"
 """Annotation of the outermost of the loops: rows, columns, terms."""
@@ -58,13 +59,18 @@ def _with_calls(func: Any, mod: Any, context: Any) -> Any:
     from tvm import tirx
     from tvm_ffi import structural_mutate
 
-    def replace(loop: Any, mutator: Any) -> Any:
+    enclosing: list[Any] = []
+
+    def visit(loop: Any, mutator: Any) -> Any:
         if MARK not in loop.annotations:
-            return mutator.default_mutate(loop)
-        calls = _calls(loop)
+            enclosing.append(loop)
+            changed = mutator.default_mutate(loop)
+            enclosing.pop()
+            return changed
+        calls = _calls(loop, enclosing)
         return loop if calls is None else tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 
-    with_calls = structural_mutate(func.body, (tirx.For, replace))
+    with_calls = structural_mutate(func.body, (tirx.For, visit))
     return func.with_body(structural_mutate(with_calls, (tirx.For, _set_up_once)))
 
 
@@ -109,9 +115,9 @@ def _function(statement: Any) -> str:
     return ""
 
 
-def _calls(outermost: Any) -> tuple[Any, ...] | None:
+def _calls(outermost: Any, enclosing: Sequence[Any]) -> tuple[Any, ...] | None:
     """Calls that together do what the loops do: set up the registers, compute, and release them. None if
-    no function computes it."""
+    no function computes it. ``enclosing`` are the loops around them."""
     from tvm import tirx
 
     spatial, body = _nest(outermost)
@@ -141,15 +147,21 @@ def _calls(outermost: Any) -> tuple[Any, ...] | None:
         return None
     # TVM shrinks a buffer to what it sees used of it: the call names the last sum, too.
     last = sums.start + sum(step * (loops[variable] - 1) for variable, step in sums.steps.items())
+    weights, shape = read[1].source, plan.shape
+    steps = product([loop.extent for loop in terms]) // (shape.quads * kind.terms)
+    length = steps * shape.wide * COLUMNS * shape.quads * kind.terms
+    ahead = tile_prefetches.ahead(weights, w.start, length, steps, enclosing)
+    if ahead is not None:
+        shape = replace(shape, ahead=ahead.lines)
     places = (
-        *((store.buffer, sums.start), (store.buffer, last)),
-        *((read[0].source, x.start), (read[1].source, w.start)),
+        *((store.buffer, sums.start), (store.buffer, last), (read[0].source, x.start)),
+        *((weights, w.start), (weights, w.start if ahead is None else ahead.start)),
     )
     pointers = [tirx.address_of(tirx.BufferLoad(buffer, [place])) for buffer, place in places]
     numbers = [tirx.const(number, "int64") for number in plan.arguments]
     return (
-        tirx.call_extern("int32", plan.shape.start_name(kind)),
-        tirx.call_extern("int32", plan.shape.name(kind), *pointers, *numbers),
+        tirx.call_extern("int32", shape.start_name(kind)),
+        tirx.call_extern("int32", shape.name(kind), *pointers, *numbers),
         tirx.call_extern("int32", END),
     )
 
