@@ -1,8 +1,8 @@
 """Round float32 to bfloat16 by one instruction, and not at all what is exact.
 
-TVM stores bfloat16 as integers and rounds with integer arithmetic: five instructions per vector. CPUs
-with products of bfloat16 have an instruction for it, too, which also rounds to nearest, ties to even. It
-differs for denormal numbers, which AVX512-BF16 takes for zero, and keeps NaN.
+TVM stores bfloat16 as integers and rounds with integer arithmetic: five instructions per vector.
+CPUs with products of bfloat16 have an instruction for it, too, which also rounds to nearest, ties to
+even. It differs for denormal numbers, which AVX512-BF16 takes for zero, and keeps NaN.
 """
 
 from __future__ import annotations

@@ -76,12 +76,12 @@ def definitions(called: Collection[str]) -> list[str]:
     """In LLVM IR, of the functions here among those whose names are ``called``.
 
     A thread sets up the registers before it computes sums, and releases them afterwards. These two
-    functions have no arguments. Those of a function that computes sums are pointers to the first and the last sum, to data, to weights, and to what to ask for; then, as 64-bit
-    integers, how often the tiles are repeated downwards; bytes of sums and of data between these
-    repetitions, between tiles one below the other, and between rows; bytes between tiles of weights; for
-    each of :data:`LOOPS` loops, the outermost first, its
-    iterations, and by how many bytes each moves data and weights. Sums are stored, not added to. The
-    result is 0.
+    functions have no arguments. A function that computes sums has pointers to the first and the last
+    sum, to data, to weights, and to what it asks for; then, as 64-bit integers, how often the tiles are
+    repeated downwards; bytes of sums and of data between these repetitions, between tiles one below the
+    other, and between rows; bytes between tiles of weights; for each of :data:`LOOPS` loops, the
+    outermost first, its iterations, and by how many bytes each moves data and weights. Sums are stored,
+    not added to. The result is 0.
     """
     kinds = {kind.name: kind for kind in TILES}
     matches = [match for name in sorted(called) if (match := _NAME.fullmatch(name))]
@@ -147,7 +147,7 @@ class _Function:
         return "\n".join(lines)
 
     def definition(self) -> str:
-        name, shape = self._name, self._shape
+        name = self._name
         loops = [(f"%n{i}", f"%x_step{i}", f"%w_step{i}") for i in range(LOOPS)]
         numbers = [
             "%blocks",

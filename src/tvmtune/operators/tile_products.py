@@ -116,8 +116,8 @@ def _function(statement: Any) -> str:
 
 
 def _calls(outermost: Any, enclosing: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Calls that together do what the loops do: set up the registers, compute, and release them. None if
-    no function computes it. ``enclosing`` are the loops around them."""
+    """Calls that together do what the loops do: set up the registers, compute, and release them. None
+    if no function computes it. ``enclosing`` are the loops around them."""
     from tvm import tirx
 
     spatial, body = _nest(outermost)

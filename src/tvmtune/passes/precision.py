@@ -128,7 +128,8 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, function in mod.functions.items():
         if isinstance(function, relax.Function):
             widen.builder_.update_func(variable, widen.visit_expr(function))
-    readers.clear()  # TVM keeps mutator classes forever, with everything their closures hold: the weights
+    # TVM keeps mutator classes forever, with everything their closures hold: the weights.
+    readers.clear()
     return widen.builder_.get()
 
 
