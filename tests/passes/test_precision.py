@@ -89,6 +89,15 @@ def test_a_value_that_one_kernel_reads_twice_is_not_rounded(returned):
     assert ('dtype="float32"' in erf) != returned
 
 
+@pytest.mark.parametrize(("divisor", "divides"), [(3.0, False), (0.0, True)])
+def test_divisions_by_constants_are_multiplications(divisor, divides):
+    model = gelu_network()
+    (root,) = [each for each in model.graph.initializer if each.name == "root"]
+    root.CopyFrom(numpy_helper.from_array(np.float32(divisor), "root"))
+    script = sum_in_float32(half(model).to_relax()).script()
+    assert ("R.divide(" in script) == divides
+
+
 def test_a_float32_network_is_unchanged():
     import tvm_ffi
 

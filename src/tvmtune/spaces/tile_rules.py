@@ -279,7 +279,8 @@ def decisions(block: Any) -> Iterator[Decisions]:
         if TileShape.of(strip, wide * COLUMNS, inner, lines) is not None
     ]
     others = product(outer) // rows
-    for lines, strip, wide in sorted(shapes, key=lambda shape: _cycles(*shape, steps, inner)):
+    cycles = {shape: _cycles(shape, steps, inner) for shape in shapes}
+    for lines, strip, wide in sorted(shapes, key=cycles.__getitem__):
         # What comes first is shared by the threads.
         by_columns = weights > cpu_tiles.CACHED or others < cpu_tiles.FEWEST_PARTS
         parts = [[1, n] if by_columns else [n, 1] for n in outer]
@@ -295,8 +296,10 @@ def decisions(block: Any) -> Iterator[Decisions]:
         yield Decisions(parts, len(outer) - 1 if alone else _BEFORE)
 
 
-def _cycles(lines: int, rows: int, wide: int, steps: int, quads: int) -> float:
-    """Per row and tile of columns, for sums of ``steps`` instructions each."""
+def _cycles(strip: tuple[int, int, int], steps: int, quads: int) -> float:
+    """Per row and tile of columns of a strip (lines, rows, tiles of columns), for sums of ``steps``
+    instructions each."""
+    lines, rows, wide = strip
     shape = TileShape.of(rows, wide * COLUMNS, quads, lines)
     assert shape is not None
     high, height = shape.high, shape.rows
