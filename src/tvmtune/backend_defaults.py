@@ -79,6 +79,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         WINOGRAD_2X2,
         WINOGRAD_4X4,
         bfloat16,
+        bfloat16_batched,
         padded_channels,
         winograd_by_rows,
     )
@@ -98,6 +99,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     superseded = replace(WINOGRAD, superseded=True)
     instructions = dot_instructions.for_bfloat16(device.target)
     products = bfloat16(instructions[0]) if instructions else ()
+    if instructions and dot_instructions.for_tiles(device.target):
+        products = (*products, bfloat16_batched(instructions[0]))
     return (*products, *winograd, PADDED, padded_channels(columns), superseded)
 
 

@@ -16,7 +16,7 @@ from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import constants, packed_products
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Storage, Window, blocked_weights
-from tvmtune.passes.static_shapes import has_static_shapes
+from tvmtune.passes.static_shapes import has_static_shapes, static_shape
 
 _DTYPE = "bfloat16"
 
@@ -33,15 +33,36 @@ def applies_to_matmul(call: Any) -> bool:
     return _applies(call) and len(call.args[0].ty.shape) > 1 and len(call.args[1].ty.shape) == 2
 
 
+def applies_to_batched(call: Any) -> bool:
+    """Both operands no constants, of the same batch, bfloat16 with sums in float32, and no extent so
+    short that packing would take longer than it saves."""
+    import tvm
+
+    left, right = (static_shape(argument) for argument in call.args)
+    return (
+        _has_dtypes(call)
+        and not any(isinstance(argument, tvm.ir.GenericConst) for argument in call.args)
+        and left is not None
+        and right is not None
+        and len(left) > 2
+        and left[:-2] == right[:-2]
+        and min(*left[-2:], right[-1]) >= packed_products.FEWEST
+    )
+
+
 def _applies(call: Any) -> bool:
     import tvm
 
-    dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
     return (
-        dtypes == [_DTYPE, _DTYPE, "float32"]
+        _has_dtypes(call)
         and isinstance(call.args[1], tvm.ir.GenericConst)
         and has_static_shapes(call)
     )
+
+
+def _has_dtypes(call: Any) -> bool:
+    dtypes = [str(each.ty.dtype) for each in (*call.args, call)]
+    return dtypes == [_DTYPE, _DTYPE, "float32"]
 
 
 def replace_conv2d(
@@ -73,6 +94,19 @@ def replace_matmul(
 
     weights = _weights(call.args[1], (3, 1, 2, 0), instruction, values)
     return call_fusable(builder, program, call.args[0], weights, name="matmul_bfloat16")
+
+
+def replace_batched(
+    instruction: DotInstruction, builder: Any, call: Any, values: bool = True
+) -> Any:
+    """The kernel for a ``relax.matmul`` that :func:`applies_to_batched` accepted."""
+    output = tuple(int(n) for n in call.ty.shape)
+
+    def program(x: Any, w: Any) -> Any:
+        sums = packed_products.batched_product(x, w, output, instruction, _storage())
+        return _outputs(sums, output)
+
+    return call_fusable(builder, program, *call.args, name="matmul_bfloat16")
 
 
 def _weights(

@@ -58,8 +58,20 @@ PADDED = Algorithm(
 """For CPUs, whose schedule rules split loops into equal parts."""
 
 
+def bfloat16_batched(instruction: DotInstruction) -> Algorithm:
+    """Products of two operands that a network computes, each with a matrix of the other, as in
+    attention."""
+    return Algorithm(
+        "bfloat16-batched",
+        "relax.matmul",
+        bfloat16_products.applies_to_batched,
+        functools.partial(bfloat16_products.replace_batched, instruction),
+        prefers=lambda call: True,
+    )
+
+
 def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
-    """Convolutions and products by a dot-product instruction for bfloat16."""
+    """Convolutions and products with weights by a dot-product instruction for bfloat16."""
     return (
         Algorithm(
             "bfloat16-convolution",

@@ -17,6 +17,8 @@ NAME = "packed"
 """What the names of the sums start with."""
 ROW_TILES = range(4, 17)
 """Rows of a register tile for which products are fast."""
+TILE = 16
+"""Groups of terms to whose multiple those of two operands of data are rounded up."""
 FEWEST = 16
 """Extents below are left as they are."""
 
@@ -140,6 +142,54 @@ def product(x: Any, w: Any, output: tuple[int, ...], dtype: str, storage: Storag
         return te.sum(_product(one, other, dtype, storage), axis=[f, s])
 
     return te.compute((*outer, rows, blocks * lanes), element, name=f"{NAME}_matmul")
+
+
+def batched_product(
+    x: Any, w: Any, output: tuple[int, ...], instruction: DotInstruction, storage: Storage
+) -> Any:
+    """Sums (..., M, N) of data (..., M, K) and (..., K, N), of which the second are packed first. M and
+    N are rounded up as for weights, K to whole tiles."""
+    from tvm import te, tirx
+
+    lanes, terms = instruction.lanes, instruction.terms
+    *batch, length, columns = (int(n) for n in w.shape)
+    whole = TILE * terms
+    padded_length = -(-length // whole) * whole
+    quads, blocks = padded_length // terms, -(-columns // lanes)
+    rows = padded_rows(output[-2])
+    data = padded(x, (0,) * len(output), (*batch, rows, padded_length), storage)
+
+    def weight(*at: Any) -> Any:
+        *outer, block, quad, lane, term = at
+        place, column = quad * terms + term, block * lanes + lane
+        value = w(*outer, place, column)
+        if storage.convert:
+            value = storage.convert(value)
+        inside = [
+            index < extent
+            for index, extent, has in (
+                (place, length, quads * terms),
+                (column, columns, blocks * lanes),
+            )
+            if extent < has
+        ]
+        return tirx.if_then_else(tirx.all(*inside), value, storage.nothing) if inside else value
+
+    packed = te.compute(
+        (*batch, blocks, quads, lanes, terms),
+        weight,
+        name="weights",
+        attrs={"meta_schedule.inline_rule": "disable"},
+    )
+    f, s = te.reduce_axis((0, quads), "f"), te.reduce_axis((0, terms), "s")
+
+    def element(*at: Any) -> Any:
+        *outer, row, c = at
+        one = data(*outer, row, f * terms + s)
+        other = packed(*outer, c // lanes, f, c % lanes, s)
+        return te.sum(_product(one, other, instruction.sums, storage), axis=[f, s])
+
+    return te.compute((*batch, rows, blocks * lanes), element, name=f"{NAME}_matmul")
 
 
 def _product(one: Any, other: Any, dtype: str, storage: Storage) -> Any:

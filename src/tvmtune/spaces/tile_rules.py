@@ -84,9 +84,20 @@ def _applies(sch: Schedule, block: Any, instruction: TileInstruction) -> bool:
         and row is not None
         and cpu_tiles.divisor(spatial[row], ROWS) >= FEWEST_ROWS
         and cpu_tiles.divisor(_quads(computed), QUADS) >= instruction.fewest
-        and not cpu_tiles.channels_in_blocks(cpu_tiles.tensor_columns(computed))
+        and not _has_blocked_outputs(computed)
         and tile_products.instruction(computed.body) is instruction
         and _reads_rows(computed)
+    )
+
+
+def _has_blocked_outputs(block: Any) -> bool:
+    """Whether rows follow an axis of columns, which chooses among weights but not among data."""
+    data = [axis.min for axis in block.reads[0].region]
+    outer = [v.var for v in block.iter_vars if _is_spatial(v)][:-1]
+    columns = cpu_tiles.tensor_columns(block)[:-1]
+    return any(
+        chooses and not any(cpu_tiles.uses(index, axis) for index in data)
+        for axis, chooses in zip(outer, columns, strict=True)
     )
 
 
@@ -134,11 +145,18 @@ def _row(spatial: Sequence[int]) -> int | None:
     return max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
 
 
+def _line(block: Any, row: int) -> int | None:
+    """Which of the spatial axes has the lines that may be in the same strip: that before the rows,
+    unless it chooses among weights, as that of a batch may."""
+    return row - 1 if row and not cpu_tiles.tensor_columns(block)[row - 1] else None
+
+
 def _tile(sch: Schedule, block: Any) -> None:
     loops = sch.get_loops(block)
     count = sum(map(_is_spatial, sch.get(block).iter_vars))
     row = _row([int(sch.get(loop).extent) for loop in loops[:count]])
     assert row is not None
+    line = _line(sch.get(block), row)
     *outer, column = loops[:count]
     *kernel, quads, terms = loops[count:]
     together = _quads(sch.get(block))
@@ -149,7 +167,7 @@ def _tile(sch: Schedule, block: Any) -> None:
         if at == row:
             strips, rows = sch.split(loop, sch.sample_perfect_tile(loop, 2, STRIP))
             inner.append(strips)
-        elif at == row - 1:
+        elif at == line:
             first, second, lines = sch.split(loop, sch.sample_perfect_tile(loop, 3, SUMS))
             shared.append(first)
             inner.append(second)
@@ -165,6 +183,10 @@ def _tile(sch: Schedule, block: Any) -> None:
     sch.reorder(*shared, first, *inner, second, *strip, *kernel, whole, quads, terms)
     sch.annotate(strip[0], MARK, 1)
     sch.annotate(block, _TILED, _STRUCTURE)
+    for operand in sch.get_producers(block):
+        if sch.get(operand).writes[0].source.same_as(sch.get(block).reads[-1].source):
+            # Terms that it packs are far apart: LLVM makes vectors of the loop around them.
+            sch.unroll(sch.get_loops(operand)[-1])
     (epilogue,) = sch.get_consumers(block)
     sch.reverse_compute_at(epilogue, second, preserve_unit_loops=True)
 
@@ -270,7 +292,8 @@ def decisions(block: Any) -> Iterator[Decisions]:
     inner = cpu_tiles.divisor(_quads(block), QUADS)
     steps = terms // inner
     weights = 4 * columns * terms
-    above = outer[row - 1] if row else 1
+    line = _line(block, row)
+    above = 1 if line is None else outer[line]
     shapes = [
         (lines, strip, wide)
         for lines in cpu_tiles.divisors(above, SUMS)
@@ -284,9 +307,9 @@ def decisions(block: Any) -> Iterator[Decisions]:
         # What comes first is shared by the threads.
         by_columns = weights > cpu_tiles.CACHED or others < cpu_tiles.FEWEST_PARTS
         parts = [[1, n] if by_columns else [n, 1] for n in outer]
-        if row:
+        if line is not None:
             more = above // lines
-            parts[row - 1] = [1, more, lines] if by_columns else [more, 1, lines]
+            parts[line] = [1, more, lines] if by_columns else [more, 1, lines]
         parts[row] = [rows // strip, strip]
         rest = tiles // wide
         parts.append([rest, 1, wide] if by_columns else [1, rest, wide])
