@@ -12,6 +12,7 @@ from tvmtune.operators import cpu_pipeline
 
 SIZE = 64
 INSTRUCTION = {"sapphirerapids": True, "icelake-server": False, "haswell": False}
+"""For vectors."""
 
 
 def compiled(mcpu: str, lanes: int) -> tvm.runtime.Executable:
@@ -30,7 +31,7 @@ def compiled(mcpu: str, lanes: int) -> tvm.runtime.Executable:
 def test_rounding_is_to_nearest_and_ties_are_to_even(mcpu, lanes):
     library = compiled(mcpu, lanes)
     assembly = library.mod.inspect_source("asm")
-    assert ("vcvtne" in assembly) == INSTRUCTION[mcpu]
+    assert ("vcvtne" in assembly) == (INSTRUCTION[mcpu] and lanes > 1)
     if not cpu_features.can_run({"kind": "llvm", "mcpu": mcpu}, "", ["bfloat16"]):
         return
     rng = np.random.default_rng(0)
@@ -44,3 +45,15 @@ def test_rounding_is_to_nearest_and_ties_are_to_even(mcpu, lanes):
     doubled = (x + x).view("uint32")
     expected = (doubled + 0x7FFF + (doubled >> 16 & 1)) >> 16
     np.testing.assert_array_equal(y.numpy().view("uint16"), expected.astype("uint16"))
+
+
+def test_the_greatest_of_several_values_is_not_rounded():
+    x = te.placeholder((SIZE, 32), "bfloat16", "x")
+    y = te.compute((32,), lambda i: te.max(x[0, i], x[1, i]), name="y")
+    sch = tvm.s_tir.Schedule(te.create_prim_func([x, y]))
+    sch.vectorize(sch.get_loops(sch.get_sblock("y"))[0])
+    target = {"kind": "llvm", "mcpu": "sapphirerapids"}
+    library = tvm.compile(
+        sch.mod, tvm.target.Target(target), tir_pipeline=cpu_pipeline.pipeline_for(target)
+    )
+    assert "vcvtne" not in library.mod.inspect_source("asm")

@@ -68,6 +68,19 @@ def compute(function: Any, values: np.ndarray) -> np.ndarray:
     return result[: len(values)]
 
 
+def interpreted(name: str) -> Any:
+    """A function of this module that no operator of TVM is lowered to."""
+    import tvm
+    from tvm import te, tirx
+
+    x = te.placeholder((COUNT,), "float32", name="x")
+    symbol = f"tvmtune_vector_{name}_x1"
+    y = te.compute((COUNT,), lambda i: tirx.call_pure_extern("float32", symbol, x[i]), name="y")
+    cpu_pipeline.register()
+    function = tvm.compile(te.create_prim_func([x, y]), "llvm", tir_pipeline=cpu_pipeline.PIPELINE)
+    return lambda values: compute(function, values)
+
+
 def host_cpu() -> str:
     return processor.name()
 
@@ -126,6 +139,34 @@ def test_no_instruction_set_calls_the_c_library(name: str, target: dict[str, str
     calls = re.findall(r"\b(?:callq?|bl|jmp)\s+\S*((?:exp|erf|log|tanh)\w*)", assembly)
     assert not calls
     assert re.search(r"vmulps.*[yz]mm|fmul\s+v\d+\.4s", assembly), "computes in vectors"
+
+
+def test_functions_of_what_is_rounded_to_bfloat16_have_half_the_digits() -> None:
+    import tvm
+    from tvm import te, tirx
+
+    x = te.placeholder((COUNT,), name="x")
+    y = te.compute((COUNT,), lambda i: tirx.erf(x[i]).astype("bfloat16"), name="y")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([x, y]))
+    schedule.vectorize(schedule.split(schedule.get_loops("y")[0], [None, 16])[1])
+    target = {"kind": "llvm", "mcpu": "sapphirerapids"}
+    library = tvm.compile(
+        schedule.mod, tvm.target.Target(target), tir_pipeline=cpu_pipeline.pipeline_for(target)
+    )
+    multiplications, of_all_digits = (
+        len(re.findall("vfn?m(?:add|sub)", each.mod.inspect_source("asm")))
+        for each in (library, build("erf", mcpu="sapphirerapids"))
+    )
+    assert 0 < multiplications < of_all_digits / 2
+
+
+def test_the_erf_with_half_the_digits_is_accurate_to_15_bits_and_has_its_limits() -> None:
+    function = interpreted("coarse_erf")
+    values = np.linspace(-8, 8, COUNT, dtype="float32")
+    assert np.abs(function(values) - special.erf(values.astype("float64"))).max() < 3e-5
+    got = function(SPECIAL)
+    limits = np.isnan(SPECIAL) | (np.abs(SPECIAL) > 4) | (SPECIAL == 0)
+    np.testing.assert_array_equal(got[limits], special.erf(SPECIAL[limits]))
 
 
 def test_rounding_to_even_is_one_instruction_for_a_vector() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tvmtune import dot_instructions
+from tvmtune.operators import vector_math
 
 _PREFIX = "tvmtune_bfloat16_x"
 _SYMBOL = re.compile(_PREFIX + r"(\d+)")
@@ -29,8 +30,10 @@ def insert(func: Any) -> Any:
         if _is_bfloat16(value):
             wide = cast.value.a.a  # the value as an integer
             return tirx.Cast(cast.ty.dtype, mutator.mutate(wide) >> cast.value.b)
-        lanes = str(cast.ty.dtype).partition("x")[2] or "1"
-        value = mutator.mutate(value)
+        lanes = str(cast.ty.dtype).partition("x")[2]
+        if not lanes:
+            return mutator.default_mutate(cast)  # of which LLVM makes better vectors
+        value = vector_math.coarse(mutator.mutate(value))
         return tirx.call_pure_extern(str(cast.ty.dtype), f"{_PREFIX}{lanes}", value)
 
     target = func.attrs.get("target")

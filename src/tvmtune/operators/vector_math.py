@@ -17,6 +17,8 @@ log      1.0   denormal arguments included; -infinity for 0, NaN below
 log1p    2.5   accurate near 0
 =======  ====  ================================================================
 
+The absolute error of the erf for what is rounded to half precision (:func:`coarse`) is 3e-5.
+
 NaN gives NaN, and infinities give their limits. Coefficients are minimax fits of the relative error,
 found by Remez exchange (exp) or iteratively reweighted least squares (all others).
 
@@ -88,6 +90,21 @@ _ERFC = (
     -6.334008638712325e-01,
     -1.1294884004263581,
     1.6920396275094292e-04,
+)
+
+# erf(x) / x as a polynomial in x^2 for |x| < 3.2; absolute error of erf: 2^-15 in float32 arithmetic.
+_COARSE_ERF_LIMIT = 3.2
+_COARSE_ERF = (
+    -2.4000632836087332e-09,
+    1.419127893278351e-07,
+    -3.7397191867710248e-06,
+    5.846653183513861e-05,
+    -6.112870141883356e-04,
+    4.584103816005443e-03,
+    -2.581433833354662e-02,
+    1.1186420463827318e-01,
+    -3.757072383976592e-01,
+    1.1283256774842727,
 )
 
 # (log(1 + f) - f + f^2 / 2) / f^3 for 1/sqrt(2) <= 1 + f <= sqrt(2); relative error of log: 2^-30.
@@ -174,6 +191,21 @@ def _by_lanes(call: Any) -> Any:
     return tirx.Shuffle(values, [*range(int(lanes))])
 
 
+def coarse(expression: Any) -> Any:
+    """A lowered expression whose value is rounded to half precision, with functions of half the digits
+    where they take less time."""
+    import tvm
+    from tvm_ffi import structural_mutate
+
+    def visit(text: Any, mutator: Any) -> Any:
+        found = _SYMBOL.fullmatch(str(text.value))
+        if found is None or (name := f"coarse_{found[1]}") not in _COARSE:
+            return text
+        return tvm.ir.StringImm(f"{_PREFIX}{name}_x{found[2]}")
+
+    return structural_mutate(expression, (tvm.ir.StringImm, visit))
+
+
 def definitions(called: Collection[str]) -> list[str]:
     """In LLVM IR, of the functions here among those whose names are ``called``."""
     found = {match.groups() for name in called if (match := _SYMBOL.fullmatch(name))}
@@ -184,7 +216,7 @@ def definitions(called: Collection[str]) -> list[str]:
 def llvm_ir(name: str, lanes: int) -> str:
     """The definition in LLVM IR of the function for vectors of ``lanes`` values."""
     block = _Block(lanes)
-    result = _FUNCTIONS[name](block, _Value(block, "%x", "float"))
+    result = {**_FUNCTIONS, **_COARSE}[name](block, _Value(block, "%x", "float"))
     kind = block.type("float")
     body = "\n".join([*block.lines, f"ret {kind} {result.text}"])
     return f"define {kind} @{_PREFIX}{name}_x{lanes}({kind} %x) {{\nentry:\n{body}\n}}"
@@ -357,6 +389,14 @@ def _erf(b: _Block, x: _Value) -> _Value:
     return b.with_sign(b.select(size < b.constant(_ERF_BELOW), near, far), x)
 
 
+def _coarse_erf(b: _Block, x: _Value) -> _Value:
+    limit, one = b.constant(_COARSE_ERF_LIMIT), b.constant(1.0)
+    size = b.magnitude(x)
+    near = b.polynomial(x * x, _COARSE_ERF) * size
+    near = b.select(near > one, one, near)
+    return b.with_sign(b.select(size > limit, one, near), x)
+
+
 def _log(b: _Block, x: _Value) -> _Value:
     """n * ln(2) + log(1 + f), with x = 2^n * (1 + f)."""
     smallest = b.constant(2.0**-126)
@@ -397,5 +437,8 @@ _FUNCTIONS: dict[str, Callable[[_Block, _Value], _Value]] = {
     "tanh": _tanh,
 }
 
+_COARSE: dict[str, Callable[[_Block, _Value], _Value]] = {"coarse_erf": _coarse_erf}
+"""With half the digits, for what is rounded to half precision."""
+
 _PREFIX = "tvmtune_vector_"
-_SYMBOL = re.compile(f"{_PREFIX}({'|'.join(_FUNCTIONS)})_x([0-9]+)")
+_SYMBOL = re.compile(f"{_PREFIX}({'|'.join((*_FUNCTIONS, *_COARSE))})_x([0-9]+)")
