@@ -99,7 +99,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     superseded = replace(WINOGRAD, superseded=True)
     instructions = dot_instructions.for_bfloat16(device.target)
     products = bfloat16(instructions[0]) if instructions else ()
-    if instructions and dot_instructions.for_tiles(device.target):
+    tiles = dot_instructions.for_tiles(device.target)
+    if instructions and any(each.meaning == "bfloat16" for each in tiles):
         products = (*products, bfloat16_batched(instructions[0]))
     return (*products, *winograd, PADDED, padded_channels(columns), superseded)
 

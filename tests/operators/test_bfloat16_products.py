@@ -126,6 +126,23 @@ def test_batched_products_are_in_tiles_where_there_are_any(left, right, tmp_path
         assert error(got, want) < 1e-2
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "constant"),
+    [
+        ((4, 15, 32), (4, 32, 20), False),
+        ((4, 20, 32), (4, 32, 15), False),
+        ((2, 20, 32), (1, 32, 20), False),
+        ((2, 20, 32), (2, 32, 20), True),
+    ],
+    ids=str,
+)
+def test_small_products_and_others_than_of_two_activations_are_not_packed(left, right, constant):
+    plan = api.plan(product(left, right, constant=constant), attrs=WITH_TILES)
+    names = {each.name for task in plan.tasks for each in task.implementations}
+    assert "direct" in names
+    assert "bfloat16-batched" not in names
+
+
 def networks_on_board() -> list[Any]:
     """All networks; in CI one or two of each kind, because every shape is computed here as well."""
     ci = (CONVOLUTIONS[0], CONVOLUTIONS[2], PRODUCTS[0], PRODUCTS[2])

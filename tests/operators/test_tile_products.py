@@ -197,18 +197,21 @@ def test_groups_use_other_instructions():
     assert VNNI.function in str(sch.mod)
 
 
-def marked(columns: int, *, other: bool = False, meaning: str = "bfloat16") -> tvm.s_tir.Schedule:
-    """A product whose loops are marked as they should be, but for the number of columns next to each
-    other, and, with ``other``, for the order of the last two loops."""
+def marked(
+    columns: int, *, rows: int = 16, other: bool = False, meaning: str = "bfloat16"
+) -> tvm.s_tir.Schedule:
+    """A product whose loops are marked as they should be for strips of so many rows, but for the number
+    of columns next to each other, and, with ``other``, for the order of the last two loops."""
     mod, _, _ = product(16, 64, 128, meaning)
     sch = tvm.s_tir.Schedule(mod)
     block = sch.get_sblock("packed_matmul")
-    rows, column, quads, terms = sch.get_loops(block)
+    row, column, quads, terms = sch.get_loops(block)
+    strips, row = sch.split(row, [None, rows])
     outer, wide, lanes = sch.split(column, [None, columns // 16, 16])
     whole, quads = sch.split(quads, [None, 16])
     inner = (terms, quads) if other else (quads, terms)
-    sch.reorder(outer, rows, wide, lanes, whole, *inner)
-    sch.annotate(rows, tile_products.MARK, 1)
+    sch.reorder(strips, outer, row, wide, lanes, whole, *inner)
+    sch.annotate(row, tile_products.MARK, 1)
     sch.decompose_reduction(block, whole)
     return sch
 
@@ -217,6 +220,18 @@ def marked(columns: int, *, other: bool = False, meaning: str = "bfloat16") -> t
 def test_loops_for_which_the_registers_do_not_suffice_stay_loops(columns, fits):
     _, arrays, expected = product(16, 64, 128)
     assert bool(check(marked(columns), arrays, expected)) == fits
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_strips_may_have_any_number_of_rows(rows):
+    _, arrays, expected = product(16, 64, 128)
+    assert f"_{rows}x1_4_" in check(marked(64, rows=rows), arrays, expected)
+
+
+def test_strips_of_short_lines_of_an_image_have_several():
+    mod, arrays, expected = convolution(*CONVOLUTIONS["3x3"])
+    sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
+    assert "_8x2_2_" in check(sch, arrays, expected)
 
 
 def test_loops_in_another_order_stay_loops():
@@ -293,15 +308,24 @@ def test_no_two_tiles_share_a_register_while_both_are_needed(kind, rows, columns
     assert len(products) == len({sums for sums, _, _ in products}) == shape.high * shape.wide
 
 
-@pytest.mark.parametrize(("rows", "columns", "asks"), [(320, 1024, True), (320, 256, False)])
-def test_strips_ask_for_the_next_weights_if_these_are_many(rows, columns, asks):
-    mod, arrays, expected = product(rows, 1024, columns)
+@pytest.mark.parametrize(("rows", "columns", "prefetches"), [(320, 1024, True), (320, 256, False)])
+def test_strips_prefetch_the_next_weights_if_these_are_many(rows, columns, prefetches):
+    terms = 1024
+    mod, arrays, expected = product(rows, terms, columns)
     sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
-    called = check(sch, arrays, expected)
-    assert (int(called.rpartition("_")[2]) > 0) == asks
+    called = check(sch, arrays, expected).split()[-1]
+    height, high, wide, _, lines = map(int, re.findall(r"(?<=[x_])\d+", called))
+    assert (lines > 0) == prefetches
+    if prefetches:
+        (call,) = re.findall(rf'"{called}".*', str(tile_products.insert(sch.mod)))
+        blocks, *numbers = map(int, re.findall(r"T.int64\((\d+)\)", call)[-17:])
+        strips = rows // (height * high * blocks)
+        steps = blocks * numbers[7] * numbers[10] * numbers[13]
+        needed = wide * 16 * terms * 2
+        assert needed <= strips * steps * lines * 64 < 1.5 * needed
 
 
-def test_together_the_strips_ask_for_all_of_the_next_weights():
+def test_together_the_strips_prefetch_all_of_the_next_weights():
     """Each for its part, whether its place comes from a loop of its own or from a quotient."""
     steps, length, strips = 10, 4096, 8
     weights = tvm.tirx.decl_buffer((1 << 20,), "uint16")
@@ -318,11 +342,11 @@ def test_together_the_strips_ask_for_all_of_the_next_weights():
     for start, loops, place in cases:
         found = tile_prefetches.ahead(weights, start, length, steps, loops)
         part = found.lines * steps * 32
-        asked = set()
+        prefetched = set()
         for row in range(strips):
             analyzer = sym.Analyzer()
             for variable, value in place(row).items():
                 analyzer.bind(variable, tvm.tirx.const(value, "int64"))
             first = int(analyzer.simplify(found.start))
-            asked |= set(range(first, first + part))
-        assert asked >= set(range(4 * length, 5 * length))
+            prefetched |= set(range(first, first + part))
+        assert prefetched >= set(range(4 * length, 5 * length))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from kernels import this_machine
@@ -15,6 +18,8 @@ from tvmtune.networks.float16 import Float16Network
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.passes import pipeline
+from tvmtune.passes.bindings import is_constant
+from tvmtune.passes.constants import constant_value
 from tvmtune.passes.precision import sum_in_float32
 from tvmtune.runtime.library import Library
 
@@ -54,9 +59,9 @@ def test_a_kernel_rounds_once():
     assert len(casts) == 1
 
 
-def gelu_network(*, returned: bool = False) -> onnx.ModelProto:
-    """A product and a GELU, which reads its operand twice; with ``returned``, the product is an output,
-    too."""
+def gelu_network(*, output: str = "", read: str = "") -> onnx.ModelProto:
+    """A product and a GELU, which reads its operand twice. The value named ``output`` is an output,
+    too; that named ``read`` is an operand of another product."""
     weight = np.random.RandomState(0).rand(16, 16).astype("float32")
     values = {"root": 2.0**0.5, "one": 1.0, "half": 0.5}
     nodes = [
@@ -67,7 +72,12 @@ def gelu_network(*, returned: bool = False) -> onnx.ModelProto:
         ("Mul", ["p", "s"], "m"),
         ("Mul", ["m", "half"], "y"),
     ]
-    outputs = ["y", "p"] if returned else ["y"]
+    outputs = ["y"]
+    if output:
+        outputs.append(output)
+    if read:
+        nodes.append(("MatMul", [read, "w"], "z"))
+        outputs.append("z")
     graph = helper.make_graph(
         [helper.make_node(op, ins, [out], name=out) for op, ins, out in nodes],
         "gelu",
@@ -81,21 +91,43 @@ def gelu_network(*, returned: bool = False) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("returned", [False, True])
-def test_a_value_that_one_kernel_reads_twice_is_not_rounded(returned):
-    """Unless something else needs it: then it is in memory as float16."""
-    script = sum_in_float32(half(gelu_network(returned=returned)).to_relax()).script()
-    (erf,) = [line for line in script.splitlines() if "R.erf(" in line]
-    assert ('dtype="float32"' in erf) != returned
+@pytest.mark.parametrize(
+    ("elsewhere", "is_rounded"),
+    [
+        ({}, False),
+        ({"output": "p"}, True),
+        ({"read": "p"}, True),
+        ({"output": "d"}, True),
+        ({"read": "y"}, False),
+    ],
+    ids=str,
+)
+def test_a_value_that_one_kernel_reads_twice_is_not_rounded(elsewhere, is_rounded):
+    """Unless something else needs it, or what becomes of it before it is read again: then it is in
+    memory as float16."""
+    script = sum_in_float32(half(gelu_network(**elsewhere)).to_relax()).script()
+    root = next(line for line in script.splitlines() if re.search(r"R\.(divide|multiply)\(", line))
+    assert ('dtype="float32"' in root) != is_rounded
 
 
-@pytest.mark.parametrize(("divisor", "divides"), [(3.0, False), (0.0, True)])
-def test_divisions_by_constants_are_multiplications(divisor, divides):
+def constants_of(mod: tvm.IRModule) -> list[np.ndarray]:
+    found: list[np.ndarray] = []
+    tvm.relax.analysis.post_order_visit(
+        mod["main"], lambda each: found.append(constant_value(each)) if is_constant(each) else None
+    )
+    return found
+
+
+@pytest.mark.parametrize(("divisor", "divides"), [(3.0, False), (0.0, True), (2.0**15, False)])
+def test_divisions_by_constants_are_multiplications_by_their_reciprocals(divisor, divides):
     model = gelu_network()
     (root,) = [each for each in model.graph.initializer if each.name == "root"]
     root.CopyFrom(numpy_helper.from_array(np.float32(divisor), "root"))
-    script = sum_in_float32(half(model).to_relax()).script()
-    assert ("R.divide(" in script) == divides
+    mod = sum_in_float32(half(model).to_relax())
+    assert ("R.divide(" in mod.script()) == divides
+    if not divides:
+        factors = [each for each in constants_of(mod) if each.dtype == np.float32]
+        assert any(np.allclose(each, 1 / divisor, rtol=1e-6, atol=0) for each in factors)
 
 
 def test_a_float32_network_is_unchanged():

@@ -34,7 +34,7 @@ def applies_to_matmul(call: Any) -> bool:
 
 
 def applies_to_batched(call: Any) -> bool:
-    """Both operands no constants, of the same batch, bfloat16 with sums in float32, and no extent so
+    """Neither operand constant, with equal batch axes, bfloat16 with sums in float32, and no extent so
     short that packing would take longer than it saves."""
     import tvm
 

@@ -1,8 +1,9 @@
-"""Round float32 to bfloat16 by one instruction, and not at all what is exact.
+"""Round float32 to bfloat16 by one instruction, and leave exact values unrounded.
 
 TVM stores bfloat16 as integers and rounds with integer arithmetic: five instructions per vector.
 CPUs with products of bfloat16 have an instruction for it, too, which also rounds to nearest, ties to
-even. It differs for denormal numbers, which AVX512-BF16 takes for zero, and keeps NaN.
+even. It differs for denormal numbers, which AVX512-BF16 takes for zero, and keeps NaN. Single values
+are left to LLVM, which makes vectors of their integer arithmetic.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def insert(func: Any) -> Any:
             return tirx.Cast(cast.ty.dtype, mutator.mutate(wide) >> cast.value.b)
         lanes = str(cast.ty.dtype).partition("x")[2]
         if not lanes:
-            return mutator.default_mutate(cast)  # of which LLVM makes better vectors
+            return mutator.default_mutate(cast)
         value = vector_math.coarse(mutator.mutate(value))
         return tirx.call_pure_extern(str(cast.ty.dtype), f"{_PREFIX}{lanes}", value)
 
@@ -93,9 +94,7 @@ def definitions(called: Collection[str]) -> list[str]:
 
 
 def _definition(lanes: int) -> str:
-    wide, half, bits = (
-        kind if lanes == 1 else f"<{lanes} x {kind}>" for kind in ("float", "bfloat", "i16")
-    )
+    wide, half, bits = (f"<{lanes} x {kind}>" for kind in ("float", "bfloat", "i16"))
     return f"""
 define {bits} @{_PREFIX}{lanes}({wide} %x) alwaysinline {{
   %rounded = fptrunc {wide} %x to {half}

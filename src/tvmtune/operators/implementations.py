@@ -59,8 +59,7 @@ PADDED = Algorithm(
 
 
 def bfloat16_batched(instruction: DotInstruction) -> Algorithm:
-    """Products of two operands that a network computes, each with a matrix of the other, as in
-    attention."""
+    """Batched products of two activations, as in attention."""
     return Algorithm(
         "bfloat16-batched",
         "relax.matmul",

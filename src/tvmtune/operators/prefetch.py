@@ -36,8 +36,8 @@ SHORT = 2
 """Lines of each row in a chunk, at most: more of them are a stream, which the hardware foresees."""
 LINE = 64
 """Bytes that a request loads."""
-_READ, _SECOND_LEVEL, _DATA = 0, 2, 1
-"""Arguments of ``llvm.prefetch``."""
+SECOND_LEVEL = (0, 2, 1)
+"""Arguments of ``llvm.prefetch``: read, into the second-level cache, data."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def _prefetch(buffer: Any, index: Any) -> Any:
     from tvm import tirx
 
     place = tirx.address_of(tirx.BufferLoad(buffer, [index]))
-    return tirx.call_llvm_intrin("void", "llvm.prefetch", place, _READ, _SECOND_LEVEL, _DATA)
+    return tirx.call_llvm_intrin("void", "llvm.prefetch", place, *SECOND_LEVEL)
 
 
 def bytes_of(buffer: Any) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from tvmtune.dot_instructions import TILES, TileInstruction
 from tvmtune.machine import amx
+from tvmtune.operators import prefetch
 
 ROWS = 16
 """Of a tile, at most."""
@@ -27,13 +28,13 @@ LOOPS = 3
 """Over terms, around the instructions."""
 _REGISTERS = 8
 _REGISTER_BYTES = 64
-_LINE = 64
 _PREFIX = "tvmtune_tiles_"
-START = "_start"
-"""Ends the name of a function that sets up registers."""
+_START = "_start"
 END = f"{_PREFIX}end"
 """Name of the function that releases the registers."""
-_NAME = re.compile(_PREFIX + rf"([a-z0-9]+)_(\d+)x(\d+)_(\d+)_(\d+)_(\d+)(?:{START})?")
+_NAME = re.compile(
+    _PREFIX + rf"({'|'.join(kind.name for kind in TILES)})_(\d+)x(\d+)_(\d+)_(\d+)_(\d+)({_START})?"
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TileShape:
     wide: int
     quads: int
     ahead: int = 0
-    """Lines of memory that each step asks for."""
+    """Cache lines that each step prefetches."""
 
     @classmethod
     def of(cls, rows: int, columns: int, quads: int, lines: int = 1) -> TileShape | None:
@@ -69,7 +70,7 @@ class TileShape:
 
     def start_name(self, kind: TileInstruction) -> str:
         """Of the function that sets up the registers for it."""
-        return replace(self, ahead=0).name(kind) + START
+        return replace(self, ahead=0).name(kind) + _START
 
 
 def definitions(called: Collection[str]) -> list[str]:
@@ -77,21 +78,25 @@ def definitions(called: Collection[str]) -> list[str]:
 
     A thread sets up the registers before it computes sums, and releases them afterwards. These two
     functions have no arguments. A function that computes sums has pointers to the first and the last
-    sum, to data, to weights, and to what it asks for; then, as 64-bit integers, how often the tiles are
-    repeated downwards; bytes of sums and of data between these repetitions, between tiles one below the
-    other, and between rows; bytes between tiles of weights; for each of :data:`LOOPS` loops, the
+    sum, to data, to weights, and to what it prefetches; then, as 64-bit integers, how often the tiles
+    are repeated downwards; bytes of sums and of data between these repetitions, between tiles one below
+    the other, and between rows; bytes between tiles of weights; for each of :data:`LOOPS` loops, the
     outermost first, its iterations, and by how many bytes each moves data and weights. Sums are stored,
     not added to. The result is 0.
     """
     kinds = {kind.name: kind for kind in TILES}
     matches = [match for name in sorted(called) if (match := _NAME.fullmatch(name))]
-    functions = [
-        _Function(kinds[match[1]], TileShape(*(int(number) for number in match.groups()[1:])))
-        for match in matches
-        if match[1] in kinds
-    ]
-    texts = {text: None for each in functions for text in (each.start(), each.definition())}
+    texts = []
+    for kind, *numbers, start in (match.groups() for match in matches):
+        function = _Function(kinds[kind], TileShape(*map(int, numbers)))
+        texts.append(function.start() if start else function.definition())
     return [*_DECLARATIONS, _END, *texts] if texts else []
+
+
+def is_start(name: str) -> bool:
+    """Whether a function of this name sets up registers."""
+    found = _NAME.fullmatch(name)
+    return found is not None and found.groups()[-1] is not None
 
 
 _DECLARATIONS = (
@@ -130,7 +135,7 @@ class _Function:
         lines = [
             f'@{name}_tiles = private constant [64 x i8] c"{self._configuration()}", align 64',
             f"@{name}_permitted = private global i8 0",
-            f"define linkonce_odr i32 @{name}{START}() nounwind {self._features} {{",
+            f"define linkonce_odr i32 @{name}{_START}() nounwind {self._features} {{",
             f"  %permitted = load atomic i8, ptr @{name}_permitted monotonic, align 1",
             "  %may = icmp ne i8 %permitted, 0",
             "  br i1 %may, label %start, label %ask",
@@ -173,7 +178,7 @@ class _Function:
             "  %b = phi i64 [0, %start], [%b_next, %store]",
             "  %s_block = phi ptr [%sums, %start], [%s_next, %store]",
             "  %x_block = phi ptr [%x, %start], [%x_next, %store]",
-            "  %n_block = phi ptr [%next, %start], [%asked, %store]",
+            "  %n_block = phi ptr [%next, %start], [%prefetched, %store]",
             *(f"  call void @llvm.x86.tilezero(i8 {register})" for register in range(self._sums)),
             "  br label %loop0",
             *self._loops(),
@@ -205,20 +210,21 @@ class _Function:
         return "".join(f"\\{byte:02X}" for byte in (*content, *heights, *unused))
 
     def _loops(self) -> Iterator[str]:
-        before, x, w, ask = "block", "%x_block", "%w", "%n_block"
+        before, x, w, next_ = "block", "%x_block", "%w", "%n_block"
         for i in range(LOOPS):
             yield f"loop{i}:"
             yield f"  %i{i} = phi i64 [0, %{before}], [%i{i}_next, %latch{i}]"
             yield f"  %x{i} = phi ptr [{x}, %{before}], [%x{i}_next, %latch{i}]"
             yield f"  %w{i} = phi ptr [{w}, %{before}], [%w{i}_next, %latch{i}]"
-            yield f"  %ask{i} = phi ptr [{ask}, %{before}], [%asked, %latch{i}]"
-            before, x, w, ask = f"loop{i}", f"%x{i}", f"%w{i}", f"%ask{i}"
+            yield f"  %next{i} = phi ptr [{next_}, %{before}], [%prefetched, %latch{i}]"
+            before, x, w, next_ = f"loop{i}", f"%x{i}", f"%w{i}", f"%next{i}"
             if i + 1 < LOOPS:
                 yield f"  br label %loop{i + 1}"
+        arguments = [f"i32 {argument}" for argument in prefetch.SECOND_LEVEL]
         for line in range(self._shape.ahead):
-            yield f"  %line{line} = getelementptr i8, ptr {ask}, i64 {_LINE * line}"
-            yield f"  call void @llvm.prefetch.p0(ptr %line{line}, i32 0, i32 2, i32 1)"
-        yield f"  %asked = getelementptr i8, ptr {ask}, i64 {_LINE * self._shape.ahead}"
+            yield f"  %line{line} = getelementptr i8, ptr {next_}, i64 {prefetch.LINE * line}"
+            yield f"  call void @llvm.prefetch.p0(ptr %line{line}, {', '.join(arguments)})"
+        yield f"  %prefetched = getelementptr i8, ptr {next_}, i64 {prefetch.LINE * self._shape.ahead}"
         yield from self._products(x, w)
         yield f"  br label %latch{LOOPS - 1}"
         for i in reversed(range(LOOPS)):

@@ -1,8 +1,8 @@
-"""Which weights a strip of tiles asks for while it is computed.
+"""Which weights a strip of tiles prefetches while it is computed.
 
 Weights come from memory strip by strip: the first rows wait for those of their columns, the others find
 them in the second-level cache. A core that computes the other rows could load the next columns' weights
-meanwhile, but its prefetchers do not foresee them. So each strip asks for a part.
+meanwhile, but its own prefetchers do not foresee them. So each strip prefetches a part.
 """
 
 from __future__ import annotations
@@ -14,29 +14,26 @@ from typing import Any
 from tvmtune.operators import linear_indices, prefetch
 
 LEAST = 1 << 20
-"""Bytes of weights below which it is not worth while: they are near from the last time."""
-MOST = 1 << 18
-"""Bytes of a strip's weights above which the next ones would displace data from the second-level cache,
-of 2 MB where there is AMX."""
+"""Bytes of weights below which it is not worth while: they are still cached."""
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """The part that a strip asks for."""
+    """The part that a strip prefetches."""
 
     start: Any
     """Index of its first element."""
     lines: int
-    """Per instruction step."""
+    """Cache lines per step, an instruction for each tile of sums."""
 
 
 def ahead(
     buffer: Any, start: Any, length: int, steps: int, enclosing: Sequence[Any]
 ) -> Ahead | None:
-    """For a strip of so many instruction steps that reads ``length`` elements of weights from ``start``
-    on, within loops, the outermost first. None if it is not worth while."""
+    """For a strip of so many steps that reads ``length`` elements of weights from ``start`` on, within
+    loops, the outermost first. None if it is not worth while."""
     size = buffer.dtype.itemsize
-    if prefetch.bytes_of(buffer) < LEAST or length * size > MOST:
+    if prefetch.bytes_of(buffer) < LEAST or length * size > prefetch.CHUNK:
         return None
     strip, count = _strip(start, enclosing)
     if count < prefetch.ROWS:

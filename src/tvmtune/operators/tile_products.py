@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvmtune.dot_instructions import TILES, TileInstruction
-from tvmtune.operators import linear_indices, tile_prefetches
-from tvmtune.operators.tile_functions import COLUMNS, END, LOOPS, START, TileShape
+from tvmtune.operators import linear_indices, tile_functions, tile_prefetches
+from tvmtune.operators.tile_functions import COLUMNS, END, LOOPS, TileShape
 from tvmtune.types import product
 
 MARK = "tvmtune.tile_products"
-"""Annotation of the outermost of the loops: rows, columns, terms."""
+"""Annotation of the outermost of the loops: lines of an image, rows, columns, terms."""
 
 
 def insert(mod: Any) -> Any:
@@ -85,7 +85,7 @@ def _set_up_once(loop: Any, mutator: Any) -> Any:
     setup: dict[str, Any] = {}
 
     def find(statement: Any) -> None:
-        if (name := _function(statement)).endswith(START):
+        if tile_functions.is_start(name := _function(statement)):
             setup[name] = statement
 
     def drop(statement: Any, mutator: Any) -> Any:
@@ -150,7 +150,7 @@ def _calls(outermost: Any, enclosing: Sequence[Any]) -> tuple[Any, ...] | None:
     weights, shape = read[1].source, plan.shape
     steps = product([loop.extent for loop in terms]) // (shape.quads * kind.terms)
     length = steps * shape.wide * COLUMNS * shape.quads * kind.terms
-    ahead = tile_prefetches.ahead(weights, w.start, length, steps, enclosing)
+    ahead = tile_prefetches.ahead(weights, w.start, length, plan.blocks * steps, enclosing)
     if ahead is not None:
         shape = replace(shape, ahead=ahead.lines)
     places = (
@@ -293,6 +293,8 @@ class _Plan:
     """How a function computes some loops."""
 
     shape: TileShape
+    blocks: int
+    """How often its tiles are repeated downwards."""
     arguments: list[int]
     """After the pointers; see :func:`tile_functions.definitions`."""
 
@@ -306,10 +308,10 @@ class _Plan:
         *loops, columns = spatial
         below = [loop for loop in loops if not loop[2]]
         beside = [loop for loop in loops if loop[2]]
-        if columns != (COLUMNS, 0, own, 1) or len(below) not in (1, 2) or len(beside) > 1:
+        if columns != (COLUMNS, 0, own, 1) or len(below) > 2 or len(beside) > 1:
             return None
         lines, line_x, _, line_sums = below[0] if len(below) == 2 else (1, 0, 0, 0)
-        rows, row_x, _, row_sums = below[-1]
+        rows, row_x, _, row_sums = below[-1] if below else (1, 0, 0, 0)
         wide, tile_x, tile_w, tile_sums = beside[0] if beside else (1, 0, 0, COLUMNS)
         if len(terms) < 2 or tile_x or tile_sums != COLUMNS or terms[-1] != (own, 1, 1, 0):
             return None
@@ -327,4 +329,4 @@ class _Plan:
         outer = [(1, 0, 0, 0)] * (LOOPS - len(outer)) + outer
         for count, x, w, _ in outer:
             arguments += [count, size * x, size * w]
-        return cls(shape, arguments)
+        return cls(shape, blocks, arguments)

@@ -18,9 +18,9 @@ NAME = "packed"
 ROW_TILES = range(4, 17)
 """Rows of a register tile for which products are fast."""
 TILE = 16
-"""Groups of terms to whose multiple those of two operands of data are rounded up."""
+"""The number of groups of terms is rounded up to a multiple of this where both operands are data."""
 FEWEST = 16
-"""Extents below are left as they are."""
+"""Extents below are left as they are, and products with them are not packed."""
 
 
 @dataclass(frozen=True)

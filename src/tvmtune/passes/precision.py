@@ -99,7 +99,7 @@ def sum_in_float32(mod: tvm.IRModule) -> tvm.IRModule:
                 wide = make(*call.args, **(attributes | {"out_dtype": "float32"}))
                 return self._rounded(wide, call)
             if name in ELEMENTWISE | REDUCTIONS and _is_half(call):
-                # A value with other readers exists in float16 anyway: do not store it twice.
+                # A value that other kernels read is in memory anyway: do not store it twice.
                 wider = [
                     self._unrounded(arg) if readers.share_a_kernel(old) else None
                     for old, arg in zip(before, call.args, strict=True)
