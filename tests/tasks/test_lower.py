@@ -246,7 +246,7 @@ def test_a_record_of_an_unknown_workload_is_replaced_by_the_default():
     plan = plan_of(one_conv())
     task = named(plan, "conv2d")
     unknown = replace(record(plan, task), workload="0123456789abcdef")
-    with pytest.warns(UserWarning, match="no longer applies"):
+    with pytest.warns(UserWarning, match="similar task, or of another dtype, does not fit"):
         lowered = plan.backend.lower(plan.prepared, {task.key: unknown}, plan.device)
     assert kinds(lowered)[task.key] == "default"
 

@@ -157,7 +157,8 @@ def describe(compiled: Compiled) -> str:
         f"{compiled.path}: {size:.1f} MB, {counted(total, 'task')}: {counts['exact']} with a record, "
         f"{counts['anchor']} with that of a similar task, "
         + (f"{counts['shipped']} with a shipped record, " if counts["shipped"] else "")
-        + f"{counts['default']} with the default schedule; {compiled.metadata['threads']} threads"
+        + f"{counts['default']} with the default schedule; "
+        + counted(compiled.metadata["threads"], "thread")
     ]
     if compiled.fallbacks:
         lines.append(

@@ -164,7 +164,7 @@ def output_option(help_text: str) -> Decorator:
         "--output",
         type=PATH,
         metavar="FILE",
-        show_default="named after the network, e.g. resnet-18.so",
+        show_default="named after the network and dtype, e.g. resnet-18.so or resnet-18-int8.so",
         help=help_text,
     )
 

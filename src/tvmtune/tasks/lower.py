@@ -130,8 +130,9 @@ def _schedule(
     workload: tvm.IRModule, trial: Trial | None, space: Any, target: tvm.target.Target
 ) -> tuple[Any, str]:
     if trial is not None:
+        own = trial.workload == workload_key(workload)
         try:
-            if trial.workload == workload_key(workload):
+            if own:
                 return traces.apply(workload, trial.trace).mod["main"], "exact"
             if trial.source_module is None:
                 raise ValueError("its workload is not in the log")
@@ -139,8 +140,13 @@ def _schedule(
             sch = apply_anchor(workload, donor, trial.trace, target, space)
             return sch.mod["main"], "anchor"
         except Exception as error:
+            why = (
+                "no longer applies"
+                if own
+                else "of a similar task, or of another dtype, does not fit"
+            )
             warnings.warn(
-                f"a record of {trial.implementation} no longer applies ({error}); "
+                f"a record ({trial.implementation}) {why} ({error}); "
                 "the default schedule takes its place",
                 stacklevel=2,
             )
