@@ -34,8 +34,9 @@ def applies_to_matmul(call: Any) -> bool:
 
 
 def applies_to_batched(call: Any) -> bool:
-    """Neither operand constant, with equal batch axes, bfloat16 with sums in float32, and no extent so
-    short that packing would take longer than it saves."""
+    """Neither operand constant, bfloat16 with sums in float32, the same number of batch axes, each
+    equal or 1 in the second operand, and no extent so short that packing would take longer than it
+    saves."""
     import tvm
 
     left, right = (static_shape(argument) for argument in call.args)
@@ -45,7 +46,8 @@ def applies_to_batched(call: Any) -> bool:
         and left is not None
         and right is not None
         and len(left) > 2
-        and left[:-2] == right[:-2]
+        and len(left) == len(right)
+        and all(own in (1, other) for own, other in zip(right[:-2], left[:-2], strict=True))
         and min(*left[-2:], right[-1]) >= packed_products.FEWEST
     )
 

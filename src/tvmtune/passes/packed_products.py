@@ -147,12 +147,13 @@ def product(x: Any, w: Any, output: tuple[int, ...], dtype: str, storage: Storag
 def batched_product(
     x: Any, w: Any, output: tuple[int, ...], instruction: DotInstruction, storage: Storage
 ) -> Any:
-    """Sums (..., M, N) of data (..., M, K) and (..., K, N), of which the second are packed first. M and
-    N are rounded up as for weights, K to whole tiles."""
+    """Sums (..., M, N) of data (..., M, K) and (..., K, N), of which the second are packed first; their
+    batch axes may be 1. M and N are rounded up as for weights, K to whole tiles."""
     from tvm import te, tirx
 
     lanes, terms = instruction.lanes, instruction.terms
-    *batch, length, columns = (int(n) for n in w.shape)
+    *own, length, columns = (int(n) for n in w.shape)
+    batch = output[:-2]
     whole = TILE * terms
     padded_length = -(-length // whole) * whole
     quads, blocks = padded_length // terms, -(-columns // lanes)
@@ -176,7 +177,7 @@ def batched_product(
         return tirx.if_then_else(tirx.all(*inside), value, storage.nothing) if inside else value
 
     packed = te.compute(
-        (*batch, blocks, quads, lanes, terms),
+        (*own, blocks, quads, lanes, terms),
         weight,
         name="weights",
         attrs={"meta_schedule.inline_rule": "disable"},
@@ -186,7 +187,8 @@ def batched_product(
     def element(*at: Any) -> Any:
         *outer, row, c = at
         one = data(*outer, row, f * terms + s)
-        other = packed(*outer, c // lanes, f, c % lanes, s)
+        place = (0 if n == 1 else at for at, n in zip(outer, own, strict=True))
+        other = packed(*place, c // lanes, f, c % lanes, s)
         return te.sum(_product(one, other, instruction.sums, storage), axis=[f, s])
 
     return te.compute((*batch, rows, blocks * lanes), element, name=f"{NAME}_matmul")
