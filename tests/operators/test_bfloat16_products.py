@@ -69,6 +69,15 @@ def product(left: tuple[int, ...], right: tuple[int, ...], *, constant: bool) ->
     return Bfloat16Network(OnnxNetwork(onnx.shape_inference.infer_shapes(model), name="one"))
 
 
+def assembly_of(implementation: Any, target: dict[str, Any]) -> str:
+    """Of its default schedule."""
+    machine = tvm.target.Target(target)
+    schedule = implementation.space.default(implementation.mod, machine)
+    pipeline = cpu_pipeline.pipeline_for(target)
+    library = tvm.compile(schedule.mod, machine, tir_pipeline=pipeline)
+    return str(library.mod.inspect_source("asm"))
+
+
 def networks() -> list[Any]:
     found = [pytest.param(convolution(**case), id=f"{case}") for case in CONVOLUTIONS]
     return [*found, *(pytest.param(product(*c, constant=True), id=f"{c}") for c in PRODUCTS)]
@@ -98,10 +107,7 @@ def test_all_products_are_in_the_instruction(one, backend, attrs, instruction, f
     plan = api.plan(one, backend, attrs=attrs)
     chosen = [task.untuned for task in plan.tasks if task.untuned.name.startswith("bfloat16-")]
     assert len(chosen) == 1
-    target = tvm.target.Target(plan.device.target)
-    schedule = chosen[0].space.default(chosen[0].mod, target)
-    pipeline = cpu_pipeline.pipeline_for(plan.device.target)
-    assembly = tvm.compile(schedule.mod, target, tir_pipeline=pipeline).mod.inspect_source("asm")
+    assembly = assembly_of(chosen[0], plan.device.target)
     assert re.search(instruction, assembly)
     assert not re.search(float_instruction, assembly)
 
@@ -113,10 +119,7 @@ def test_batched_products_are_in_tiles_where_there_are_any(left, right, tmp_path
     plan = api.plan(one, attrs=WITH_TILES)
     (task,) = [task for task in plan.tasks if "matmul" in task.name]
     assert task.untuned.name == "bfloat16-batched"
-    target = tvm.target.Target(plan.device.target)
-    schedule = task.untuned.space.default(task.untuned.mod, target)
-    pipeline = cpu_pipeline.pipeline_for(plan.device.target)
-    assembly = tvm.compile(schedule.mod, target, tir_pipeline=pipeline).mod.inspect_source("asm")
+    assembly = assembly_of(task.untuned, plan.device.target)
     assert "tdpbf16ps" in assembly
     assert not re.search(r"vdpbf16ps|vfmadd\d+ps", assembly)
     if cpu_features.can_run(plan.device.target, "", ["bfloat16"]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 Index = Mapping[Any, int]
@@ -55,6 +55,16 @@ def linear(
     total = dict(left)
     for variable, c in right.items():
         total[variable] = total.get(variable, 0) + sign * c
+    return total
+
+
+def position(loops: Sequence[tuple[Any, int]], kind: Any) -> Any:
+    """Which iteration of nested loops this is, from the index and the extent of each."""
+    from tvm import tirx
+
+    total = tirx.const(0, kind)
+    for index, extent in loops:
+        total = total * extent + index.astype(kind)
     return total
 
 

@@ -244,9 +244,7 @@ def _ask(stream: _Stream, rows: Sequence[Any]) -> Iterator[Any]:
     lines = math.ceil(stream.length * size / LINE / count)
     kind = rows[-1].loop_var.ty.dtype
     line = tirx.Var("line", kind)
-    row = tirx.const(0, kind)
-    for loop in rows:
-        row = row * int(loop.extent) + loop.loop_var
+    row = linear_indices.position([(loop.loop_var, int(loop.extent)) for loop in rows], kind)
     index = (row * lines + line) * (LINE // size) + linear_indices.expression(stream.start, kind)
     prefetch = _prefetch(stream.buffer, index + stream.length)
     yield tirx.For(line, 0, lines, tirx.ForKind.SERIAL, tirx.Evaluate(prefetch))

@@ -58,9 +58,8 @@ class TileShape:
             return None
         height = max(n for n in range(1, ROWS + 1) if rows % n == 0)
         if lines > 1:
-            return (
-                cls(height, lines, wide, quads) if height == rows and lines * wide <= SUMS else None
-            )
+            fits = height == rows and lines * wide <= SUMS
+            return cls(height, lines, wide, quads) if fits else None
         high = max(n for n in range(1, SUMS // wide + 1) if rows // height % n == 0)
         return cls(height, high, wide, quads)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune.operators import linear_indices, prefetch
+from tvmtune.types import product
 
 LEAST = 1 << 20
 """Bytes of weights below which it is not worth while: they are still cached."""
@@ -47,7 +48,6 @@ def _strip(weights: Any, enclosing: Sequence[Any]) -> tuple[Any, int]:
     """Which of the strips that read the same weights in turn this one is, and how many there are."""
     from tvm import tirx
 
-    kind = weights.ty.dtype
     rows: list[tuple[Any, int]] = []
     for loop in reversed(enclosing):
         extent = linear_indices.constant(loop.extent)
@@ -58,11 +58,7 @@ def _strip(weights: Any, enclosing: Sequence[Any]) -> tuple[Any, int]:
                 rows.insert(0, (loop.loop_var % same, same))
             break
         rows.insert(0, (loop.loop_var, extent))
-    strip, count = tirx.const(0, kind), 1
-    for index, extent in rows:
-        strip = strip * extent + index.astype(kind)
-        count *= extent
-    return strip, count
+    return linear_indices.position(rows, weights.ty.dtype), product([extent for _, extent in rows])
 
 
 def _same(value: Any, variable: Any) -> int:

@@ -293,10 +293,13 @@ class _Plan:
     """How a function computes some loops."""
 
     shape: TileShape
-    blocks: int
-    """How often its tiles are repeated downwards."""
     arguments: list[int]
     """After the pointers; see :func:`tile_functions.definitions`."""
+
+    @property
+    def blocks(self) -> int:
+        """How often its tiles are repeated downwards."""
+        return self.arguments[0]
 
     @classmethod
     def of(
@@ -329,4 +332,4 @@ class _Plan:
         outer = [(1, 0, 0, 0)] * (LOOPS - len(outer)) + outer
         for count, x, w, _ in outer:
             arguments += [count, size * x, size * w]
-        return cls(shape, blocks, arguments)
+        return cls(shape, arguments)

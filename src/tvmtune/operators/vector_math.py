@@ -204,7 +204,7 @@ def coarse(expression: Any) -> Any:
 
     def called(text: Any) -> None:
         found = _SYMBOL.fullmatch(str(text.value))
-        if found is None or f"coarse_{found[1]}" not in _COARSE:
+        if found is None or _COARSE + found[1] not in _DEFINED:
             others.append(text)
 
     kinds = ((tvm.ir.StringImm, called), (tirx.Sub, others.append), (tirx.Div, others.append))
@@ -213,7 +213,7 @@ def coarse(expression: Any) -> Any:
         return expression
 
     def visit(text: Any, mutator: Any) -> Any:
-        return tvm.ir.StringImm(str(text.value).replace(_PREFIX, f"{_PREFIX}coarse_"))
+        return tvm.ir.StringImm(str(text.value).replace(_PREFIX, _PREFIX + _COARSE))
 
     return structural_mutate(expression, (tvm.ir.StringImm, visit))
 
@@ -228,7 +228,7 @@ def definitions(called: Collection[str]) -> list[str]:
 def llvm_ir(name: str, lanes: int) -> str:
     """The definition in LLVM IR of the function for vectors of ``lanes`` values."""
     block = _Block(lanes)
-    result = {**_FUNCTIONS, **_COARSE}[name](block, _Value(block, "%x", "float"))
+    result = _DEFINED[name](block, _Value(block, "%x", "float"))
     kind = block.type("float")
     body = "\n".join([*block.lines, f"ret {kind} {result.text}"])
     return f"define {kind} @{_PREFIX}{name}_x{lanes}({kind} %x) {{\nentry:\n{body}\n}}"
@@ -449,8 +449,8 @@ _FUNCTIONS: dict[str, Callable[[_Block, _Value], _Value]] = {
     "tanh": _tanh,
 }
 
-_COARSE: dict[str, Callable[[_Block, _Value], _Value]] = {"coarse_erf": _coarse_erf}
-"""With half the digits, for what is rounded to bfloat16."""
-
+_COARSE = "coarse_"
+"""Begins the names of functions with half the digits, for what is rounded to bfloat16."""
+_DEFINED = {**_FUNCTIONS, f"{_COARSE}erf": _coarse_erf}
 _PREFIX = "tvmtune_vector_"
-_SYMBOL = re.compile(f"{_PREFIX}({'|'.join((*_FUNCTIONS, *_COARSE))})_x([0-9]+)")
+_SYMBOL = re.compile(f"{_PREFIX}({'|'.join(_DEFINED)})_x([0-9]+)")

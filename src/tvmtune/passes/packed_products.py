@@ -21,6 +21,9 @@ TILE = 16
 """The number of groups of terms is rounded up to a multiple of this where both operands are data."""
 FEWEST = 16
 """Extents below are left as they are, and products with them are not packed."""
+_NOT_INLINED = {"meta_schedule.inline_rule": "disable"}
+"""Attributes of a block that schedule rules would inline into the products, where its conversion would
+hide what instructions compute."""
 
 
 @dataclass(frozen=True)
@@ -129,19 +132,12 @@ def convolution(
 
 def product(x: Any, w: Any, output: tuple[int, ...], dtype: str, storage: Storage) -> Any:
     """As :func:`convolution`: sums (..., M, N) of (..., M, K) data and weights (N, 1, 1, K)."""
-    from tvm import te
-
     blocks, _, _, quads, lanes, terms = (int(n) for n in w.shape)
-    outer, rows = output[:-2], padded_rows(output[-2])
-    data = padded(x, (0,) * len(output), (*outer, rows, quads * terms), storage)
-    f, s = te.reduce_axis((0, quads), "f"), te.reduce_axis((0, terms), "s")
 
-    def element(*at: Any) -> Any:
-        *row, c = at
-        one, other = data(*row, f * terms + s), w(c // lanes, 0, 0, f, c % lanes, s)
-        return te.sum(_product(one, other, dtype, storage), axis=[f, s])
+    def weight(outer: list[Any], block: Any, quad: Any, lane: Any, term: Any) -> Any:
+        return w(block, 0, 0, quad, lane, term)
 
-    return te.compute((*outer, rows, blocks * lanes), element, name=f"{NAME}_matmul")
+    return _matmul(x, weight, output, (blocks, quads, lanes, terms), dtype, storage)
 
 
 def batched_product(
@@ -149,49 +145,52 @@ def batched_product(
 ) -> Any:
     """Sums (..., M, N) of data (..., M, K) and (..., K, N), of which the second are packed first; their
     batch axes may be 1. M and N are rounded up as for weights, K to whole tiles."""
-    from tvm import te, tirx
+    from tvm import te
 
     lanes, terms = instruction.lanes, instruction.terms
-    *own, length, columns = (int(n) for n in w.shape)
-    batch = output[:-2]
-    whole = TILE * terms
-    padded_length = -(-length // whole) * whole
-    quads, blocks = padded_length // terms, -(-columns // lanes)
-    rows = padded_rows(output[-2])
-    data = padded(x, (0,) * len(output), (*batch, rows, padded_length), storage)
+    *batch, length, columns = (int(n) for n in w.shape)
+    quads, blocks = -(-length // (TILE * terms)) * TILE, -(-columns // lanes)
 
-    def weight(*at: Any) -> Any:
+    def pack(*at: Any) -> Any:
         *outer, block, quad, lane, term = at
         place, column = quad * terms + term, block * lanes + lane
-        value = w(*outer, place, column)
-        if storage.convert:
-            value = storage.convert(value)
-        inside = [
-            index < extent
-            for index, extent, has in (
-                (place, length, quads * terms),
-                (column, columns, blocks * lanes),
-            )
-            if extent < has
-        ]
-        return tirx.if_then_else(tirx.all(*inside), value, storage.nothing) if inside else value
+        inside = [place < length] if length < quads * terms else []
+        inside += [column < columns] if columns < blocks * lanes else []
+        return _stored(w(*outer, place, column), inside, storage)
 
     packed = te.compute(
-        (*own, blocks, quads, lanes, terms),
-        weight,
-        name="weights",
-        attrs={"meta_schedule.inline_rule": "disable"},
+        (*batch, blocks, quads, lanes, terms), pack, name="weights", attrs=_NOT_INLINED
     )
+
+    def weight(outer: list[Any], *at: Any) -> Any:
+        return packed(*(0 if n == 1 else index for index, n in zip(outer, batch, strict=True)), *at)
+
+    return _matmul(x, weight, output, (blocks, quads, lanes, terms), instruction.sums, storage)
+
+
+def _matmul(
+    x: Any,
+    weight: Callable[..., Any],
+    output: tuple[int, ...],
+    packed: tuple[int, int, int, int],
+    dtype: str,
+    storage: Storage,
+) -> Any:
+    """Sums (..., M, N) of (..., M, K) data and the weights that ``weight`` returns for batch axes,
+    block, quad, lane and term; ``packed`` has the extents of these four."""
+    from tvm import te
+
+    blocks, quads, lanes, terms = packed
+    outer, rows = output[:-2], padded_rows(output[-2])
+    data = padded(x, (0,) * len(output), (*outer, rows, quads * terms), storage)
     f, s = te.reduce_axis((0, quads), "f"), te.reduce_axis((0, terms), "s")
 
     def element(*at: Any) -> Any:
-        *outer, row, c = at
-        one = data(*outer, row, f * terms + s)
-        place = (0 if n == 1 else at for at, n in zip(outer, own, strict=True))
-        other = packed(*place, c // lanes, f, c % lanes, s)
-        return te.sum(_product(one, other, instruction.sums, storage), axis=[f, s])
+        *row, c = at
+        one, other = data(*row, f * terms + s), weight(row[:-1], c // lanes, f, c % lanes, s)
+        return te.sum(_product(one, other, dtype, storage), axis=[f, s])
 
-    return te.compute((*batch, rows, blocks * lanes), element, name=f"{NAME}_matmul")
+    return te.compute((*outer, rows, blocks * lanes), element, name=f"{NAME}_matmul")
 
 
 def _product(one: Any, other: Any, dtype: str, storage: Storage) -> Any:
@@ -201,7 +200,7 @@ def _product(one: Any, other: Any, dtype: str, storage: Storage) -> Any:
 def padded(x: Any, before: tuple[int, ...], shape: tuple[int, ...], storage: Storage) -> Any:
     """The data in an array of this shape, ``before`` elements from its start in each axis; ``x`` itself
     if that changes nothing."""
-    from tvm import te, tirx
+    from tvm import te
 
     own = tuple(int(n) for n in x.shape)
     if own == shape and not storage.always:
@@ -215,11 +214,15 @@ def padded(x: Any, before: tuple[int, ...], shape: tuple[int, ...], storage: Sto
                 inside.append(place[axis] >= 0)
             if start + extent < whole:
                 inside.append(place[axis] < extent)
-        value = x(*place)
-        if storage.convert:
-            value = storage.convert(value)
-        return tirx.if_then_else(tirx.all(*inside), value, storage.nothing) if inside else value
+        return _stored(x(*place), inside, storage)
 
-    # Schedule rules inline a conversion into the products, where it hides what instructions compute.
-    attrs = {"meta_schedule.inline_rule": "disable"} if own == shape else {}
-    return te.compute(shape, element, name="pad", attrs=attrs)
+    return te.compute(shape, element, name="pad", attrs=_NOT_INLINED if own == shape else {})
+
+
+def _stored(value: Any, inside: list[Any], storage: Storage) -> Any:
+    """An element of the data as it is stored, or nothing where a condition is false."""
+    from tvm import tirx
+
+    if storage.convert:
+        value = storage.convert(value)
+    return tirx.if_then_else(tirx.all(*inside), value, storage.nothing) if inside else value

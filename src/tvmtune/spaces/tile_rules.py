@@ -296,18 +296,20 @@ def decisions(block: Any) -> Iterator[Decisions]:
     weights = 4 * columns * terms
     line = _line(block, row)
     above = 1 if line is None else outer[line]
-    shapes = [
-        (lines, strip, wide)
+    strips = [
+        (_cycles(shape, lines * strip, steps), lines, strip, wide)
         for lines in cpu_tiles.divisors(above, SUMS)
         for strip in cpu_tiles.divisors(rows, STRIP)
         for wide in cpu_tiles.divisors(tiles, SUMS)
-        if TileShape.of(strip, wide * COLUMNS, inner, lines) is not None
+        if (shape := TileShape.of(strip, wide * COLUMNS, inner, lines)) is not None
     ]
     others = product(outer) // rows
-    cycles = {shape: _cycles(shape, steps, inner) for shape in shapes}
-    for lines, strip, wide in sorted(shapes, key=cycles.__getitem__):
-        # What comes first is shared by the threads.
-        by_columns = weights > cpu_tiles.CACHED or others < cpu_tiles.FEWEST_PARTS
+    # What comes first is shared by the threads.
+    by_columns = weights > cpu_tiles.CACHED or others < cpu_tiles.FEWEST_PARTS
+    # A thread that computes some columns of all rows pads these for itself. Not for products, whose
+    # sums are short, nor where other rows are padded by several threads.
+    alone = by_columns and product(kernel) > 1
+    for _, lines, strip, wide in sorted(strips):
         parts = [[1, n] if by_columns else [n, 1] for n in outer]
         if line is not None:
             more = above // lines
@@ -315,21 +317,14 @@ def decisions(block: Any) -> Iterator[Decisions]:
         parts[row] = [rows // strip, strip]
         rest = tiles // wide
         parts.append([rest, 1, wide] if by_columns else [1, rest, wide])
-        # A thread that computes some columns of all rows pads these for itself. Not for products, whose
-        # sums are short, nor where other rows are padded by several threads.
-        alone = by_columns and product(kernel) > 1
         yield Decisions(parts, len(outer) - 1 if alone else _BEFORE)
 
 
-def _cycles(strip: tuple[int, int, int], steps: int, quads: int) -> float:
-    """Per row and tile of columns of a strip (lines, rows, tiles of columns), for sums of ``steps``
-    instructions each."""
-    lines, rows, wide = strip
-    shape = TileShape.of(rows, wide * COLUMNS, quads, lines)
-    assert shape is not None
-    high, height = shape.high, shape.rows
+def _cycles(shape: TileShape, rows: int, steps: int) -> float:
+    """Per row and tile of columns of a strip with so many rows, for sums of ``steps`` instructions
+    each."""
+    high, height, wide, quads = shape.high, shape.rows, shape.wide, shape.quads
     near = _LOAD if 64 * quads * steps * wide <= _NEAR else _FAR_LOAD
     products = high * wide * max(_CYCLES, height)
     loads = _LOAD * high * height + near * wide * quads
-    per_tile = steps * max(products, loads) / (high * wide * height)
-    return per_tile + _STRIP / (lines * rows * wide)
+    return steps * max(products, loads) / (high * wide * height) + _STRIP / (rows * wide)
