@@ -188,6 +188,9 @@ class Algorithm:
     takes the first; one that is not exact only where it can check the network's output."""
     superseded: bool = False
     """Whether only records in logs of earlier versions use it: tuning does not try it."""
+    space_for: Callable[[tvm.IRModule], Space | None] | None = None
+    """The space for a kernel that it changed, or None where it does not apply. Without it, the space
+    that the backend uses for any kernel."""
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,9 @@ def make_target(name: str, attrs: dict[str, Any], remote: str | None) -> Device:
 
 @hookimpl
 def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
-    from tvmtune_cuda import tensor_cores
+    from tvmtune_cuda.implementations import offered
 
-    offered = backend_defaults.implementations_gpu(device)
-    return [*offered, *tensor_cores.spaces(device)]
+    return [*offered(device)]
 
 
 @hookimpl
@@ -92,11 +91,11 @@ def export_lib(lowered: tvm.IRModule, device: Device, path: Path) -> Path:
     import tvm
 
     from tvmtune.library.export import export_lib
-    from tvmtune_cuda import build, toolkit
+    from tvmtune_cuda import build, mma_tiles, toolkit
 
     change = build.translate(toolkit.find(), str(device.target["arch"]))
     with build.sources(), tvm.transform.PassContext(config=build.passes_of_libraries(device)):
-        return export_lib(lowered, device, path, change)
+        return export_lib(mma_tiles.insert(lowered), device, path, change)
 
 
 @hookimpl

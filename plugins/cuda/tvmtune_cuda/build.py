@@ -17,7 +17,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.library import embedded_weights, vm_program
 from tvmtune.measure import local
 from tvmtune.types import Device
-from tvmtune_cuda import tensor_cores, toolkit
+from tvmtune_cuda import mma_tiles, tensor_cores, toolkit
 from tvmtune_cuda.target import GRAPHS
 from tvmtune_cuda.toolkit import Compiler
 
@@ -71,7 +71,7 @@ def build(mod: Any, target: dict[str, Any], options: dict[str, Any], directory: 
         embedded_weights.write_object(library, [], Path(workspace) / "lib0.o", packed, change)
         return str(packed)
 
-    return local.build(mod, target, options, directory, pack)
+    return local.build(mma_tiles.insert(mod), target, options, directory, pack)
 
 
 def translate(compiler: Compiler, arch: str) -> Callable[[Any, bytes], bytes]:
@@ -80,7 +80,7 @@ def translate(compiler: Compiler, arch: str) -> Callable[[Any, bytes], bytes]:
 
     def change(library: Any, blob: bytes) -> bytes:
         for source in _sources(library):
-            binary = compiler.compile(source, arch)
+            binary = compiler.compile(mma_tiles.with_functions(source), arch)
             blob = vm_program.replace_device_code(
                 blob, KIND, KIND, source.encode(), "cubin", binary
             )

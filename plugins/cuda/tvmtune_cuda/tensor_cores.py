@@ -9,7 +9,8 @@ from tvmtune.errors import UsageError
 from tvmtune.spaces import tensor_intrinsics
 from tvmtune.spaces.gpu_spaces import DrawnSpace, is_product, vector_lanes
 from tvmtune.spaces.rule_space import applying, tune_context
-from tvmtune.types import Device, ExtraSpace, Task
+from tvmtune.types import Algorithm, Device, ExtraSpace, Task
+from tvmtune_cuda import mma_space
 
 if TYPE_CHECKING:
     import tvm
@@ -46,11 +47,13 @@ class TensorCores(DrawnSpace):
         return applying([first, tiles, *others], "cuda-tensorcore")
 
 
-def spaces(device: Device) -> list[ExtraSpace]:
-    """The space for tensor cores if the target requests it."""
+def implementations(device: Device) -> list[Algorithm | ExtraSpace]:
+    """Those that use tensor cores, if the target requests them: convolutions as implicit GEMM with
+    tiles of :mod:`~tvmtune_cuda.mma_tiles`, and TVM's rules for tensor cores."""
     if NAME not in device.attrs:
         return []
-    return [ExtraSpace(NAME, lambda mod: space(mod, device))]
+    rules = ExtraSpace(NAME, lambda mod: space(mod, device))
+    return [*mma_space.algorithms(device), rules]
 
 
 def space(mod: tvm.IRModule, device: Device) -> TensorCores | None:
@@ -69,10 +72,11 @@ def check(tasks: Sequence[Task], device: Device) -> None:
     """Raise :class:`UsageError` if the target requests tensor cores and no task can use them."""
     if NAME not in device.attrs:
         return
-    if not any(each.name == NAME for task in tasks for each in task.implementations):
+    names = {NAME, *(algorithm.name for algorithm in mma_space.algorithms(device))}
+    if not any(each.name in names for task in tasks for each in task.implementations):
         raise UsageError(
-            "--tensor-cores: no kernel of this network multiplies float16 in a layout that tensor "
-            "cores take: give --dtype float16 and --layout NHWC, or omit --tensor-cores"
+            "--tensor-cores: no kernel of this network multiplies float16 or bfloat16 in a layout that "
+            "tensor cores take: give --dtype float16 and --layout NHWC, or omit --tensor-cores"
         )
 
 

@@ -26,6 +26,7 @@ class MaliTiles(RegisterTiles):
     """Tiles in registers; padding is a separate kernel."""
 
     inline_padding = False
+    shares_sums = False
     vector_accesses = VECTOR_ACCESSES
 
 
@@ -33,6 +34,7 @@ class SharedTiles(DrawnSpace):
     """TVM's rules for GPUs, unchanged: operands in local memory."""
 
     inline_padding = False
+    shares_sums = False
     vector_accesses = VECTOR_ACCESSES
 
 

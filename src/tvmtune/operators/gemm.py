@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from tvmtune.arrays import empty, numpy_dtype
@@ -26,6 +27,9 @@ from tvmtune.types import product
 
 ROWS = 16
 """The number of pixels is rounded up to a multiple of this."""
+GATHER = "tvmtune.gather"
+"""Annotation of the product of a convolution in channels-last layout: what :func:`replace` was told to
+``annotate``, see :class:`Gather`."""
 OUTPUTS = 1 << 19
 """Outputs, counted once per part of their sums, that keep a large GPU busy: 128 thread blocks with
 64x64 each."""
@@ -56,28 +60,54 @@ def splits(call: Any) -> bool:
     return applies(call) and _parts(call) > 1
 
 
-def replace(builder: Any, call: Any, values: bool = True) -> Any:
+def replace(
+    builder: Any, call: Any, values: bool = True, *, rows: int = ROWS, annotate: bool = False
+) -> Any:
     """Implicit GEMM for a ``relax.nn.conv2d`` that :func:`applies` accepted. Without ``values`` the
-    weights stay uninitialized."""
-    return _replaced(builder, call, 1, "conv2d_implicit_gemm", values)
+    weights stay uninitialized. The number of pixels is rounded up to a multiple of ``rows``. With
+    ``annotate`` the product carries :data:`GATHER`."""
+    return _replaced(builder, call, 1, "conv2d_implicit_gemm", values, rows, annotate)
 
 
-def replace_split(builder: Any, call: Any, values: bool = True) -> Any:
+def replace_split(
+    builder: Any, call: Any, values: bool = True, *, rows: int = ROWS, annotate: bool = False
+) -> Any:
     """As :func:`replace`, with split sums, for a call that :func:`splits` accepted."""
-    return _replaced(builder, call, _parts(call), "conv2d_split_k", values)
+    return _replaced(builder, call, _parts(call), "conv2d_split_k", values, rows, annotate)
 
 
 def _parts(call: Any) -> int:
     """Number of parts of each sum: enough to keep a large GPU busy, if the sums are long enough;
     1 for no split."""
     *_, length, channels = _sizes(call)
-    pixels = _padded(product(call.ty.shape) // channels)
+    pixels = _padded(product(call.ty.shape) // channels, ROWS)
     most = min(OUTPUTS // (pixels * channels), length // SHORTEST, PARTS)
     return max((n for n in range(2, most + 1) if length % n == 0), default=1)
 
 
-def _padded(pixels: int) -> int:
-    return -(-pixels // ROWS) * ROWS
+def _padded(pixels: int, rows: int) -> int:
+    return -(-pixels // rows) * rows
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Where the terms of a convolution's sums lie in NHWC data, as in :data:`GATHER`."""
+
+    images: int
+    height: int
+    width: int
+    depth: int
+    filter_columns: int
+    out_height: int
+    out_width: int
+    stride_y: int
+    stride_x: int
+    dilation_y: int
+    dilation_x: int
+    top: int
+    left: int
+    channels: int
+    """Of the output."""
 
 
 def _sizes(call: Any) -> tuple[int, ...]:
@@ -90,7 +120,15 @@ def _sizes(call: Any) -> tuple[int, ...]:
     return rows, columns, rows * columns * depth, channels
 
 
-def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> Any:
+def _replaced(
+    builder: Any,
+    call: Any,
+    parts: int,
+    name: str,
+    values: bool,
+    multiple: int,
+    annotate: bool,
+) -> Any:
     rows, columns, length, channels = _sizes(call)
     attrs = call.attrs
     last = str(attrs.data_layout) == "NHWC"
@@ -102,17 +140,42 @@ def _replaced(builder: Any, call: Any, parts: int, name: str, values: bool) -> A
 
     output = [int(n) for n in call.ty.shape]
 
+    strides, dilation, padding = (
+        [int(n) for n in each] for each in (attrs.strides, attrs.dilation, attrs.padding)
+    )
+
     def program(data: Any, weight: Any) -> Any:
         patches = gather(
             data,
             filters=(rows, columns),
-            strides=[int(n) for n in attrs.strides],
-            dilation=[int(n) for n in attrs.dilation],
-            padding=[int(n) for n in attrs.padding],
+            strides=strides,
+            dilation=dilation,
+            padding=padding,
             output=output,
             last=last,
+            multiple=multiple,
         )
-        return multiply(patches, weight, output, str(call.ty.dtype), parts, name, last)
+        notes = None
+        if annotate:
+            images, height, width, depth = (int(n) for n in data.shape)
+            found = Gather(
+                images=images,
+                height=height,
+                width=width,
+                depth=depth,
+                filter_columns=columns,
+                out_height=output[1],
+                out_width=output[2],
+                stride_y=strides[0],
+                stride_x=strides[1],
+                dilation_y=dilation[0],
+                dilation_x=dilation[1],
+                top=padding[0],
+                left=padding[1],
+                channels=channels,
+            )
+            notes = {GATHER: [*astuple(found)]}
+        return multiply(patches, weight, output, str(call.ty.dtype), parts, name, last, notes)
 
     return call_fusable(builder, program, call.args[0], constants.share(matrix), name=name)
 
@@ -126,9 +189,10 @@ def gather(
     padding: Sequence[int],
     output: Sequence[int],
     last: bool,
+    multiple: int = ROWS,
 ) -> Any:
     """The im2col matrix: (pixels, products) from NHWC data if channels come ``last``, else (products,
-    pixels) from NCHW. The number of pixels is padded to a multiple of :data:`ROWS`."""
+    pixels) from NCHW. The number of pixels is padded to a ``multiple``."""
     from tvm import te, tirx
 
     rows, columns = filters
@@ -140,7 +204,7 @@ def gather(
         _, depth, height, width = (int(n) for n in data.shape)
         batch, _, out_height, out_width = output
     pixels = batch * out_height * out_width
-    padded = _padded(pixels)
+    padded = _padded(pixels, multiple)
 
     def value(pixel: Any, k: Any) -> Any:
         if last:
@@ -174,9 +238,10 @@ def multiply(
     parts: int,
     name: str,
     last: bool,
+    notes: dict[str, Any] | None = None,
 ) -> Any:
     """The convolution's output from the result of :func:`gather` and (products, channels) weights if
-    channels come ``last``, else (channels, products)."""
+    channels come ``last``, else (channels, products). ``notes``: annotations of the product."""
     from tvm import te
 
     left, right = (patches, weight) if last else (weight, patches)
@@ -189,7 +254,7 @@ def multiply(
         at = part * one + k
         return te.sum(left[i, at].astype(dtype) * right[at, j].astype(dtype), axis=k)
 
-    sums = te.compute((parts, height, width), term, name="product")
+    sums = te.compute((parts, height, width), term, name="product", attrs=notes)
 
     def total(i: Any, j: Any) -> Any:
         return functools.reduce(operator.add, (sums[part, i, j] for part in range(parts)))

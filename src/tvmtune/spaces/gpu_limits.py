@@ -144,7 +144,8 @@ class _LimitsReader:
 
     def _Bind(self, inst: Any) -> None:
         if str(inst.attrs[0]) == "threadIdx.x" and self.threads is None:
-            self.threads = self._loops.get(inst.inputs[0])
+            # Empty for a loop that tiles do not split, such as that of a second kernel.
+            self.threads = self._loops.get(inst.inputs[0]) or None
 
     def _Annotate(self, inst: Any) -> None:
         name = str(inst.attrs[0])

@@ -35,6 +35,8 @@ class GpuSpace(RuleSpace):
 
     inline_padding = True
     """Whether padding is computed inside products, by bounds checks."""
+    shares_sums = True
+    """Whether threads share the sums of a matrix-vector product: without, most of a GPU is idle."""
     vector_accesses = 1
     """Accesses in the longest vector of a :mod:`~tvmtune.spaces.register_tiles` schedule."""
 
@@ -59,13 +61,14 @@ class GpuSpace(RuleSpace):
         from tvm.s_tir.dlight import gpu
 
         multiplies = is_product(mod)
-        if multiplies:
+        shared = multiplies and self.shares_sums and _has_one_row(mod)
+        if multiplies and not shared:
             tiles = self._register_tiles()
             tiled = register_tiles.default_schedule(mod, target, tiles, self.lanes)
             if tiled is not None:
                 return tiled
         dlight_rules: list[Any] = [gpu.Fallback()]
-        if not multiplies:
+        if shared or not multiplies:
             # These reduce with all threads of a group, which takes local memory.
             dlight_rules = [gpu.Reduction(), gpu.GeneralReduction(), *dlight_rules]
         most = int(target.attrs["max_threads_per_block"])
@@ -171,6 +174,15 @@ def is_product(mod: tvm.IRModule) -> bool:
         any(int(axis.iter_type) == 2 for axis in block.iter_vars)  # a reduction
         and _multiplies(block)
         for block in blocks(mod["main"])
+    )
+
+
+def _has_one_row(mod: tvm.IRModule) -> bool:
+    """Whether the outputs of its sums lie along a single axis."""
+    return all(
+        sum(int(axis.dom.extent) > 1 for axis in block.iter_vars if int(axis.iter_type) != 2) <= 1
+        for block in blocks(mod["main"])
+        if any(int(axis.iter_type) == 2 for axis in block.iter_vars)
     )
 
 

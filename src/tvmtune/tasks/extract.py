@@ -98,13 +98,16 @@ def extract_tasks(
             continue
         changed = changed_workloads(prepared, device, algorithm, keys)
         for task in tasks.values():
-            if (other := changed.get(task.sites[0])) is not None:
+            other = changed.get(task.sites[0])
+            if other is None:
+                continue
+            if (space := (algorithm.space_for or make)(other.mod)) is not None:
                 task.implementations.append(
                     Implementation(
                         algorithm.name,
                         other.key,
                         other.mod,
-                        make(other.mod),
+                        space,
                         exact=algorithm.exact,
                         preferred=other.preferred,
                     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import phases
@@ -23,7 +23,7 @@ from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import rules, tensor_intrinsics, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor
 from tvmtune.tasks.extract import DIRECT, SpaceFor, changed_workloads
-from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Trial
+from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Space, Trial
 
 if TYPE_CHECKING:
     import tvm
@@ -68,9 +68,12 @@ def lower(
     for site in call_sites(mod):
         sites.setdefault(site.name, site)
 
+    makers = _space_makers(prepared, used, only)
+
     def schedule(site: CallSite) -> tuple[Any, str]:
         workload = as_workload(site.func)
-        func, how = _schedule(workload, chosen.get(keys[site.index]), make(workload), target)
+        space = makers.get(site.index, make)(workload) or make(workload)
+        func, how = _schedule(workload, chosen.get(keys[site.index]), space, target)
         named = func.with_attr("global_symbol", site.name)
         return named.with_attr("tirx.is_scheduled", True), how
 
@@ -124,6 +127,20 @@ def _calls_by_algorithm(
             )
         }
     return wanted
+
+
+def _space_makers(
+    prepared: Prepared, algorithms: Sequence[Algorithm], only: Mapping[str, set[int]]
+) -> dict[int, Callable[[Any], Space | None]]:
+    """What makes the space of a call that an algorithm with spaces of its own computes, by the call's
+    index in program order. Of several algorithms the first computes it."""
+    return {
+        index: algorithm.space_for
+        for algorithm in reversed(algorithms)
+        if algorithm.space_for is not None
+        for ordinal, index in enumerate(prepared.changed[algorithm.name])
+        if ordinal in only[algorithm.name]
+    }
 
 
 def _schedule(

@@ -172,8 +172,10 @@ class TorchCompile(Torch):
         import torch
         from torch._inductor import config
 
-        # Otherwise, if Triton is installed, a pool of processes lives until this one ends.
-        config.compile_threads = 1
+        if self.device == "cpu":
+            # Otherwise, if Triton is installed, a pool of processes lives until this one ends. For a
+            # GPU it compiles hundreds of kernels, which takes minutes without the pool.
+            config.compile_threads = 1
         mode = None if self.device == "cpu" else _MAX_AUTOTUNE
         return torch.compile(module, backend="inductor", dynamic=False, mode=mode)
 
@@ -192,7 +194,8 @@ class TorchMaxAutotune(TorchCompile):
         import torch
         from torch._inductor import config, list_mode_options
 
-        config.compile_threads = 1  # see TorchCompile
+        if self.device == "cpu":
+            config.compile_threads = 1  # see TorchCompile
         options = {**list_mode_options(_MAX_AUTOTUNE), "freezing": self.device == "cpu"}
         return torch.compile(module, backend="inductor", dynamic=False, options=options)
 
