@@ -3,11 +3,12 @@
     python benchmarks/gpu.py [--budget 8m] [--target cuda] [--target-attr KEY=VALUE] [--cuda-graphs]
         [--work DIR]
 
-Tunes resnet-18 in float32 and in float16 with tensor cores, and mobilenet in float32; compiles each;
-and times its library in turns with PyTorch (channels last, cuDNN), torch.compile (max-autotune) and
-ONNX Runtime, if they are installed with CUDA. Prints medians of wall-clock times and, in parentheses,
-of the GPU's own times, at batch 1, as a Markdown table for benchmarks/README.md. No runtime uses TF32
-or CUDA graphs; with --cuda-graphs the libraries and PyTorch do, and ONNX Runtime is omitted.
+Tunes resnet-18 in float32, and in float16 and bfloat16 with tensor cores, and mobilenet in float32;
+compiles each; and times its library in turns with PyTorch (channels last, cuDNN), torch.compile
+(max-autotune) and ONNX Runtime, if they are installed with CUDA. Prints medians of wall-clock times
+and, in parentheses, of the GPU's own times, at batch 1, as a Markdown table for benchmarks/README.md.
+No runtime uses TF32 or CUDA graphs; with --cuda-graphs the libraries and PyTorch do, and ONNX Runtime
+is omitted.
 
 Logs in DIR are continued, so several short runs add up. A network for which a run has no time is left
 to the next run; its row in the table is then from an earlier run. The distilled logs are
@@ -34,6 +35,7 @@ PEERS = ("torch", "torch-compile", "onnxruntime")
 CASES = {
     "resnet-18": ["--network", "resnet-18"],
     "resnet-18-float16": ["--network", "resnet-18", "--dtype", "float16"],
+    "resnet-18-bfloat16": ["--network", "resnet-18", "--dtype", "bfloat16"],
     "mobilenet": ["--network", "mobilenet"],
 }
 FIRST = 60.0
@@ -69,7 +71,7 @@ def main() -> None:
             break
         case = waiting.pop(0)
         words = [*CASES[case], *where]
-        if options.target == "cuda" and "float16" in words:
+        if options.target == "cuda" and "--dtype" in words:
             words.append("--tensor-cores")
         begun = time.monotonic()
         tuning = left / fitting - expected
@@ -93,7 +95,8 @@ def measure(log: Path, words: list[str], tuning: float, graphs: list[str], repor
     """Tune for ``tuning`` seconds, compile, compare with the other runtimes, and distill the log."""
     peers = [peer for peer in PEERS if not graphs or peer != "onnxruntime"]
     library = report.with_suffix(".so")
-    budget = ["--time-budget", f"{tuning:.0f}s"]
+    # Kernels of a few microseconds differ only if their launches overlap.
+    budget = ["--time-budget", f"{tuning:.0f}s", "--number", "20", "--repeat", "5"]
     for command in (
         ["tune", *words, "--log", str(log), *budget, "--no-compile"],
         ["compile", *words, *graphs, "--log", str(log), "-o", str(library)],

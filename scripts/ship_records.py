@@ -28,7 +28,6 @@ import tvm
 from tvmtune import api, networks
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError
-from tvmtune.machine import cpu_features
 from tvmtune.passes.workload_keys import structure
 from tvmtune.records import schema, shipped
 from tvmtune.records.best import ranked
@@ -101,15 +100,15 @@ def pack(logs: Sequence[Log], folder: Path) -> None:
     """Write a file to ``folder`` for each device that the logs were measured on.
 
     Raises :class:`TvmtuneError` for a log of something else than a network of the zoo on a CPU of a
-    known class, and if two devices would share a file.
+    known class or a GPU, and if two devices would share a file.
     """
     groups: dict[str, list[Log]] = {}
     names: dict[str, str] = {}
     for log in logs:
         for identity, described in log.devices().items():
             device = Device.from_json(described)
-            known = cpu_features.cpu_class(device.target) is not None
-            if device.backend != "cpu" or device.remote is not None or not known:
+            known = shipped.family(device) is not None
+            if device.backend not in ("cpu", "cuda") or device.remote is not None or not known:
                 raise TvmtuneError(f"{log.path} was measured on {device.model}, not on a known CPU")
             name = shipped.file_name(device)
             if names.setdefault(name, identity) != identity:
@@ -152,9 +151,11 @@ def _write(logs: Sequence[Log], identity: str, path: Path) -> tuple[int, int]:
 def _tasks(header: JSON) -> list[Task]:
     """The tasks of a log's network, as this version of tvmtune extracts them."""
     device, network = Device.from_json(header["device"]), header["network"]
-    attrs = {"threads": device.threads, "mcpu": device.target["mcpu"]}
+    attrs = {"threads": device.threads, "mcpu": device.target.get("mcpu")}
+    if device.backend == "cuda":
+        attrs = {**device.attrs, "arch": device.target["arch"]}
     loaded = networks.reload(network["source"])
-    return api.plan(loaded, "cpu", attrs=attrs, layout=network["layout"]).tasks
+    return api.plan(loaded, device.backend, attrs=attrs, layout=network["layout"]).tasks
 
 
 def _best(task: Task, order: Sequence[Trial], target: tvm.target.Target) -> list[Trial]:

@@ -240,6 +240,20 @@ def test_the_records_of_the_package_were_verified_and_name_their_machine(file):
         assert file.name == shipped.file_name(Device.from_json(header["device"]))
 
 
+@pytest.mark.parametrize("host", [1, 64])
+def test_records_of_a_gpu_serve_its_model_on_any_host_and_tuning_on_its_architecture(host):
+    (file,) = (path for path in FILES if path.name.startswith("cuda-sm90_"))
+    header = read_log(file).headers[0]
+    measured_on = Device.from_json({**header["device"], "threads": host})
+    assert file.name == shipped.file_name(measured_on)
+    assert len(shipped.for_compiling(measured_on).trials) == len(read_log(file).trials)
+    other = Device.from_json({**header["device"], "model": "NVIDIA H200"})
+    assert shipped.for_compiling(other) is None
+    assert shipped.for_tuning(other) is not None
+    older = {**header["device"]["target"], "arch": "sm_80"}
+    assert shipped.for_tuning(Device.from_json({**header["device"], "target": older})) is None
+
+
 def sections(file: Path) -> list[tuple[dict, set[str]]]:
     """The file's headers, and the keys of the tasks that follow each."""
     found: list[tuple[dict, set[str]]] = []
@@ -283,9 +297,14 @@ def test_the_records_of_the_package_still_apply(file, sections_of):
     for header, keys in sections_of(file):
         checked |= keys
         device, network = Device.from_json(header["device"]), header["network"]
-        attrs = {"mcpu": device.target["mcpu"], "threads": 1}
+        attrs = {"mcpu": device.target.get("mcpu"), "threads": 1}
+        if device.backend == "cuda":
+            attrs = {**device.attrs, "arch": device.target["arch"]}
         made = api.plan(
-            networks.reload(network["source"]), "cpu", attrs=attrs, layout=network["layout"]
+            networks.reload(network["source"]),
+            device.backend,
+            attrs=attrs,
+            layout=network["layout"],
         )
         for task in made.tasks:
             for implementation in task.implementations:

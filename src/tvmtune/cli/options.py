@@ -278,7 +278,7 @@ def network_options(remote_help: str, *more_of_boards: Decorator) -> Decorator:
             click.option(
                 "--tensor-cores",
                 is_flag=True,
-                help="Use the GPU's tensor cores (cuda, with --dtype float16).",
+                help="Use the GPU's tensor cores (cuda, with --dtype float16 or bfloat16).",
             ),
         ),
         section(

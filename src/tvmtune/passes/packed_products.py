@@ -163,7 +163,8 @@ def batched_product(
     )
 
     def weight(outer: list[Any], *at: Any) -> Any:
-        return packed(*(0 if n == 1 else index for index, n in zip(outer, batch, strict=True)), *at)
+        extents = zip(outer, batch, output[:-2], strict=True)
+        return packed(*(index if n == whole else 0 for index, n, whole in extents), *at)
 
     return _matmul(x, weight, output, (blocks, quads, lanes, terms), instruction.sums, storage)
 

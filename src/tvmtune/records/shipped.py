@@ -1,8 +1,9 @@
-"""Records that come with tvmtune: the best schedules of the zoo's networks, for several CPUs.
+"""Records that come with tvmtune: the best schedules of the zoo's networks, for several CPUs and GPUs.
 
 Each file is a distilled log, named after a class of CPUs (:func:`cpu_features.cpu_class`), one of its
-processors by LLVM's name, and a number of threads; its headers tell where it was measured. It has no
-record for a task whose default schedule is as fast. ``scripts/ship_records.py`` makes the files.
+processors by LLVM's name, and a number of threads; or after an architecture of GPUs and a model. Its
+headers tell where it was measured. It has no record for a task whose default schedule is as fast.
+``scripts/ship_records.py`` makes the files.
 """
 
 from __future__ import annotations
@@ -18,34 +19,55 @@ from tvmtune.records.log import Log, read_log
 from tvmtune.types import SHIPPED, Device
 
 FOLDER = Path(__file__).with_name("shipped")
-_NAME = re.compile(r"(?P<cpu>.+)_(?P<processor>.+)_(?P<threads>\d+)-threads?\.json\.xz")
+_NAME = re.compile(r"(?P<family>[^_]+)_(?P<processor>[^_]+)(_(?P<threads>\d+)-threads?)?\.json\.xz")
 
 
 @dataclass(frozen=True)
 class _File:
     processor: str
-    threads: int
+    threads: int | None
+    """None for a GPU: its kernels do not depend on its host."""
     path: Path
 
 
+def family(device: Device) -> str | None:
+    """The class of a CPU, or a GPU's architecture (``cuda-sm90``); None if it is unknown."""
+    kind = str(device.target.get("kind"))
+    if kind == "llvm":
+        return cpu_features.cpu_class(device.target)
+    arch = device.target.get("arch")
+    return f"{kind}-{arch.replace('_', '')}" if arch else None
+
+
 def file_name(device: Device) -> str:
-    """The name of the file for devices like this one, whose class must be known."""
-    cpu, processor = cpu_features.cpu_class(device.target), device.target["mcpu"]
-    plural = "s" if device.threads > 1 else ""
-    return f"{cpu}_{processor}_{device.threads}-thread{plural}.json.xz"
+    """The name of the file for devices like this one, whose family must be known."""
+    name = f"{family(device)}_{_processor(device)}"
+    if device.target["kind"] == "llvm":
+        name += f"_{device.threads}-thread{'s' if device.threads > 1 else ''}"
+    return f"{name}.json.xz"
+
+
+def _processor(device: Device) -> str:
+    if device.target.get("kind") == "llvm":
+        return str(device.target.get("mcpu"))
+    return re.sub(r"[^a-z0-9]+", "-", device.model.lower())
 
 
 def for_compiling(device: Device, *, exact_only: bool = False) -> Log | None:
-    """The records for the device's processor with as many threads, of kind ``shipped``; None if
-    there are none. ``exact_only`` leaves out algorithms that round more than the direct one.
+    """The records for the device's processor with as many threads, or for its model of GPU, of kind
+    ``shipped``; None if there are none. ``exact_only`` leaves out algorithms that round more than the
+    direct one.
 
     Not those for other processors of the class: with a Xeon's records, a Zen 4 took 13% longer for
     ResNet-50 than with default schedules.
 
     Raises :class:`TvmtuneError` if the file is damaged.
     """
-    processor = device.target.get("mcpu")
-    found = [f for f in _files(device) if f.processor == processor and f.threads == device.threads]
+    found = [
+        f
+        for f in _files(device)
+        if f.processor == _processor(device) and f.threads in (None, device.threads)
+    ]
     if not found:
         return None
     log = _read(found[0].path)
@@ -62,28 +84,24 @@ def for_compiling(device: Device, *, exact_only: bool = False) -> Log | None:
 
 def for_tuning(device: Device) -> Log | None:
     """The records for the nearest number of threads and, if there are any, the device's processor,
-    otherwise another of its class: tuning measures what it takes from them."""
-    processor = device.target.get("mcpu")
+    otherwise another of its family: tuning measures what it takes from them."""
 
     def distance(file: _File) -> tuple[bool, float]:
-        return file.processor != processor, abs(math.log(file.threads / device.threads))
+        apart = abs(math.log((file.threads or device.threads) / device.threads))
+        return file.processor != _processor(device), apart
 
     files = _files(device)
     return _read(min(files, key=distance).path) if files else None
 
 
 def _files(device: Device) -> list[_File]:
-    """The files of the device's class of CPUs."""
-    if (
-        device.target.get("kind") != "llvm"
-        or (cpu := cpu_features.cpu_class(device.target)) is None
-    ):
-        return []
+    """The files of the device's family."""
+    wanted = family(device)
     matches = ((_NAME.fullmatch(path.name), path) for path in sorted(FOLDER.glob("*.json.xz")))
     return [
-        _File(m["processor"], int(m["threads"]), path)
+        _File(m["processor"], int(m["threads"]) if m["threads"] else None, path)
         for m, path in matches
-        if m and m["cpu"] == cpu
+        if m and m["family"] == wanted
     ]
 
 
