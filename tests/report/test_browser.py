@@ -141,7 +141,7 @@ def test_nothing_in_a_log_runs(browser, log, tmp_path):
 
 
 def test_the_code_is_unpacked_when_it_is_opened(browser, tmp_path):
-    log = read_log(sorted(shipped.FOLDER.glob("*.json.xz"))[0])
+    log = read_log(min(shipped.FOLDER.glob("x86*.json.xz")))
     keep = sorted({t.task for t in log.trials}, key=lambda k: log.tasks[k]["flop"])[:1]
     log.trials = [t for t in log.trials if t.task in keep]
     with opened(browser, made(tmp_path / "a.html", Report([log]), with_code=True)) as tab:
