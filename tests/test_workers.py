@@ -351,6 +351,19 @@ def test_a_call_waits_in_the_queue_without_spending_its_deadline():
     assert [o.value for o in outcomes] == [2.0] * 3
 
 
+def test_an_urgent_call_is_taken_before_those_that_wait():
+    ended: list[str] = []
+    with Workers(1) as workers:
+        handles = []
+        for name, urgent in (("first", False), ("second", False), ("third", True)):
+            handle = workers.submit(f"{CALLS}:sleep", (0.3,), 30.0, urgent=urgent)
+            handle.add_done_callback(lambda _, name=name: ended.append(name))
+            handles.append(handle)
+            time.sleep(0.1)
+        workers.collect(handles, deadline=30.0, stage="run")
+    assert ended[-1] == "second"
+
+
 def test_an_initialization_that_hangs_ends_in_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(worker_module, "INIT_TIMEOUT", 1.0)
     hang = tmp_path / "hang"

@@ -23,12 +23,12 @@ from kernels import this_machine
 from measure import faulty
 from tvmtune import host
 from tvmtune.machine import oom_kills
-from tvmtune.measure import recovery
+from tvmtune.measure import check_data, recovery
 from tvmtune.measure.measurer import PREFIX, Measurement, Measurer
 from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import traces
 from tvmtune.spaces.rule_space import RuleSpace
-from tvmtune.types import Implementation, Timing
+from tvmtune.types import BuilderSpec, Implementation, Timing
 from tvmtune.workers import Outcome
 
 TIMING = Timing(repeat=4, build_timeout=30.0, run_timeout=2.0)
@@ -281,6 +281,29 @@ def test_verification_uses_the_prepared_build(noting):
         assert deviation < 1e-6
     # the unscheduled workload once, and the candidate each time
     assert [what for what, _, _ in notes(noting)] == ["built"] * 3
+
+
+def test_a_reference_for_this_machine_runs_in_a_builder_before_the_check():
+    chosen = double()
+    backend, device = host.backend("cpu"), this_machine()
+    builder = backend.make_builder(device)
+    builder = replace(builder, reference=BuilderSpec.Reference(device.target, builder.options))
+    runner = replace(backend.make_runner(device), exclusive=False)
+    with Measurer(device, builder, runner, TIMING) as measurer:
+        measurer.prepare(chosen, trace_of(chosen))
+        measurer.rest()
+        assert len(list(measurer.directory.glob("*.npz"))) == len(check_data.SETS)
+        deviation, _ = measurer.verify(chosen, trace_of(chosen))
+        assert deviation is not None
+        assert deviation < 1e-6
+
+
+def test_a_dropped_batch_leaves_nothing_behind(measurer):
+    chosen = double()
+    kept = artifacts(measurer)
+    measurer.drop(measurer.build([(chosen, trace_of(chosen))] * 40))
+    measurer.rest()
+    assert artifacts(measurer) == kept
 
 
 def test_verification_ignores_a_build_of_another_candidate(measurer):

@@ -121,6 +121,7 @@ def session(
     build: str = "tvmtune.measure.local:build",
     run: str = "tvmtune.measure.local:run",
     options: dict[str, Any] | None = None,
+    exclusive: bool = True,
     tuner: str = "random",
     scheduling: str = "gradient",
     seed: int = 0,
@@ -134,7 +135,13 @@ def session(
         host.backend("cpu").make_runner(target),
     )
     made = BuilderSpec(build=build, options=builder.options | (options or {}))
-    timed = RunnerSpec(run=run, check=runner.check, init=runner.init, options=runner.options)
+    timed = RunnerSpec(
+        run=run,
+        check=runner.check,
+        init=runner.init,
+        exclusive=exclusive,
+        options=runner.options,
+    )
     history = read_log(log).trials if log.exists() else []
     network = {"name": "small", "structure_hash": "0" * 16, "weights_hash": "0" * 16}
     with LogWriter(log) as writer, Measurer(target, made, timed, Timing(repeat=2)) as measurer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -199,6 +200,27 @@ def test_proposing_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling)
         assert heavy >= 1 + 3 * BATCH
     else:
         assert abs(heavy - light) <= BATCH
+
+
+def test_rounds_are_built_ahead_where_building_does_not_disturb(tmp_path, monkeypatch):
+    tasks = [small.task(n, small.matmul(8 << n)) for n in range(2)]
+    building: list[int] = []
+    with small.session(
+        tmp_path / "log.json", tasks, tuner="random", exclusive=False, trials=2 + 3 * BATCH
+    ) as session:
+        measure = session.measurer.time
+
+        def note(*args: Any, **options: Any) -> None:
+            building.append(sum(impl.pending for s in session.states for impl in s.implementations))
+            measure(*args, **options)
+
+        monkeypatch.setattr(session.measurer, "time", note)
+        session.run()
+    assert session.new == 2 + 3 * BATCH
+    assert max(building) == 2 * BATCH
+    pending = [impl.pending for state in session.states for impl in state.implementations]
+    assert pending == [0, 0]
+    assert len({t.candidate for t in session.trials}) == session.new
 
 
 @pytest.mark.slow

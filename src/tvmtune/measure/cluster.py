@@ -48,6 +48,7 @@ class _Call:
     arguments: tuple[Any, ...]
     directory: Path
     deadline: float
+    urgent: bool
     handle: Future[Outcome] = field(default_factory=Future)
     tries: int = 0
 
@@ -96,10 +97,12 @@ class Cluster:
         self._watcher = threading.Thread(target=self._watch, name="cluster", daemon=True)
         self._watcher.start()
 
-    def submit(self, function: str, call: tuple[Any, ...], deadline: float) -> Future[Outcome]:
-        """Queue ``function(*call)``. The first argument is the path of a file to read, the last a
-        directory; the function writes a file there and returns its path first. The handle is for
-        :meth:`collect`."""
+    def submit(
+        self, function: str, call: tuple[Any, ...], deadline: float, *, urgent: bool = False
+    ) -> Future[Outcome]:
+        """Queue ``function(*call)``, before calls that are not ``urgent``. The first argument is the
+        path of a file to read, the last a directory; the function writes a file there and returns its
+        path first. The handle is for :meth:`collect`."""
         workload, *arguments, directory = call
         queued = _Call(
             function,
@@ -107,6 +110,7 @@ class Cluster:
             tuple(arguments),
             Path(directory),
             deadline,
+            urgent,
         )
         with self._lock:
             self._pending.add(queued)
@@ -221,6 +225,7 @@ class Cluster:
                 call.deadline,
                 key=f"tvmtune-build-{uuid.uuid4().hex}",
                 pure=False,
+                priority=int(call.urgent),
                 **placement,
             )
             call.handle.add_done_callback(lambda _: _release(task))

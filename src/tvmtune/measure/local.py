@@ -13,6 +13,7 @@ import numpy as np
 
 from tvmtune.machine import threads as tvm_threads
 from tvmtune.machine.clock_steps import without_step
+from tvmtune.measure import check_data
 from tvmtune.measure.comparison import Run, Values, stored_reference, worst_error
 from tvmtune.measure.guarded import GuardedArguments, OutOfBounds
 from tvmtune.operators import cpu_pipeline
@@ -240,6 +241,12 @@ def check(
 def compare(run: Run, reference: str, args: Sequence[TensorSpec], *, calls: int = 1) -> float:
     """:func:`check` for a candidate that ``run`` runs. The reference is a library for this machine."""
     return worst_error(args, run, lambda which: _expected(reference, args, which), calls)
+
+
+def run_reference(reference: str, args: Sequence[TensorSpec]) -> None:
+    """Run a reference on all values that :func:`compare` will need, and store its results."""
+    for which in check_data.SETS:
+        _expected(reference, args, which)
 
 
 def _expected(reference: str, args: Sequence[TensorSpec], which: int) -> tuple[Values, Values]:

@@ -25,6 +25,7 @@ from tvmtune.workers import Outcome, Workers
 PREFIX = "tvmtune-session-"
 """Of the names of sessions' directories."""
 BUILD = "tvmtune.measure.candidate:build"
+RUN_REFERENCE = "tvmtune.measure.local:run_reference"
 DESCRIBE = "tvmtune.measure.remote_runner:describe"
 DESCRIBING = 10.0
 """Seconds for a board to describe itself."""
@@ -97,6 +98,8 @@ class Measurer:
         self.directory = self._files.enter_context(scratch.folder(PREFIX))
         self._references: dict[str, Any] = {}
         """Builds of unscheduled workloads, by workload."""
+        self._reference_runs: dict[str, Future[None]] = {}
+        """Runs of these builds, where kernels are timed elsewhere; done however they end."""
         self._checks: dict[str, tuple[Any, Any]] = {}
         """By workload, the trace given to :meth:`prepare`, and its build."""
         self._building: list[Any] = []
@@ -107,6 +110,10 @@ class Measurer:
         """The boards that candidates are timed on; a performance model needs none."""
         self._alternates = runner.exclusive and build_cluster is None
         """Whether building here pauses while a candidate is timed."""
+        # If candidates are timed elsewhere, all of this machine may build.
+        here = max(1, device.threads) if self._remote is None else cpu_count.usable_cpus()
+        self.slots = 1 if build_cluster is not None else here
+        """Candidates that are built at the same time; at least so many if a cluster builds."""
         with contextlib.ExitStack() as undo:
             undo.push(self._files)
             self._recovery = Recovery(self.directory, report, self.rest)
@@ -131,8 +138,19 @@ class Measurer:
 
     def build(self, candidates: Sequence[tuple[Implementation, Any]]) -> Batch:
         """Start building ``(implementation, trace)`` pairs and return at once. Each batch must be
-        passed to :meth:`time`."""
+        passed to :meth:`time` or :meth:`drop`."""
         return self._batch(candidates)
+
+    def drop(self, batch: Batch) -> None:
+        """Do without a batch: builds that have not begun never will."""
+        for handle in batch.handles:
+            handle.cancel()
+            handle.add_done_callback(_discard)
+
+    @property
+    def builds_ahead(self) -> bool:
+        """Whether further batches may be built while one is timed."""
+        return not self._alternates
 
     def time(
         self,
@@ -246,10 +264,15 @@ class Measurer:
         """
         key = implementation.workload_key
         if key not in self._references:
-            self._references[key] = self._submit([(implementation, None, True)])[0]
+            build = self._submit([(implementation, None, True)], urgent=True)[0]
+            self._references[key] = build
+            if self.builder.reference and isinstance(self._builders, Workers):
+                self._reference_runs[key] = self._run_reference(build, self._builders)
+                self._building.append(self._reference_runs[key])
         if key in self._checks:
             self._checks[key][1].add_done_callback(_discard)
-        self._checks[key] = (trace, self._submit([(implementation, trace, True)])[0])
+        build = self._submit([(implementation, trace, True)], urgent=True)[0]
+        self._checks[key] = (trace, build)
 
     def verify(
         self, implementation: Implementation, trace: Any, *, patience: float = 1.0
@@ -283,8 +306,9 @@ class Measurer:
         path, args = built[0].value
         reference = built[1].value[0]
         call = (path, reference, args, self.runner.options)
-        # An unscheduled convolution is slow and needs a longer deadline than a candidate.
-        deadline = patience * max(60.0, 6 * self.timing.run_timeout)
+        deadline = patience * self._check_timeout
+        if key in self._reference_runs:
+            self._reference_runs.pop(key).result()
 
         def check() -> Outcome:
             outcomes = self._runners.map(self.runner.check, [call], deadline=deadline, stage="run")
@@ -297,10 +321,32 @@ class Measurer:
             return float("inf"), outcome.message
         return (outcome.value, "") if outcome.ok else (None, outcome.message)
 
+    @property
+    def _check_timeout(self) -> float:
+        """Seconds. An unscheduled convolution is slow and needs longer than a candidate."""
+        return max(60.0, 6 * self.timing.run_timeout)
+
+    def _run_reference(self, build: Future[Outcome], builders: Workers) -> Future[None]:
+        """Run a reference once it is built, in a builder: it takes seconds on one core, and there are
+        more builders than runners. If that fails, the check runs it."""
+        ended: Future[None] = Future()
+
+        def run(build: Future[Outcome]) -> None:
+            try:
+                call = build.result().value
+                handle = builders.submit(RUN_REFERENCE, call, self._check_timeout, urgent=True)
+            except Exception:  # there is no reference, or the session ends
+                ended.set_result(None)
+            else:
+                handle.add_done_callback(lambda _: ended.set_result(None))
+
+        build.add_done_callback(run)
+        return ended
+
     def remeasure(self, implementation: Implementation, trace: Any) -> Measurement:
         """Time a candidate with :data:`CONFIRM_FACTOR` times the repeats, built as for shipping."""
         results: list[Measurement] = []
-        batch = self._batch([(implementation, trace)], {"shipped": True})
+        batch = self._batch([(implementation, trace)], {"shipped": True}, urgent=True)
         timing = replace(
             self.timing,
             repeat=CONFIRM_FACTOR * self.timing.repeat,
@@ -376,29 +422,35 @@ class Measurer:
     def _make_builders(
         self, cluster: str | None, wait: float | None, report: Callable[[str], None]
     ) -> Workers | Cluster:
-        builder, device = self.builder, self.device
+        builder = self.builder
         if cluster is not None:
             return Cluster(cluster, builder, wait=WAIT if wait is None else wait, report=report)
-        # If candidates are timed elsewhere, all of this machine may build.
-        slots = max(1, device.threads) if self._remote is None else cpu_count.usable_cpus()
-        return Workers(slots, init=builder.init, options=builder.options, directory=self.directory)
+        return Workers(
+            self.slots, init=builder.init, options=builder.options, directory=self.directory
+        )
 
     def _batch(
         self,
         candidates: Sequence[tuple[Implementation, Any]],
         options: dict[str, Any] | None = None,
+        *,
+        urgent: bool = False,
     ) -> Batch:
         def again(n: int) -> Any:
             return self._submit([(*candidates[n], False)], options)[0]
 
-        return Batch(self._submit([(i, trace, False) for i, trace in candidates], options), again)
+        wanted = [(i, trace, False) for i, trace in candidates]
+        return Batch(self._submit(wanted, options, urgent=urgent), again)
 
     def _submit(
         self,
         wanted: Sequence[tuple[Implementation, Any, bool]],
         options: dict[str, Any] | None = None,
+        *,
+        urgent: bool = False,
     ) -> list[Any]:
-        """Start building candidates with the builder's options and ``options``."""
+        """Start building candidates with the builder's options and ``options``; those that are
+        ``urgent`` before others."""
         handles = [
             self._builders.submit(
                 BUILD,
@@ -411,6 +463,7 @@ class Measurer:
                     str(self.directory),
                 ),
                 self.timing.build_timeout,
+                urgent=urgent,
             )
             for implementation, trace, whole in wanted
         ]

@@ -174,7 +174,8 @@ class Incumbents:
 
     def _time_again(self, state: TaskState, trial: Trial) -> Iterator[Revision]:
         impl = state.implementation_of(trial)
-        self._measurer.rest()  # do not attribute the time of other builds to it
+        if not self._measurer.builds_ahead:
+            self._measurer.rest()  # do not attribute the time of other builds to it
         began = time.monotonic()
         result = self._measurer.remeasure(impl.implementation, trial.trace)
         self.spent += time.monotonic() - began

@@ -147,11 +147,12 @@ class Proposer:
                 candidates.append(Candidate(state, impl, proposal))
         return candidates
 
-    def ask(self, busy: Round | None = None) -> Round | None:
+    def ask(self, busy: Sequence[Round] = (), *, eager: bool = False) -> Round | None:
         """Proposals for the next round; None if there are none this time.
 
-        While ``busy`` is being built, only if the next round is for another implementation. A new tuner
-        is only created then and asked later, when it can use what others have found meanwhile.
+        While the rounds ``busy`` are being built, only if the next one is for another implementation.
+        Unless ``eager``, a new tuner is only created then and asked later, when it can use what others
+        have found meanwhile.
         """
         budget = self._limits.budget
         choice = scheduler.pick(
@@ -162,16 +163,16 @@ class Proposer:
             budget.task_patience,
         )
         if choice is None:
-            if busy is None:
+            if not busy:
                 self._limits.nothing_left()
             return None
         state, impl = choice
-        if busy is not None and impl is busy.impl:
+        if any(impl is round.impl for round in busy):
             return None
         count = BATCH
         if budget.per_task is not None:
             count = min(count, budget.per_task - state.begun)
-        begun = {busy.impl.key: len(busy.proposals)} if busy else {}
+        begun = {round.impl.key: len(round.proposals) for round in busy}
         count = self._limits.batch(impl.key, count, begun)
         if not count:
             return None
@@ -180,7 +181,7 @@ class Proposer:
         try:
             if impl.tuner is None:
                 impl.tuner = self._create_tuner(state, impl)
-                if busy is not None:
+                if busy and not eager:
                     return None
             proposals = impl.tuner.ask(count, self._times.proposal_seconds(impl.key, count))
         except Exception as error:

@@ -7,6 +7,7 @@ trial is on disk before the observer receives it.
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from tvmtune.tuning import failures, scheduler, transfer
 from tvmtune.tuning.clock import Clock
 from tvmtune.tuning.drift import Drift
 from tvmtune.tuning.incumbents import FINAL_CONFIRM_SHARE, Incumbents, Revision
-from tvmtune.tuning.limits import SessionLimits
+from tvmtune.tuning.limits import BATCH, SessionLimits
 from tvmtune.tuning.observer import Observer
 from tvmtune.tuning.options import TuneOptions
 from tvmtune.tuning.proposing import Candidate, Proposer, Round
@@ -43,8 +44,6 @@ class _Building:
 
     candidates: Sequence[Candidate]
     builds: Batch
-    best: list[float | None]
-    """For each, the latency in seconds that it must come near to deserve all its repeats."""
     began: float
 
     @property
@@ -105,6 +104,11 @@ class TuningSession:
         self.limits = SessionLimits(self.budget, self.state, self.times, self.clock)
         self._options = options
         self._kind = measurer.runner.kind
+        self._ahead = 1 + measurer.slots // BATCH if measurer.builds_ahead else 0
+        """Batches that are being built besides the next to be measured: builders should have work while
+        that one waits for its slowest build, which may take ten times as long as the others."""
+        self._measured = 0.0
+        """When the last batch was measured."""
         self._proposer = Proposer(
             self.state,
             device,
@@ -184,12 +188,7 @@ class TuningSession:
             self._confirm()  # an earlier run may have been killed before it checked its incumbents
             self._measure_defaults()
             self._measure_shipped()
-            ahead: Round | None = None
-            while not self.limits.reached():
-                interrupts.check()
-                self._check_drift()
-                current = ahead or self._proposer.ask()
-                ahead = self._measure_round(current) if current is not None else None
+            self._search()
             self._check_drift()
             self._confirm(at_last=True)
             self._report_unconfirmed()
@@ -235,27 +234,63 @@ class TuningSession:
     def _measure_given(self, propose: Callable[[], list[Candidate]], tuner: str) -> None:
         """Measure what ``propose`` returns until it returns nothing."""
         candidates: list[Candidate] = []
+        waiting: deque[_Building] = deque()
         while not self.limits.reached():
             began = time.monotonic()
-            candidates = candidates or propose()
-            count = self.limits.batch(count=len(candidates))
-            if not candidates or not count:
+            while len(waiting) <= self._ahead and not (waiting and waiting[0].builds.idle()):
+                candidates = candidates or propose()
+                begun = Counter(c.impl.key for each in waiting for c in each.candidates)
+                count = self.limits.batch(count=len(candidates), begun=begun)
+                if not count:
+                    break
+                waiting.append(self._build(candidates[:count]))
+                candidates = candidates[count:]
+            if not waiting:
                 break
-            building = self._build(candidates[:count])
-            ahead = propose()
+            if not self._ahead:
+                candidates += propose()
+            building = waiting.popleft()
             self._measure(building, tuner)
-            self.times.rounds.add(building.keys, count, time.monotonic() - began)
-            candidates = candidates[count:] + ahead
+            self.times.rounds.add(building.keys, len(building.candidates), time.monotonic() - began)
+        for building in waiting:
+            self.measurer.drop(building.builds)
 
-    def _measure_round(self, current: Round) -> Round | None:
-        """Measure a round and tell its tuner; returns the next round if it was proposed meanwhile."""
+    def _search(self) -> None:
+        """Measure rounds until a limit is reached."""
+        rounds: deque[tuple[Round, _Building]] = deque()
+        """Those being built."""
+        ahead: Round | None = None
+        while not self.limits.reached():
+            interrupts.check()
+            self._check_drift()
+            current = ahead or (None if rounds else self._proposer.ask())
+            if current is not None:
+                rounds.append(self._start(current))
+            ahead = self._measure_round(rounds) if rounds else None
+        for dropped, building in rounds:
+            self.measurer.drop(building.builds)
+            dropped.impl.pending = 0
+
+    def _start(self, proposed: Round) -> tuple[Round, _Building]:
+        """Start building a round."""
+        proposed.impl.pending = len(proposed.proposals)
+        return proposed, self._build(proposed.candidates)
+
+    def _measure_round(self, rounds: deque[tuple[Round, _Building]]) -> Round | None:
+        """Measure the first of the rounds being built and tell its tuner. Meanwhile further ones are
+        proposed and started; returns one that was proposed, but has to wait."""
+        began = time.monotonic()
+        ahead = self._proposer.ask([each for each, _ in rounds], eager=self._ahead > 0)
+        while ahead is not None and len(rounds) <= self._ahead:
+            # This round includes the time for proposing it.
+            rounds.append(self._start(replace(ahead, seconds=0.0)))
+            ahead = None
+            if len(rounds) <= self._ahead:
+                ahead = self._proposer.ask([each for each, _ in rounds], eager=True)
+        current, building = rounds.popleft()
         state, impl, proposals = current.state, current.impl, current.proposals
         assert impl.tuner is not None
-        began = time.monotonic()
-        impl.pending = len(proposals)
         try:
-            building = self._build(current.candidates)
-            ahead = self._proposer.ask(current)
             trials, late = self._measure(building, self._options.tuner)
         finally:
             impl.pending = 0
@@ -275,16 +310,12 @@ class TuningSession:
         return replace(ahead, seconds=late) if ahead else None
 
     def _build(self, candidates: Sequence[Candidate]) -> _Building:
-        """Start building; each batch must be passed to :meth:`_measure`."""
-        best = [
-            c.state.best if c.state.best < float("inf") and c.impl.best < float("inf") else None
-            for c in candidates
-        ]
+        """Start building; each batch must be passed to :meth:`_measure` or dropped."""
         began = time.monotonic()
         builds = self.measurer.build(
             [(c.impl.implementation, c.proposal.trace) for c in candidates]
         )
-        return _Building(candidates, builds, best, began)
+        return _Building(candidates, builds, began)
 
     def _measure(self, building: _Building, tuner: str) -> tuple[list[Trial], float]:
         """Time, log, report, then confirm the new incumbents.
@@ -322,9 +353,16 @@ class TuningSession:
             trials[index] = trial
             self.observer.trial(state, trial)
 
-        late = building.builds.idle()
-        self.measurer.time(building.builds, on_result, best=building.best)
-        took = time.monotonic() - building.began - late
+        # The latency in seconds that each must come near to deserve all its repeats.
+        best = [
+            c.state.best if c.state.best < float("inf") and c.impl.best < float("inf") else None
+            for c in building.candidates
+        ]
+        # Where batches are built ahead, the builders had other work.
+        late = 0.0 if self._ahead else building.builds.idle()
+        self.measurer.time(building.builds, on_result, best=best)
+        began, self._measured = max(building.began, self._measured), time.monotonic()
+        took = self._measured - began - late
         self.times.measuring.add(building.keys, len(building.candidates), took)
         revised = {(r.trial.workload, r.trial.candidate): r.trial for r in self._confirm()}
         reason = failures.too_many(

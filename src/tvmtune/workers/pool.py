@@ -43,8 +43,10 @@ class Workers:
     ) -> None:
         self._recycle = recycle
         self._changed = threading.Condition()
-        """Guards the queue, the number of idle threads and the end."""
+        """Guards the queues, the number of idle threads and the end."""
         self._queue: deque[_Call] = deque()
+        self._urgent: deque[_Call] = deque()
+        """Calls that are taken before those of the queue."""
         self._idle = 0
         self._closed = False
         self._workers = [
@@ -53,15 +55,19 @@ class Workers:
         self._threads: list[threading.Thread] = []
         """Of the first workers; the others have not been needed yet."""
 
-    def submit(self, function: str, call: tuple[Any, ...], deadline: float) -> Future[Outcome]:
+    def submit(
+        self, function: str, call: tuple[Any, ...], deadline: float, *, urgent: bool = False
+    ) -> Future[Outcome]:
         """Queue ``function(*call)``; the handle is for :meth:`collect`. ``deadline`` counts from when a
-        worker takes the call."""
+        worker takes the call; it takes an ``urgent`` one before those that are not."""
         queued = _Call(function, call, deadline)
+        queue = self._urgent if urgent else self._queue
         with self._changed:
             if self._closed:
                 raise RuntimeError("the workers are closed")
-            self._queue.append(queued)
-            if len(self._queue) > self._idle and len(self._threads) < len(self._workers):
+            queue.append(queued)
+            waiting = len(self._urgent) + len(self._queue)
+            if waiting > self._idle and len(self._threads) < len(self._workers):
                 worker = self._workers[len(self._threads)]
                 thread = threading.Thread(
                     target=self._serve, args=(worker,), name="worker", daemon=True
@@ -71,7 +77,7 @@ class Workers:
                     self._threads.append(thread)
                 except RuntimeError as error:
                     if not self._threads:
-                        self._queue.remove(queued)
+                        queue.remove(queued)
                         fault = faults.of_error(error) or "processes"
                         text = f"no worker could be started: {error}"
                         queued.future.set_result(Outcome(stage="crash", message=text, fault=fault))
@@ -132,7 +138,9 @@ class Workers:
             if self._closed:
                 return
             self._closed = True
-            queued, self._queue = self._queue, deque()
+            queued = [*self._urgent, *self._queue]
+            self._urgent.clear()
+            self._queue.clear()
             self._changed.notify_all()
         for call in queued:
             call.future.cancel()
@@ -155,11 +163,11 @@ class Workers:
         while True:
             with self._changed:
                 self._idle += 1
-                self._changed.wait_for(lambda: self._queue or self._closed)
+                self._changed.wait_for(lambda: self._urgent or self._queue or self._closed)
                 self._idle -= 1
                 if self._closed:
                     return
-                call = self._queue.popleft()
+                call = (self._urgent or self._queue).popleft()
             if not call.future.set_running_or_notify_cancel():
                 continue
             try:
