@@ -17,12 +17,14 @@ import pytest
 import tvm
 
 from cuda_backend.libraries import device_code, record
-from kernels import one_conv, sample_modules
+from kernels import error, one_conv, random_args, run_kernel, sample_modules
 from tvmtune import api
+from tvmtune.errors import UsageError
 from tvmtune.operators.gemm import Gather
 from tvmtune.types import Task
 from tvmtune_cuda import build, mma_tiles
 from tvmtune_cuda.mma_tiles import Tile
+from tvmtune_cuda.toolkit import NVRTC, Compiler
 
 HEADER = mma_tiles.with_functions(mma_tiles._NAMESPACE)
 EMULATION = Path(__file__).with_name("emulated_warps.h")
@@ -86,6 +88,16 @@ extern "C" void run(float* sums, const void* data, const void* weights) {{
             "float16",
         ),  # as an image: three channels
         ((1, 8, 8, 64), 1, 1, 1, 128, 1, (64, 128, 64, 256), "float16"),
+        (
+            (1, 37, 1, 48),
+            1,
+            1,
+            1,
+            64,
+            1,
+            (32, 64, 32, 64),
+            "bfloat16",
+        ),  # a matrix product of 37 rows
     ],
     ids=str,
 )
@@ -124,12 +136,26 @@ def test_sums_are_those_of_the_convolution(
     assert not sums[:, len(expected) :].any()  # no pixels are there
 
 
-def convolution(folder: Path, dtype: str = "float16", arch: str = "sm_80", **options):
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
+def test_nvcc_and_nvrtc_compile_the_functions(arch, nvcc):
+    gather = "1, 56, 56, 64, 3, 56, 56, 1, 1, 1, 1, 1, 1"
+    source = f"""
+      extern "C" __global__ void __launch_bounds__(128) kernel(void* data, void* weights) {{
+        extern __shared__ __align__(64) float sums[];
+        tvmtune::convolution_tile<true, 64, 64, 32, 6, 2, 2, 576, 64, {gather}>(
+            sums, sums, data, weights);
+      }}"""
+    for compiler in (nvcc, Compiler(NVRTC)):
+        assert b"kernel" in compiler.compile(mma_tiles.with_functions(source), arch)
+
+
+def convolution(folder: Path, dtype: str = "float16", *, layout: str | None = None, **attrs):
     """The plan of a network with one convolution, and its task."""
     path = folder / "network.onnx"
     onnx.save(one_conv((1, 64, 13, 13), 64, tail=("bias", "sum", "relu")), path)
-    attrs = {"arch": arch, "tensor-cores": 1}
-    plan = api.plan(api.load(str(path), dtype=dtype), "cuda", attrs=attrs, **options)
+    attrs = {"arch": "sm_80", "tensor-cores": 1} | attrs
+    plan = api.plan(api.load(str(path), dtype=dtype), "cuda", attrs=attrs, layout=layout)
     (task,) = [each for each in plan.tasks if "conv2d" in each.name]
     return plan, task
 
@@ -148,6 +174,58 @@ def test_a_library_of_a_half_precision_network_uses_them_without_records(dtype, 
     assert "split_k" in json.loads(lowered.attrs["tvmtune_kernels"])[task.key]
     path = plan.backend.export_lib(lowered, plan.device, tmp_path / "lib.so")
     assert len(device_code(path)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [(20,), (3, 7)], ids=str)
+def test_matrix_products_with_weights_use_them(rows, nvcc, tmp_path):
+    plan, task = product(tmp_path, rows)
+    assert named(task) == {"matmul-split-k-mma": False, "matmul-mma": True}  # sums are short
+    for name in named(task):
+        each = task.implementation(name)
+        chosen = {task.key: record(plan, task, each)}
+        lowered = plan.backend.lower(plan.prepared, chosen, plan.device)
+        assert json.loads(lowered.attrs["tvmtune_record"])[task.key] == "exact"
+        assert device_code(plan.backend.export_lib(lowered, plan.device, tmp_path / f"{name}.so"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [(20,), (3, 7)], ids=str)
+def test_their_program_is_the_matrix_product(rows, nvcc, tmp_path):
+    """Before it is scheduled, on this CPU."""
+    _, task = product(tmp_path, rows)
+    direct = task.implementations[0].mod
+    args = random_args(direct)
+    for name in named(task):
+        computed = run_kernel(task.implementation(name).mod, args)
+        assert error(computed, run_kernel(direct, args)) < 2e-3  # outputs are float16
+
+
+@pytest.mark.slow
+def test_a_matrix_vector_product_does_not(nvcc, tmp_path):
+    _, task = product(tmp_path, (1,))
+    assert named(task) == {}
+
+
+def product(folder: Path, rows: tuple[int, ...]) -> tuple[api.Plan, Task]:
+    """The plan of a float16 network with one matrix product, and its task."""
+    weights = np.random.default_rng(0).standard_normal((256, 64)).astype("float32") / 16
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [*rows, size])
+        for name, size in (("x", 256), ("y", 64))
+    ]
+    weights_tensor = onnx.numpy_helper.from_array(weights, "w")
+    graph = onnx.helper.make_graph([node], "product", values[:1], values[1:], [weights_tensor])
+    path = folder / "product.onnx"
+    onnx.save(onnx.helper.make_model(graph), path)
+    attrs = {"arch": "sm_80", "tensor-cores": 1}
+    try:
+        plan = api.plan(api.load(str(path), dtype="float16"), "cuda", attrs=attrs)
+    except UsageError:  # nothing can use tensor cores
+        plan = api.plan(api.load(str(path), dtype="float16"), "cuda", attrs={"arch": "sm_80"})
+    (task,) = [each for each in plan.tasks if "matmul" in each.name]
+    return plan, task
 
 
 @pytest.mark.slow
@@ -175,7 +253,9 @@ def test_sampled_tiles_compile(nvcc, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"arch": "sm_75"}, {"layout": "NCHW"}], ids=["older GPU", "NCHW"]
+    "options",
+    [{"arch": "sm_75"}, {"layout": "NCHW"}, {"max_shared_memory_per_block": 16 << 10}],
+    ids=["older GPU", "NCHW", "lower limits"],
 )
 def test_other_convolutions_are_computed_without_them(options, nvcc, tmp_path):
     _, task = convolution(tmp_path, **options)

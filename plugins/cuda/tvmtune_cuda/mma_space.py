@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.operators import gemm
 from tvmtune.operators.gemm import GATHER
-from tvmtune.operators.implementations import IMPLICIT_GEMM, SPLIT_K
+from tvmtune.operators.implementations import IMPLICIT_GEMM
 from tvmtune.passes.call_sites import blocks
 from tvmtune.passes.precision import HALF_DTYPES
 from tvmtune.spaces import tensor_intrinsics
@@ -31,6 +30,10 @@ _LANES = 4
 """Outputs that a thread writes at once: 16 bytes of float32."""
 _SUMMING = 128
 """Threads per block of the kernel that adds parts of sums."""
+_FEWEST_ROWS = 16
+"""Of a product: a matrix-vector product is bound by loading its weights."""
+_USUAL_SHARED = 48 << 10
+"""Bytes of shared memory per block of every GPU, unless a target's limit is lowered."""
 _LONG, _FEW_TILES = 512, 40
 """Terms in a sum and tiles of 64x64 sums: where parts of sums are faster on an H100. With 576 terms and
 26 tiles 7.3 us instead of 8.1, but 8.2 instead of 6.2 with 49 tiles, and 7.8 instead of 4.9 with 256
@@ -38,33 +41,49 @@ terms; with 4,608 terms and 8 tiles 8.6 instead of 41."""
 
 
 def algorithms(device: Device) -> list[Algorithm]:
-    """Split-K and implicit GEMM with these schedules, if the device has the instructions. They are
-    preferred to whatever else computes a convolution, split-K where sums are long and tiles few."""
-    if architecture(str(device.target["arch"])) < mma_tiles.EARLIEST:
+    """Split-K and implicit GEMM with these schedules, if the device has the instructions and its limits
+    are not lowered. They are preferred to whatever else computes a convolution, split-K where sums are
+    long and tiles few."""
+    target = device.target
+    if (
+        architecture(str(target["arch"])) < mma_tiles.EARLIEST
+        or target["max_threads_per_block"] < max(_THREADS)
+        or target["max_shared_memory_per_block"] < _USUAL_SHARED
+    ):
         return []
+    convolution: dict[str, Any] = {"rows": MULTIPLE, "annotate": True}
+    whole: dict[str, Any] = {"rows": MULTIPLE}
+    split = {**whole, "split": True}
+    conv2d, matmul = IMPLICIT_GEMM.operator, "relax.matmul"
     return [
-        replace(
-            algorithm,
-            name=f"{algorithm.name}-mma",
-            applies=functools.partial(_applies, algorithm.applies),
-            replace=functools.partial(program, rows=MULTIPLE, annotate=True),
-            prefers=prefers,
-            space_for=lambda mod: space(mod, device.target),
+        Algorithm(
+            name,
+            operator,
+            applies=functools.partial(_applies, applies),
+            replace=functools.partial(program, **options),
+            prefers=_prefers_parts if "split" in name else lambda call: True,
+            space_for=lambda mod: space(mod, target),
         )
-        for algorithm, program, prefers in (
-            (SPLIT_K, gemm.replace_split, _prefers_parts),
-            (IMPLICIT_GEMM, gemm.replace, lambda call: True),
+        for name, operator, applies, program, options in (
+            ("split-k-mma", conv2d, gemm.splits, gemm.replace_split, convolution),
+            ("implicit-gemm-mma", conv2d, gemm.applies, gemm.replace, convolution),
+            ("matmul-split-k-mma", matmul, gemm.splits_matmul, gemm.replace_matmul, split),
+            ("matmul-mma", matmul, gemm.applies_to_matmul, gemm.replace_matmul, whole),
         )
     ]
 
 
 def _applies(applies: Callable[[Any], bool], call: Any) -> bool:
+    if not applies(call):
+        return False
     data, weights = (arg.ty for arg in call.args)
+    *rows, columns = (int(extent) for extent in call.ty.shape)
     return (
-        applies(call)
-        and str(call.attrs.data_layout) == "NHWC"
+        (len(weights.shape) == 2 or str(call.attrs.data_layout) == "NHWC")
         and str(data.dtype) in HALF_DTYPES
-        and int(weights.shape[-1]) % min(_COLUMNS) == 0
+        and str(call.ty.dtype) == "float32"
+        and product(rows) >= _FEWEST_ROWS
+        and columns % min(_COLUMNS) == 0
         and product([int(extent) for extent in data.shape]) < 1 << 31
     )
 
@@ -151,11 +170,7 @@ def _schedule(sch: Schedule) -> None:
     else:
         sch.set_scope(sums, 0, "shared.dyn")
         store = output
-        height, width = (int(axis.dom.extent) for axis in sch.get(output).iter_vars[1:3])
-        # The pixel as one number, as in the product.
-        sch.transform_block_layout(
-            store, lambda image, y, x, channel: ((image * height + y) * width + x, channel)
-        )
+        _flatten(sch, output)
     part, pixel, channel, _ = sch.get_loops(sums)
     upper, row = sch.split(pixel, [None, rows])
     left, column = sch.split(channel, [None, columns])
@@ -173,6 +188,22 @@ def _schedule(sch: Schedule) -> None:
         *((mma_tiles.TERMS, terms), (mma_tiles.THREADS, threads)),
     ):
         sch.annotate(row, name, value)
+
+
+def _flatten(sch: Schedule, block: Any) -> None:
+    """Make one axis of all but the last, as the product has it."""
+    from tvm.tirx import IndexMap
+
+    extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
+
+    def flat(*axes: Any) -> tuple[Any, Any]:
+        row = axes[0]
+        for axis, extent in zip(axes[1:-1], extents[1:-1], strict=True):
+            row = row * extent + axis
+        return row, axes[-1]
+
+    index_map = IndexMap.from_func(flat, ndim=len(extents), index_dtype="int64")
+    sch.transform_block_layout(block, index_map)
 
 
 def _output(sch: Schedule) -> Any:

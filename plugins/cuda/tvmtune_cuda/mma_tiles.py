@@ -6,7 +6,6 @@ TVM knows what they read and write. The function computes them with all threads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ threads of a block."""
 EARLIEST = 80
 """The first architecture with these instructions."""
 _SHARED = 96 << 10
-"""Bytes of shared memory that a block may use, on every GPU with these instructions."""
+"""Bytes of shared memory that a block may ask for, on every GPU with these instructions."""
 _MOST_STAGES = 6
 _PADDING = 8
 """Elements by which a row of a tile is longer."""
@@ -143,18 +142,13 @@ def _describe(func: Any, mod: Any, context: Any) -> Any:
         structural_walk(
             loop.body, (s_tir.SBlock, lambda block: found.append(block.annotations.get(GATHER)))
         )
-        described = {**loop.annotations, GATHER: next(each for each in found if each is not None)}
-        return _loop(loop, loop.body, described)
+        (gather,) = (each for each in found if each is not None)
+        return tirx.For(
+            *(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body),
+            annotations={**loop.annotations, GATHER: gather},
+        )
 
     return func.with_body(structural_mutate(func.body, (tirx.For, visit)))
-
-
-def _loop(loop: Any, body: Any, annotations: Mapping[str, Any]) -> Any:
-    from tvm import tirx
-
-    return tirx.For(
-        *(loop.loop_var, loop.min, loop.extent, loop.kind, body), annotations=annotations
-    )
 
 
 def _with_calls(func: Any, mod: Any, context: Any) -> Any:
@@ -199,8 +193,11 @@ def _call(outermost: Any) -> tuple[Any, Any, int]:
     if tile is None:
         raise TvmtuneError(f"no tile of {rows}x{columns}x{terms} for {threads} threads")
     read = gather.images * gather.height * gather.width * gather.depth
-    if str(data.dtype) not in HALF_DTYPES or [int(n) for n in data.shape] != [read]:
-        raise TvmtuneError(f"not the data of a convolution: {data.name}")
+    dtypes = str(data.dtype), str(weights.dtype), str(store.buffer.dtype)
+    if dtypes not in [(half, half, "float32") for half in HALF_DTYPES]:
+        raise TvmtuneError(f"the function does not multiply {dtypes[0]} and add {dtypes[2]}")
+    if [int(n) for n in data.shape] != [read]:
+        raise TvmtuneError(f"{data.name} is not the data of the convolution")
     numbers = [*astuple(tile), extents[2], gather.channels, *astuple(gather)[:-1]]
     bfloat16 = "true" if str(data.dtype) == "bfloat16" else "false"
     name = f"{_NAMESPACE}convolution_tile<{bfloat16}, {', '.join(map(str, numbers))}>"

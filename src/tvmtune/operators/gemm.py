@@ -76,6 +76,89 @@ def replace_split(
     return _replaced(builder, call, _parts(call), "conv2d_split_k", values, rows, annotate)
 
 
+def applies_to_matmul(call: Any) -> bool:
+    """Constant weights, a matrix; half precision, summed in float32; static shapes."""
+    import tvm
+
+    dtypes = {str(argument.ty.dtype) for argument in call.args}
+    return (
+        has_static_shapes(call)
+        and isinstance(call.args[1], tvm.ir.GenericConst)
+        and len(call.args[0].ty.shape) > 1
+        and len(call.args[1].ty.shape) == 2
+        and len(dtypes) == 1
+        and dtypes <= set(HALF_DTYPES)
+        and str(call.ty.dtype) == "float32"
+    )
+
+
+def splits_matmul(call: Any) -> bool:
+    """As :func:`splits`, for a matrix product."""
+    return applies_to_matmul(call) and _parts(call) > 1
+
+
+def replace_matmul(
+    builder: Any, call: Any, values: bool = True, *, rows: int, split: bool = False
+) -> Any:
+    """The program of :func:`replace` for a ``relax.matmul`` that :func:`applies_to_matmul` accepted,
+    with :data:`GATHER`: its rows are the pixels of an image that is one pixel wide. With ``split`` as
+    :func:`replace_split`."""
+    output = [int(n) for n in call.ty.shape]
+    *outer, length = (int(n) for n in call.args[0].ty.shape)
+    count, channels = product(outer), output[-1]
+    parts = _parts(call) if split else 1
+
+    def program(data: Any, weight: Any) -> Any:
+        from tvm import te, tirx
+
+        def value(row: Any, k: Any) -> Any:
+            at: list[Any] = []
+            for extent in reversed(outer[1:]):
+                at.insert(0, row % extent)
+                row //= extent
+            return data(row, *at, k)
+
+        def inside(row: Any, k: Any) -> Any:
+            zero = tirx.const(0, str(data.dtype))
+            return tirx.if_then_else(row < count, value(row, k), zero)
+
+        padded = _padded(count, rows)
+        element = inside if padded > count else value
+        patches = te.compute((padded, length), element, name="patches")
+        image = Gather(
+            images=1,
+            height=count,
+            width=1,
+            depth=length,
+            filter_columns=1,
+            out_height=count,
+            out_width=1,
+            stride_y=1,
+            stride_x=1,
+            dilation_y=1,
+            dilation_x=1,
+            top=0,
+            left=0,
+            channels=channels,
+        )
+        sums = _sums(patches, weight, "float32", parts, {GATHER: [*astuple(image)]})
+
+        def total(*at: Any) -> Any:
+            row = at[0]
+            for index, extent in zip(at[1:-1], outer[1:], strict=True):
+                row = row * extent + index
+            return _total(sums, parts, row, at[-1])
+
+        return te.compute(output, total, name="matmul")
+
+    weights = call.args[1]
+    if not values:
+        shape = (length, channels)
+        weights = constants.share(empty(shape, numpy_dtype(str(weights.ty.dtype))))
+    name = "matmul_split_k" if split else "matmul_mma"
+    return call_fusable(builder, program, call.args[0], weights, name=name)
+
+
 def _parts(call: Any) -> int:
     """Number of parts of each sum: enough to keep a large GPU busy, if the sums are long enough;
     1 for no split."""
@@ -113,6 +196,8 @@ class Gather:
 def _sizes(call: Any) -> tuple[int, ...]:
     """Filter rows and columns, products per sum, output channels."""
     shape = [int(extent) for extent in call.args[1].ty.shape]
+    if len(shape) == 2:
+        return 1, 1, *shape
     if str(call.attrs.kernel_layout) == "OIHW":
         channels, depth, rows, columns = shape
     else:
@@ -245,19 +330,10 @@ def multiply(
     from tvm import te
 
     left, right = (patches, weight) if last else (weight, patches)
-    height, length = (int(n) for n in left.shape)
-    width = int(right.shape[1])
-    one = length // parts
-    k = te.reduce_axis((0, one), "k")
-
-    def term(part: Any, i: Any, j: Any) -> Any:
-        at = part * one + k
-        return te.sum(left[i, at].astype(dtype) * right[at, j].astype(dtype), axis=k)
-
-    sums = te.compute((parts, height, width), term, name="product", attrs=notes)
+    sums = _sums(left, right, dtype, parts, notes)
 
     def total(i: Any, j: Any) -> Any:
-        return functools.reduce(operator.add, (sums[part, i, j] for part in range(parts)))
+        return _total(sums, parts, i, j)
 
     if last:
         _, out_height, out_width, _ = output
@@ -268,3 +344,23 @@ def multiply(
     return te.compute(
         output, lambda n, c, y, x: total(c, (n * out_height + y) * out_width + x), name=name
     )
+
+
+def _sums(left: Any, right: Any, dtype: str, parts: int, notes: dict[str, Any] | None) -> Any:
+    """The product (parts, height, width) of two matrices; the parts of a sum are still to be added."""
+    from tvm import te
+
+    height, length = (int(n) for n in left.shape)
+    width = int(right.shape[1])
+    one = length // parts
+    k = te.reduce_axis((0, one), "k")
+
+    def term(part: Any, i: Any, j: Any) -> Any:
+        at = part * one + k
+        return te.sum(left[i, at].astype(dtype) * right[at, j].astype(dtype), axis=k)
+
+    return te.compute((parts, height, width), term, name="product", attrs=notes)
+
+
+def _total(sums: Any, parts: int, i: Any, j: Any) -> Any:
+    return functools.reduce(operator.add, (sums[part, i, j] for part in range(parts)))
