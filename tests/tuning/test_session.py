@@ -206,7 +206,7 @@ def test_rounds_are_built_ahead_where_building_does_not_disturb(tmp_path, monkey
     tasks = [small.task(n, small.matmul(8 << n)) for n in range(2)]
     building: list[int] = []
     with small.session(
-        tmp_path / "log.json", tasks, tuner="random", exclusive=False, trials=2 + 3 * BATCH
+        tmp_path / "log.json", tasks, tuner="random", exclusive=False, trials=2 + 6 * BATCH
     ) as session:
         measure = session.measurer.time
 
@@ -216,7 +216,7 @@ def test_rounds_are_built_ahead_where_building_does_not_disturb(tmp_path, monkey
 
         monkeypatch.setattr(session.measurer, "time", note)
         session.run()
-    assert session.new == 2 + 3 * BATCH
+    assert session.new == 2 + 6 * BATCH
     assert max(building) == 2 * BATCH
     pending = [impl.pending for state in session.states for impl in state.implementations]
     assert pending == [0, 0]

@@ -147,12 +147,11 @@ class Proposer:
                 candidates.append(Candidate(state, impl, proposal))
         return candidates
 
-    def ask(self, busy: Sequence[Round] = (), *, eager: bool = False) -> Round | None:
+    def ask(self, busy: Sequence[Round] = ()) -> Round | None:
         """Proposals for the next round; None if there are none this time.
 
         While the rounds ``busy`` are being built, only if the next one is for another implementation.
-        Unless ``eager``, a new tuner is only created then and asked later, when it can use what others
-        have found meanwhile.
+        A new tuner is only created then and asked later, when it can use what others have found.
         """
         budget = self._limits.budget
         choice = scheduler.pick(
@@ -181,7 +180,7 @@ class Proposer:
         try:
             if impl.tuner is None:
                 impl.tuner = self._create_tuner(state, impl)
-                if busy and not eager:
+                if busy:
                     return None
             proposals = impl.tuner.ask(count, self._times.proposal_seconds(impl.key, count))
         except Exception as error:

@@ -280,13 +280,13 @@ class TuningSession:
         """Measure the first of the rounds being built and tell its tuner. Meanwhile further ones are
         proposed and started; returns one that was proposed, but has to wait."""
         began = time.monotonic()
-        ahead = self._proposer.ask([each for each, _ in rounds], eager=self._ahead > 0)
+        ahead = self._proposer.ask([each for each, _ in rounds])
         while ahead is not None and len(rounds) <= self._ahead:
             # This round includes the time for proposing it.
             rounds.append(self._start(replace(ahead, seconds=0.0)))
             ahead = None
             if len(rounds) <= self._ahead:
-                ahead = self._proposer.ask([each for each, _ in rounds], eager=True)
+                ahead = self._proposer.ask([each for each, _ in rounds])
         current, building = rounds.popleft()
         state, impl, proposals = current.state, current.impl, current.proposals
         assert impl.tuner is not None
