@@ -72,7 +72,8 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
-    """Winograd's convolutions, products and convolutions with padded extents, and those in bfloat16."""
+    """Winograd's convolutions, those as matrix products, products and convolutions with padded extents,
+    and those in bfloat16."""
     from tvmtune.operators.implementations import (
         PADDED,
         WINOGRAD,
@@ -80,6 +81,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         WINOGRAD_4X4,
         bfloat16,
         bfloat16_batched,
+        implicit_gemm_cpu,
         padded_channels,
         winograd_by_rows,
     )
@@ -89,6 +91,12 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
     def columns(rows: int, columns: int) -> int:
         return cpu_tiles.padded_columns(rows, columns, unit)
+
+    def rows(rows: int, columns: int) -> int:
+        return cpu_tiles.padded_rows(rows, columns, unit)
+
+    def saves_loads(line: int, rows: int, columns: int) -> bool:
+        return cpu_tiles.saves_loads(line, rows, columns, unit)
 
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
@@ -102,7 +110,10 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     tiles = dot_instructions.for_tiles(device.target)
     if instructions and any(each.meaning == "bfloat16" for each in tiles):
         products = (*products, bfloat16_batched(instructions[0]))
-    return (*products, *winograd, PADDED, padded_channels(columns), superseded)
+    direct = [PADDED, padded_channels(columns)]
+    if unit.has_few_registers:
+        direct.insert(0, implicit_gemm_cpu(rows, saves_loads))
+    return (*products, *winograd, *direct, superseded)
 
 
 @hookimpl

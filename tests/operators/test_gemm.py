@@ -114,16 +114,14 @@ def test_other_convolutions_are_not_matrix_products(case):
     assert not gemm.applies(call)
 
 
-FOR_CPUS = [
-    *("winograd-4x4-rows", "winograd-4x4", "winograd-2x2-rows", "winograd-2x2"),
-    *("padded", "padded-channels"),
-]
+WINOGRADS = ["winograd-4x4-rows", "winograd-4x4", "winograd-2x2-rows", "winograd-2x2"]
+FOR_CPUS = [*WINOGRADS, "padded", "padded-channels"]
 
 
 @pytest.mark.parametrize(
     ("backend", "attrs", "names"),
     [
-        ("cpu", {"mcpu": "haswell"}, FOR_CPUS),
+        ("cpu", {"mcpu": "haswell"}, [*WINOGRADS, "implicit-gemm", "padded", "padded-channels"]),
         (
             "cpu",
             {"mcpu": "znver4"},

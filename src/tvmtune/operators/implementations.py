@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import DotInstruction
-from tvmtune.operators import bfloat16_products, gemm, padded, winograd, winograd_rows
-from tvmtune.types import Algorithm
+from tvmtune.operators import (
+    bfloat16_products,
+    cpu_gemm,
+    gemm,
+    padded,
+    winograd,
+    winograd_rows,
+)
+from tvmtune.types import Algorithm, product
 
 if TYPE_CHECKING:
     from tvmtune.passes.pipeline import Legalizer
@@ -121,6 +128,25 @@ def padded_channels(columns: padded.PaddedColumns) -> Algorithm:
         functools.partial(padded.applies_to_conv2d, columns),
         functools.partial(padded.replace_conv2d, columns),
         prefers=lambda call: True,
+    )
+
+
+def implicit_gemm_cpu(
+    rows: cpu_gemm.PaddedRows, prefers: Callable[[int, int, int], bool]
+) -> Algorithm:
+    """Convolutions as matrix products whose rows ``rows`` pads, for CPUs with few registers.
+    ``prefers`` is asked with the pixels in a line of the output, all pixels, and its channels."""
+
+    def is_preferred(call: Any) -> bool:
+        *image, channels = (int(extent) for extent in call.ty.shape)
+        return prefers(image[-1], product(image), channels)
+
+    return Algorithm(
+        "implicit-gemm",
+        _CONV2D,
+        functools.partial(cpu_gemm.applies, rows),
+        functools.partial(cpu_gemm.replace, rows),
+        prefers=is_preferred,
     )
 
 

@@ -150,21 +150,24 @@ def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
 
 def applies_to_conv2d(columns: PaddedColumns, call: Any) -> bool:
     """One group, NHWC, float32, constant weights, and output channels that ``columns`` would pad."""
+    if not is_plain_conv2d(call):
+        return False
+    output = [int(n) for n in call.ty.shape]
+    return product(output[:-1]) >= FEWEST and columns(output[-2], output[-1]) > output[-1]
+
+
+def is_plain_conv2d(call: Any) -> bool:
+    """Whether a ``relax.nn.conv2d`` has one group, NHWC, float32, constant weights, static shapes."""
     import tvm
 
     attrs = call.attrs
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
-    data, weight = (static_shape(argument) for argument in call.args)
-    output = static_shape(call)
-    if data is None or weight is None or output is None:
-        return False
     return (
-        attrs.groups == 1
+        all(static_shape(each) is not None for each in (*call.args, call))
+        and attrs.groups == 1
         and layouts == ("NHWC", "HWIO", "NHWC")
         and isinstance(call.args[1], tvm.ir.GenericConst)
         and all(str(a.ty.dtype) == "float32" for a in (*call.args, call))
-        and product(output[:-1]) >= FEWEST
-        and columns(output[-2], output[-1]) > output[-1]
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty
+from tvmtune.operators import tiled_loops
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.static_shapes import has_static_shapes
@@ -337,11 +338,7 @@ def tile_output(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
     """Inline what follows the last stage into the kernel's last block, and tile that: the loops over
     images, rows and columns of tiles, and groups of 16 channels; and those over a tile's columns and
     the 16 channels."""
-    last = sch.get_consumers(block)[0]
-    while sch.get_consumers(last):
-        following = sch.get_consumers(last)[0]
-        sch.compute_inline(last)
-        last = following
+    last = tiled_loops.inline_epilogue(sch, block)
     n, y, x, c = sch.get_loops(last)
     *_, side, _, _ = sch.get_loops(block)
     tile = int(sch.get(side).extent)

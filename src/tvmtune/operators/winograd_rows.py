@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvmtune.operators import winograd
+from tvmtune.operators import tiled_loops, winograd
 from tvmtune.operators.winograd import LEFT_ALONE, Transform
 from tvmtune.passes.packed_products import padded_rows
 
@@ -83,21 +83,9 @@ def schedule(sch: Any, product: Any) -> list[Any]:
     sch.compute_at(product, block, preserve_unit_loops=True)
     sch.compute_at(packed, block, preserve_unit_loops=True)
     winograd.transform_input(sch, packed)
-    _tile(sch, product)
+    *_, a, b, p, c, k = sch.get_loops(product)
+    around = tiled_loops.tile(sch, product, (a, b, p, c), (k,))
+    stored = sch.cache_write(product, 0, "global")
+    sch.reverse_compute_at(stored, around, preserve_unit_loops=True)
     sch.parallel(block)
     return [sch]
-
-
-def _tile(sch: Any, product: Any) -> None:
-    """Tiles in the order of TVM's rule, SSRSRS, with sums in a buffer of their own."""
-    *_, a, b, p, c, k = sch.get_loops(product)
-    spatial = [
-        sch.split(loop, sch.sample_perfect_tile(loop, n=4, max_innermost_factor=64))
-        for loop in (a, b, p, c)
-    ]
-    terms = sch.split(k, sch.sample_perfect_tile(k, n=2, max_innermost_factor=64))
-    first, second, third, register = zip(*spatial, strict=True)
-    sch.reorder(*first, *second, terms[0], *third, terms[1], *register)
-    stored = sch.cache_write(product, 0, "global")
-    sch.reverse_compute_at(stored, second[-1], preserve_unit_loops=True)
-    sch.annotate(product, "meta_schedule.tiling_structure", "SSRSRS")

@@ -22,6 +22,9 @@ CACHED = 512 * 1024
 """Bytes of an operand that stay in a core's own cache while the other operands pass."""
 TERMS = 128
 """Terms of a sum that are added for a block of rows at a time, at most."""
+CONVOLUTION_TERMS = 64
+"""The same for convolutions on CPUs with few registers: with 128, those with 3x3 kernels took up to 1.3
+times as long on a Zen 3."""
 WEIGHTS = 16 * 1024
 """Bytes of the weights of these terms for a register tile's columns. They stay in the first-level
 cache, of which a hardware thread may have half."""
@@ -47,6 +50,10 @@ TENSOR_SUMS = 20
 some although there are registers left."""
 QUADS = 4
 """Instructions per sum between two branches."""
+GEMM_VECTORS = 2
+"""Vectors of channels in a tile of an image's pixels, of one line or of several."""
+GAIN = 0.95
+"""Such tiles must save a twentieth of the loads: they also compute addresses."""
 FEWEST_PARTS = 8
 """Tiles of rows for several threads, at least."""
 TENSOR_COLUMNS = 4
@@ -119,7 +126,9 @@ def decisions(
         waits = (
             unit.has_few_registers and group != 1 and 2 * rows * unit.vectors(columns) <= _LATENCY
         )
-        terms = _most_terms(product(spatial[:-1]), columns, waits)
+        is_convolution = len(reduction) > 1 and group != 1
+        most = CONVOLUTION_TERMS if is_convolution and unit.has_few_registers else TERMS
+        terms = min(most, _most_terms(product(spatial[:-1]), columns, waits))
         result.append(Decisions(parts, _terms(reduction, terms)))
     return result
 
@@ -287,12 +296,42 @@ def register_tiles(
             if depthwise:
                 room = min(room, DEPTHWISE_SUMS)
             height = divisor(rows, max(1, room // vectors))
-            sums = height * vectors
-            values = height * vectors if depthwise else height
-            loads = (_VECTOR_LOAD * vectors + values) / (height * width / unit.lanes)
-            tiles.append((loads * max(1.0, _LATENCY / sums), -width, height))
+            cost = _cost(height, vectors, width / unit.lanes, depthwise)
+            tiles.append((cost, -width, height))
         width //= 2
     return [(height, -width) for _, width, height in sorted(tiles)]
+
+
+def _cost(height: int, vectors: int, width: float, depthwise: bool = False) -> float:
+    """Of a tile of so many rows and vectors, of which ``width`` are used: loads per multiplication, or
+    more if its additions wait for each other."""
+    sums = height * vectors
+    loads = _VECTOR_LOAD * vectors + (sums if depthwise else height)
+    return loads / (height * width) * max(1.0, _LATENCY / sums)
+
+
+def padded_rows(rows: int, columns: int, unit: VectorUnit) -> int:
+    """The number of rows, at least ``rows``, for which tiles of :data:`GEMM_VECTORS` vectors take the
+    least time; 0 if so many columns are no multiple of these."""
+    if columns % (GEMM_VECTORS * unit.lanes):
+        return 0
+    most = min(unit.sums, unit.registers - 1 - GEMM_VECTORS) // GEMM_VECTORS
+    sizes = {n: -(-rows // n) * n for n in range(1, most + 1)}
+    best = min(sizes, key=lambda n: sizes[n] * _cost(n, GEMM_VECTORS, GEMM_VECTORS))
+    return sizes[best]
+
+
+def saves_loads(line: int, rows: int, columns: int, unit: VectorUnit) -> bool:
+    """Whether tiles of :func:`padded_rows` should be faster than those of one line's pixels.
+
+    ``line`` is their number, ``rows`` that of all pixels."""
+
+    def cost(extent: int) -> float:
+        height, width = register_tiles(extent, columns, unit)[0]
+        return _cost(height, unit.vectors(width), width / unit.lanes)
+
+    padded = padded_rows(rows, columns, unit)
+    return padded > 0 and cost(padded) * padded < GAIN * cost(line) * rows
 
 
 def padded_columns(rows: int, columns: int, unit: VectorUnit) -> int:

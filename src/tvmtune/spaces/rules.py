@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tvmtune.operators import winograd, winograd_rows
+from tvmtune.operators import cpu_gemm, winograd, winograd_rows
 
 Rule = Callable[[Any, Any], list[Any]]
 """``(schedule, block) -> schedules``."""
@@ -21,6 +21,7 @@ RULES: dict[str, Rule] = {
     "tvmtune.winograd_input": winograd.schedule_input,
     "tvmtune.winograd_output": winograd.schedule_output,
     "tvmtune.winograd_rows": winograd_rows.schedule,
+    cpu_gemm.RULE: cpu_gemm.schedule,
     # TVM's pooling names these rules but defines none; without them it warns on stderr each time.
     "meta_schedule.pool_max": no_custom_rule,
     "meta_schedule.pool_avg": no_custom_rule,

@@ -1,0 +1,36 @@
+"""Steps that custom schedule rules for products on CPUs share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+LARGEST = 64
+"""Extent of the innermost loop of a tile, at most."""
+
+
+def tile(sch: Any, product: Any, spatial: Sequence[Any], terms: Sequence[Any]) -> Any:
+    """Tile a product's loops in the order of TVM's rule, SSRSRS, with sizes to be searched. Returns the
+    innermost of the loops around a tile of outputs with all terms of their sums."""
+    outputs = [_split(sch, loop, 4) for loop in spatial]
+    sums = [_split(sch, loop, 2) for loop in terms]
+    first, second, third, register = zip(*outputs, strict=True)
+    outer, inner = zip(*sums, strict=True)
+    sch.reorder(*first, *second, *outer, *third, *inner, *register)
+    sch.annotate(product, "meta_schedule.tiling_structure", "SSRSRS")
+    return second[-1]
+
+
+def _split(sch: Any, loop: Any, parts: int) -> list[Any]:
+    sizes = sch.sample_perfect_tile(loop, n=parts, max_innermost_factor=LARGEST)
+    return list(sch.split(loop, sizes))
+
+
+def inline_epilogue(sch: Any, block: Any) -> Any:
+    """Inline what follows ``block`` into the kernel's last block, which is returned."""
+    last = sch.get_consumers(block)[0]
+    while sch.get_consumers(last):
+        following = sch.get_consumers(last)[0]
+        sch.compute_inline(last)
+        last = following
+    return last

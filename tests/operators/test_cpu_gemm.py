@@ -1,0 +1,126 @@
+"""Convolutions as matrix products on CPUs with few registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+
+from kernels import (
+    convolution_of,
+    error,
+    one_conv,
+    prepared,
+    random_args,
+    run_kernel,
+    sample_modules,
+)
+from tvmtune import api
+from tvmtune.cpu_features import AVX
+from tvmtune.networks.inputs import random_inputs
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators import cpu_gemm
+from tvmtune.runtime.library import Library
+from tvmtune.spaces import cpu_tiles
+from tvmtune.spaces.rule_space import RuleSpace
+
+NAME = "implicit-gemm"
+ATTRS = {"mcpu": "haswell"}
+
+CASES = {
+    "1x1, 49 pixels in tiles of 5": {"shape": (1, 32, 7, 7), "kernel": 1, "pads": (0, 0, 0, 0)},
+    "1x1, stride 2": {"shape": (1, 16, 14, 14), "kernel": 1, "stride": 2, "pads": (0, 0, 0, 0)},
+    "two images": {"shape": (2, 24, 7, 7), "kernel": 1, "pads": (0, 0, 0, 0)},
+    "a residual sum": {
+        "shape": (1, 32, 17, 17),
+        "kernel": 1,
+        "pads": (0,) * 4,
+        "tail": ("relu", "sum"),
+    },
+    "nothing follows": {"shape": (1, 32, 14, 14), "kernel": 1, "pads": (0, 0, 0, 0), "tail": ()},
+    "3x3, stride 2, padding on two sides": {
+        "shape": (1, 16, 15, 13),
+        "stride": 2,
+        "pads": (0, 1, 1, 0),
+    },
+    "dilation": {"shape": (2, 16, 17, 17), "dilation": 2, "pads": (2, 2, 2, 2)},
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(case, tmp_path: Path):
+    network = OnnxNetwork(one_conv(out=32, **case), name="conv")
+    plan = api.plan(network, attrs=ATTRS)
+    (task,) = [t for t in plan.tasks if NAME in [i.name for i in t.implementations]]
+    assert task.untuned.name == NAME
+    inputs = random_inputs(network.inputs, 3)
+    (got,) = Library.open(api.compile(plan, tmp_path / "lib.so").path).run(inputs)
+    (want,) = network.reference(inputs)
+    assert error(got, want) < 1e-5
+    args = random_args(task.untuned.mod)
+    plain = run_kernel(task.untuned.mod, args)
+    for mod in sample_modules(task.untuned.mod, RuleSpace(plan.device.target), 3):
+        assert error(run_kernel(mod, args), plain) < 1e-5
+
+
+def test_a_gate_that_reads_the_sums_twice_is_computed_with_each_tile(tmp_path: Path):
+    rng = np.random.RandomState(0)
+    weight = rng.standard_normal((32, 32, 1, 1)).astype("float32")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["conv"]),
+        helper.make_node("Sigmoid", ["conv"], ["gate"]),
+        helper.make_node("Mul", ["conv", "gate"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 32, 7, 7))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "swish", [x], [y], [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network = OnnxNetwork(onnx.shape_inference.infer_shapes(model), name="swish")
+    plan = api.plan(network, attrs=ATTRS)
+    (task,) = [t for t in plan.tasks if NAME in [i.name for i in t.implementations]]
+    schedule = task.untuned.space.default(task.untuned.mod, tvm.target.Target(plan.device.target))
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    assert len(blocks) <= 4, "weights, zeros of the sums, sums, and one epilogue"
+    inputs = random_inputs(network.inputs, 3)
+    (got,) = Library.open(api.compile(plan, tmp_path / "lib.so").path).run(inputs)
+    (want,) = network.reference(inputs)
+    assert error(got, want) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"out": 24},
+        {"groups": 2},
+        {"constant": False},
+        {"shape": (1, 3, 14, 14)},
+        {"shape": (1, 16, 3, 5)},
+    ],
+    ids=["half a tile of channels", "groups", "weights are data", "few channels", "few pixels"],
+)
+def test_other_convolutions_are_left_to_other_implementations(case):
+    call = convolution_of(prepared(one_conv(**{"out": 32, **case})))
+    assert not cpu_gemm.applies(
+        lambda rows, columns: cpu_tiles.padded_rows(rows, columns, AVX), call
+    )
+
+
+@pytest.mark.parametrize(
+    ("pixels", "most"), [(49, 50), (64, 66), (196, 198), (289, 294), (3136, 3138)]
+)
+def test_pixels_are_rounded_up_to_the_tiles_that_load_least(pixels, most):
+    assert cpu_tiles.padded_rows(pixels, 64, AVX) == most
+    height, width = cpu_tiles.register_tiles(most, 64, AVX)[0]
+    assert (height, width) == (5 if pixels == 49 else 6, 16)
+
+
+@pytest.mark.parametrize(
+    ("line", "rows", "saves"), [(7, 49, True), (17, 289, True), (60, 3600, False), (48, 48, False)]
+)
+def test_it_is_preferred_where_tiles_of_a_line_load_more(line, rows, saves):
+    assert cpu_tiles.saves_loads(line, rows, 64, AVX) == saves
