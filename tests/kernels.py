@@ -47,7 +47,7 @@ def one_conv(
     tail: Sequence[str] = ("bias", "relu"),
 ) -> onnx.ModelProto:
     """``x`` (N, C, H, W) -> one convolution and then, in the order of ``tail``, a per-channel
-    bias, a ReLU, a batch norm, or the sum with the plain convolution -> ``y``.
+    bias, a ReLU, a swish, a batch norm, or the sum with the plain convolution -> ``y``.
 
     ``pads``: top, left, bottom, right. With ``constant`` False the weights are an input, ``w``.
     """
@@ -76,6 +76,9 @@ def one_conv(
             nodes.append(helper.make_node("Add", [last, f"{name}.b"], [name], name=name))
         elif step == "relu":
             nodes.append(helper.make_node("Relu", [last], [name], name=name))
+        elif step == "swish":
+            nodes.append(helper.make_node("Sigmoid", [last], [f"{name}.gate"]))
+            nodes.append(helper.make_node("Mul", [last, f"{name}.gate"], [name], name=name))
         elif step == "sum":
             nodes.append(helper.make_node("Add", [last, "conv"], [name], name=name))
         elif step == "norm":

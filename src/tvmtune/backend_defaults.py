@@ -11,6 +11,7 @@ has neither TVM's compiler nor most of tvmtune's dependencies, and ``tvmtune plu
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +73,8 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
-    """Winograd's convolutions, those as matrix products, products and convolutions with padded extents,
-    and those in bfloat16."""
+    """Winograd's convolutions, convolutions as matrix products, products and convolutions with padded
+    extents, and those in bfloat16."""
     from tvmtune.operators.implementations import (
         PADDED,
         WINOGRAD,
@@ -89,15 +90,9 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
     unit = cpu_features.vector_unit(device.target)
 
-    def columns(rows: int, columns: int) -> int:
-        return cpu_tiles.padded_columns(rows, columns, unit)
-
-    def rows(rows: int, columns: int) -> int:
-        return cpu_tiles.padded_rows(rows, columns, unit)
-
-    def saves_loads(line: int, rows: int, columns: int) -> bool:
-        return cpu_tiles.saves_loads(line, rows, columns, unit)
-
+    columns = partial(cpu_tiles.padded_columns, unit=unit)
+    rows = partial(cpu_tiles.padded_rows, unit=unit)
+    saves_loads = partial(cpu_tiles.saves_loads, unit=unit)
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
     winograd = [rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
@@ -110,10 +105,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     tiles = dot_instructions.for_tiles(device.target)
     if instructions and any(each.meaning == "bfloat16" for each in tiles):
         products = (*products, bfloat16_batched(instructions[0]))
-    direct = [PADDED, padded_channels(columns)]
-    if unit.has_few_registers:
-        direct.insert(0, implicit_gemm_cpu(rows, saves_loads))
-    return (*products, *winograd, *direct, superseded)
+    gemms = (implicit_gemm_cpu(rows, saves_loads),) if unit.has_few_registers else ()
+    return (*products, *winograd, *gemms, PADDED, padded_channels(columns), superseded)
 
 
 @hookimpl

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 import tvm
-from onnx import TensorProto, helper, numpy_helper
 
 from kernels import (
     convolution_of,
@@ -69,18 +66,8 @@ def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(case,
 
 
 def test_a_gate_that_reads_the_sums_twice_is_computed_with_each_tile(tmp_path: Path):
-    rng = np.random.RandomState(0)
-    weight = rng.standard_normal((32, 32, 1, 1)).astype("float32")
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["conv"]),
-        helper.make_node("Sigmoid", ["conv"], ["gate"]),
-        helper.make_node("Mul", ["conv", "gate"], ["y"]),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 32, 7, 7))
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "swish", [x], [y], [numpy_helper.from_array(weight, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    network = OnnxNetwork(onnx.shape_inference.infer_shapes(model), name="swish")
+    model = one_conv((1, 32, 7, 7), 32, 1, pads=(0, 0, 0, 0), tail=["swish"])
+    network = OnnxNetwork(model, name="swish")
     plan = api.plan(network, attrs=ATTRS)
     (task,) = [t for t in plan.tasks if NAME in [i.name for i in t.implementations]]
     schedule = task.untuned.space.default(task.untuned.mod, tvm.target.Target(plan.device.target))

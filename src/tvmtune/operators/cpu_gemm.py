@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvmtune.operators import tiled_loops
-from tvmtune.operators.padded import is_plain_conv2d
+from tvmtune.operators import conv2d_calls, tiled_loops
 from tvmtune.operators.winograd import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.passes.packed_products import FEWEST
+from tvmtune.passes.packed_products import FEWEST, Window
 from tvmtune.types import product
 
 PaddedRows = Callable[[int, int], int]
@@ -29,7 +28,7 @@ RULE = "tvmtune.cpu_gemm"
 def applies(rows: PaddedRows, call: Any) -> bool:
     """One group, NHWC, float32, constant weights, at least :data:`FEWEST` pixels and input channels,
     and output channels that ``rows`` has a tile for."""
-    if not is_plain_conv2d(call):
+    if not conv2d_calls.is_plain(call):
         return False
     *image, columns = (int(extent) for extent in call.ty.shape)
     pixels, inputs = product(image), int(call.args[1].ty.shape[2])
@@ -39,20 +38,20 @@ def applies(rows: PaddedRows, call: Any) -> bool:
 def replace(rows: PaddedRows, builder: Any, call: Any, values: bool = True) -> Any:
     """The same convolution for a ``relax.nn.conv2d`` that :func:`applies` accepted."""
     output = [int(n) for n in call.ty.shape]
-    attrs = call.attrs
-    strides, dilation, padding = (
-        [int(n) for n in attr] for attr in (attrs.strides, attrs.dilation, attrs.padding)
-    )
-
+    window = Window.of(call.attrs)
+    strides, dilation = window.strides, window.dilation
+    top, left, bottom, right = window.padding
     *outer, channels = output
     pixels = product(outer)
     padded = rows(pixels, channels)
 
     def program(data: Any, weight: Any) -> Any:
-        from tvm import te, tirx
+        from tvm import te, tirx, topi
         from tvm.topi.utils import ravel_index
 
-        data = _within_zeros(data, padding)
+        if any(window.padding):  # a check in each product would take as long as the product
+            around = (0, top, left, 0), (0, bottom, right, 0)
+            data = topi.nn.pad(data, *around, name="padding", attrs=LEFT_ALONE)
         height, width, depth, _ = (int(n) for n in weight.shape)
         axes = [
             te.reduce_axis((0, extent), name)
@@ -82,24 +81,6 @@ def _position(pixel: Any, shape: Sequence[int]) -> list[Any]:
 
     found = iter(unravel_index(pixel, [extent for extent in shape if extent > 1]))
     return [next(found) if extent > 1 else 0 for extent in shape]
-
-
-def _within_zeros(data: Any, padding: Sequence[int]) -> Any:
-    """NHWC data within a border of zeros: top, left, bottom, right. A check in each product would take
-    as long as the product."""
-    from tvm import te, tirx
-
-    if not any(padding):
-        return data
-    top, left, bottom, right = padding
-    images, height, width, depth = (int(n) for n in data.shape)
-
-    def value(n: Any, y: Any, x: Any, c: Any) -> Any:
-        inside = tirx.all(y >= top, y < top + height, x >= left, x < left + width)
-        return tirx.if_then_else(inside, data[n, y - top, x - left, c], tirx.const(0, "float32"))
-
-    shape = (images, top + height + bottom, left + width + right, depth)
-    return te.compute(shape, value, name="padding", attrs=LEFT_ALONE)
 
 
 def schedule(sch: Any, block: Any) -> list[Any]:

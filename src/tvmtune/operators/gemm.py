@@ -21,6 +21,7 @@ from typing import Any
 from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.packed_products import Window
 from tvmtune.passes.precision import HALF_DTYPES
 from tvmtune.passes.static_shapes import has_static_shapes
 from tvmtune.types import product
@@ -225,9 +226,8 @@ def _replaced(
 
     output = [int(n) for n in call.ty.shape]
 
-    strides, dilation, padding = (
-        [int(n) for n in each] for each in (attrs.strides, attrs.dilation, attrs.padding)
-    )
+    window = Window.of(attrs)
+    strides, dilation, padding = window.strides, window.dilation, window.padding
 
     def program(data: Any, weight: Any) -> Any:
         patches = gather(

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.operators import conv2d_calls
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.passes.packed_products import FEWEST, padded_rows
+from tvmtune.passes.packed_products import FEWEST, Window, padded_rows
 from tvmtune.passes.precision import HALF_DTYPES
 from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
@@ -150,25 +151,10 @@ def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
 
 def applies_to_conv2d(columns: PaddedColumns, call: Any) -> bool:
     """One group, NHWC, float32, constant weights, and output channels that ``columns`` would pad."""
-    if not is_plain_conv2d(call):
+    if not conv2d_calls.is_plain(call):
         return False
     output = [int(n) for n in call.ty.shape]
     return product(output[:-1]) >= FEWEST and columns(output[-2], output[-1]) > output[-1]
-
-
-def is_plain_conv2d(call: Any) -> bool:
-    """Whether a ``relax.nn.conv2d`` has one group, NHWC, float32, constant weights, static shapes."""
-    import tvm
-
-    attrs = call.attrs
-    layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
-    return (
-        all(static_shape(each) is not None for each in (*call.args, call))
-        and attrs.groups == 1
-        and layouts == ("NHWC", "HWIO", "NHWC")
-        and isinstance(call.args[1], tvm.ir.GenericConst)
-        and all(str(a.ty.dtype) == "float32" for a in (*call.args, call))
-    )
 
 
 def replace_conv2d(columns: PaddedColumns, builder: Any, call: Any, values: bool = True) -> Any:
@@ -177,15 +163,14 @@ def replace_conv2d(columns: PaddedColumns, builder: Any, call: Any, values: bool
     data, weight = call.args
     output = [int(n) for n in call.ty.shape]
     weight = _padded_constant(weight, columns(output[-2], output[-1]), values)
-    attrs = call.attrs
-    strides, dilation, padding = (
-        [int(n) for n in attr] for attr in (attrs.strides, attrs.dilation, attrs.padding)
-    )
+    window = Window.of(call.attrs)
 
     def program(x: Any, w: Any) -> Any:
         from tvm import te, topi
 
-        sums = topi.nn.conv2d_nhwc(x, w, strides, padding, dilation, out_dtype="float32")
+        sums = topi.nn.conv2d_nhwc(
+            *(x, w, window.strides, window.padding, window.dilation), out_dtype="float32"
+        )
         return te.compute(output, lambda *index: sums(*index), name="conv2d_padded")
 
     return call_fusable(builder, program, data, weight, name="conv2d_padded")

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty
-from tvmtune.operators import tiled_loops
+from tvmtune.operators import conv2d_calls, tiled_loops
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.passes.static_shapes import has_static_shapes
 
 KERNEL = 3
 Matrix = tuple[tuple[float, ...], ...]
@@ -95,19 +94,10 @@ LANES = 16
 def applies(call: Any) -> bool:
     """3x3, stride 1, no dilation, one group, NHWC float32, constant weights, multiples of 16
     channels."""
-    import tvm
-
+    if not conv2d_calls.is_plain(call):
+        return False
     attrs = call.attrs
-    data, weight = call.args[0].ty, call.args[1].ty
-    if not has_static_shapes(call):
-        return False
-    if attrs.data_layout != "NHWC" or attrs.kernel_layout != "HWIO" or attrs.groups != 1:
-        return False
-    if attrs.out_layout != "NHWC" or not isinstance(call.args[1], tvm.ir.GenericConst):
-        return False
-    if str(data.dtype) != "float32" or str(weight.dtype) != "float32":
-        return False
-    kh, kw, ci, co = (int(d) for d in weight.shape)
+    kh, kw, ci, co = (int(d) for d in call.args[1].ty.shape)
     return (
         (kh, kw) == (3, 3)
         and all(int(s) == 1 for s in attrs.strides)
