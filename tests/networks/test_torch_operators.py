@@ -58,7 +58,9 @@ def booleans(x: Any, i: Any) -> Any:
 
 def products(x: Any, y: Any) -> Any:
     left, right = x.double(), y.double().t()
-    return left @ right, torch.baddbmm(x[:, :1, None], x[:, None], y[:, :, None], beta=2, alpha=3)
+    sums = torch.einsum("ij,kj->ik", x, y), torch.einsum("ij->j", x), torch.einsum("i,j->ij", x[0], y[0])
+    summed = torch.baddbmm(x[:, :1, None], x[:, None], y[:, :, None], beta=2, alpha=3)
+    return left @ right, summed, *sums
 
 
 @pytest.mark.sweep

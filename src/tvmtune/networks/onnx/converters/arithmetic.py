@@ -1,4 +1,4 @@
-"""Converters of element-wise operators and of reductions."""
+"""Converters of element-wise operators, of reductions and of Einstein sums."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import relax
 
+from tvmtune.networks import einsum
 from tvmtune.networks.importer_helpers import constant_power
 from tvmtune.networks.onnx.converters.request import (
     Converter,
@@ -121,9 +122,19 @@ def reduce_bool(node: Node) -> Any:
     return relax.op.astype(node.standard(numbers, *node.inputs[1:]), "bool")
 
 
+def einstein_sum(node: Node) -> Any:
+    """A matrix product where it is one. The importer's kernel for it suits no schedule."""
+    if len(node.inputs) == 2 and not is_constant(*node.inputs):
+        result = einsum.matmul(node.builder.emit, node.text("equation", ""), *node.inputs)
+        if result is not None:
+            return result
+    return node.standard(*node.inputs)
+
+
 CONVERTERS: dict[str, Converter] = {
     "Celu": celu,
     "Clip": clip,
+    "Einsum": einstein_sum,
     "Equal": equal,
     "IsInf": is_inf,
     "Max": variadic(relax.op.maximum),

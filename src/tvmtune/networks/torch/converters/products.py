@@ -1,10 +1,13 @@
-"""Matrix products: the importer's return float32 for any operands."""
+"""Matrix products: the importer's return float32 for any operands, and Einstein sums have a kernel of
+their own that no schedule suits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tvm import relax
+
+from tvmtune.networks import einsum
 
 
 def _product(node: Any, importer: Any) -> Any:
@@ -25,6 +28,15 @@ def _product_and_sum(node: Any, importer: Any) -> Any:
     return emit(relax.op.add(result, bias))
 
 
+def _einsum(node: Any, importer: Any) -> Any:
+    equation, operands = node.args[0], [importer.env[operand] for operand in node.args[1]]
+    if len(operands) == 2:
+        result = einsum.matmul(importer.block_builder.emit, equation, *operands)
+        if result is not None:
+            return result
+    return importer.block_builder.emit(relax.op.einsum(operands, equation))
+
+
 def _matmul(importer: Any, left: Any, right: Any) -> Any:
     return importer.block_builder.emit(relax.op.matmul(left, right))
 
@@ -33,5 +45,6 @@ CONVERTERS = {
     "addmm.default": _product_and_sum,
     "baddbmm.default": _product_and_sum,
     "bmm.default": _product,
+    "einsum.default": _einsum,
     "mm.default": _product,
 }
