@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tvmtune.passes.pipeline import Legalizer
 
 _CONV2D = "relax.nn.conv2d"
+_MATMUL = "relax.matmul"
 
 
 def _winograd(name: str, transform: winograd.Transform, **options: Any) -> Algorithm:
@@ -57,7 +58,7 @@ IMPLICIT_GEMM = Algorithm("implicit-gemm", _CONV2D, gemm.applies, gemm.replace)
 SPLIT_K = Algorithm("split-k", _CONV2D, gemm.splits, gemm.replace_split)
 PADDED = Algorithm(
     "padded",
-    "relax.matmul",
+    _MATMUL,
     padded.applies_to_matmul,
     padded.replace_matmul,
     prefers=lambda call: True,
@@ -69,7 +70,7 @@ def bfloat16_batched(instruction: DotInstruction) -> Algorithm:
     """Batched products of two activations, as in attention."""
     return Algorithm(
         "bfloat16-batched",
-        "relax.matmul",
+        _MATMUL,
         bfloat16_products.applies_to_batched,
         functools.partial(bfloat16_products.replace_batched, instruction),
         prefers=lambda call: True,
@@ -88,7 +89,7 @@ def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
         ),
         Algorithm(
             "bfloat16-product",
-            "relax.matmul",
+            _MATMUL,
             bfloat16_products.applies_to_matmul,
             functools.partial(bfloat16_products.replace_matmul, instruction),
             prefers=lambda call: True,
@@ -132,21 +133,33 @@ def padded_channels(columns: padded.PaddedColumns) -> Algorithm:
 
 
 def implicit_gemm_cpu(
-    rows: cpu_gemm.PaddedRows, prefers: Callable[[int, int, int], bool]
-) -> Algorithm:
-    """Convolutions as matrix products whose rows ``rows`` pads, for CPUs with few registers.
-    ``prefers`` is asked with the pixels in a line of the output, all pixels, and its channels."""
+    rows: cpu_gemm.PaddedRows, prefers: Callable[[int, int, int, bool], bool]
+) -> tuple[Algorithm, ...]:
+    """Convolutions and products with weights as products of matrices whose rows ``rows`` pads, for CPUs
+    with few registers. ``prefers`` is asked with the rows along the last axis of the output, all rows,
+    the columns of a group, and whether there are several groups."""
 
     def is_preferred(call: Any) -> bool:
-        *image, channels = (int(extent) for extent in call.ty.shape)
-        return prefers(image[-1], product(image), channels)
+        *image, columns = (int(extent) for extent in call.ty.shape)
+        line = next((extent for extent in reversed(image) if extent > 1), 1)
+        groups = int(getattr(call.attrs, "groups", 1))
+        return prefers(line, product(image), columns // groups, groups > 1)
 
-    return Algorithm(
-        "implicit-gemm",
-        _CONV2D,
-        functools.partial(cpu_gemm.applies, rows),
-        functools.partial(cpu_gemm.replace, rows),
-        prefers=is_preferred,
+    return (
+        Algorithm(
+            "implicit-gemm",
+            _CONV2D,
+            functools.partial(cpu_gemm.applies_to_conv2d, rows),
+            functools.partial(cpu_gemm.replace_conv2d, rows),
+            prefers=is_preferred,
+        ),
+        Algorithm(
+            "flattened",
+            _MATMUL,
+            functools.partial(cpu_gemm.applies_to_matmul, rows),
+            functools.partial(cpu_gemm.replace_matmul, rows),
+            prefers=is_preferred,
+        ),
     )
 
 

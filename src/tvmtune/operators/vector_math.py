@@ -21,7 +21,8 @@ The erf of what is rounded to bfloat16 (:func:`coarse`) has an absolute error of
 relative one of 5e-5.
 
 NaN gives NaN, and infinities give their limits. Coefficients are minimax fits of the relative error,
-found by Remez exchange (exp) or iteratively reweighted least squares (all others).
+found by Remez exchange (exp) or iteratively reweighted least squares (all others; those of erf are
+rounded one after another, so that the others make up for it).
 
 The functions are written in LLVM IR, because TVM's simplifier expands let-bound variables: nested
 functions, such as Mish's tanh(log(1 + exp(x))), took minutes to compile as TensorIR expressions.
@@ -58,9 +59,13 @@ _LOWEST, _HIGHEST = -104.0, 89.0
 _LN2_HIGH, _LN2_LOW = 0.693359375, math.log(2) - 0.693359375
 _ROUND = 12582912.0
 """1.5 * 2^23: adding it to a small float32 rounds that to an integer, which is then in the low bits."""
+_BIAS = 127
+"""Of the exponents of float32 values."""
 
 # (tanh(x) / x - 1) / x^2 as a polynomial in x^2 for |x| < 0.6; relative error of tanh: 2^-28.
 _TANH_BELOW = 0.6
+_TANH_LIMIT = 9.1
+"""Above 9.02, tanh rounds to 1."""
 _TANH = (
     -5.895158463029901e-03,
     2.0795972012822714e-02,
@@ -69,28 +74,33 @@ _TANH = (
     -3.333329800216814e-01,
 )
 
-# erf(x) / x - 1 as a polynomial in x^2 for |x| < 0.95; relative error of erf: 2^-30.
-_ERF_BELOW = 0.95
+# erf(x) / x - 1 as a polynomial in x^2 for |x| < 1.1, and erf(x) as one in |x| - 2.5 for others, which
+# rounds to 1 from 3.95 on; relative errors of erf: 2^-28 and 2^-26.
+_ERF_BELOW, _ERF_CENTER, _ERF_LIMIT = 1.1, 2.5, 3.95
 _ERF = (
-    8.185105829259991e-05,
-    -8.097707109765311e-04,
-    5.196952510981092e-03,
-    -2.685770533257446e-02,
-    1.1283664004438412e-01,
-    -3.761263161416161e-01,
-    1.283791664087187e-01,
+    7.190482574515045e-05,
+    -7.808873197063804e-04,
+    5.165667273104191e-03,
+    -2.6842286810278893e-02,
+    1.1283331364393234e-01,
+    -3.7612608075141907e-01,
+    1.2837916612625122e-01,
 )
-# log(1 - erf(x)) for 0.9 <= x <= 3.95, above which erf rounds to 1; relative error of erf: 2^-33.
-_ERF_LIMIT = 3.95
-_ERFC = (
-    -2.082853077178201e-05,
-    4.3139261454990045e-04,
-    -4.156250598708182e-03,
-    2.5080605863221635e-02,
-    -1.0822036869507154e-01,
-    -6.334008638712325e-01,
-    -1.1294884004263581,
-    1.6920396275094292e-04,
+_ERF_BEYOND = (
+    1.1228288485654048e-06,
+    -9.33735918806633e-06,
+    1.3789232980343513e-05,
+    6.296372885117307e-05,
+    -2.6092323241755366e-04,
+    2.8461997862905264e-04,
+    5.490327021107078e-04,
+    -2.816907363012433e-03,
+    6.115506868809462e-03,
+    -8.615477941930294e-03,
+    8.350246585905552e-03,
+    -5.4467422887682915e-03,
+    2.1782799158245325e-03,
+    9.995930790901184e-01,
 )
 
 # erf(x) / x as a polynomial in x^2 for |x| < 3.2; absolute error of erf: 2^-15 in float32 arithmetic.
@@ -360,21 +370,26 @@ class _Block:
 
 
 def _exp(b: _Block, x: _Value) -> _Value:
-    """2^n * exp(r), with x = n * ln(2) + r."""
-    x = b.clamp(x, _LOWEST, _HIGHEST)
-    shifted = x * b.constant(1 / math.log(2)) + b.constant(_ROUND)
-    n = shifted - b.constant(_ROUND)
-    r = x - n * b.constant(_LN2_HIGH)
-    r = r - n * b.constant(_LN2_LOW)
-    result = b.polynomial(r, _EXP)
+    result, shifted = _exp_parts(b, b.clamp(x, _LOWEST, _HIGHEST), 2 * _BIAS)
     # In two steps: neither 2^128 nor the factors of denormal results are float32 values.
-    exponent = b.bits(shifted) - b.bits(b.constant(_ROUND))
+    exponent = b.bits(shifted)
     half = exponent >> b.integer(1)
     return result * _power_of_two(b, half) * _power_of_two(b, exponent - half)
 
 
-def _power_of_two(b: _Block, exponent: _Value) -> _Value:
-    return b.floats((exponent + b.integer(127)) << b.integer(23))
+def _exp_parts(b: _Block, x: _Value, bias: int) -> tuple[_Value, _Value]:
+    """With x = n * ln(2) + r: exp(r), and a value whose lowest nine bits are those of n + ``bias``."""
+    offset = b.constant(_ROUND + bias)
+    shifted = x * b.constant(1 / math.log(2)) + offset
+    n = shifted - offset
+    r = x - n * b.constant(_LN2_HIGH)
+    r = r - n * b.constant(_LN2_LOW)
+    return b.polynomial(r, _EXP), shifted
+
+
+def _power_of_two(b: _Block, bits: _Value) -> _Value:
+    """That whose biased exponent the lowest nine bits are."""
+    return b.floats(bits << b.integer(23))
 
 
 def _sigmoid(b: _Block, x: _Value) -> _Value:
@@ -384,11 +399,13 @@ def _sigmoid(b: _Block, x: _Value) -> _Value:
 
 
 def _tanh(b: _Block, x: _Value) -> _Value:
-    one = b.constant(1.0)
+    one, limit = b.constant(1.0), b.constant(_TANH_LIMIT)
     size = b.magnitude(x)
     square = x * x
     near = b.polynomial(square, _TANH) * (square * size) + size
-    far = one - b.constant(2.0) / (_exp(b, size + size) + one)
+    limited = b.select(size > limit, limit, size)
+    result, shifted = _exp_parts(b, limited + limited, _BIAS)
+    far = one - b.constant(2.0) / (result * _power_of_two(b, b.bits(shifted)) + one)
     return b.with_sign(b.select(size < b.constant(_TANH_BELOW), near, far), x)
 
 
@@ -396,8 +413,9 @@ def _erf(b: _Block, x: _Value) -> _Value:
     size = b.magnitude(x)
     square = x * x
     near = b.polynomial(square, _ERF) * size + size
-    complement = _exp(b, b.polynomial(b.clamp(size, 0.0, _ERF_LIMIT), _ERFC))
-    far = b.constant(1.0) - complement
+    limit = b.constant(_ERF_LIMIT)
+    beyond = b.select(size > limit, limit, size) - b.constant(_ERF_CENTER)
+    far = b.polynomial(beyond, _ERF_BEYOND)
     return b.with_sign(b.select(size < b.constant(_ERF_BELOW), near, far), x)
 
 
