@@ -254,8 +254,11 @@ class Prepared:
     """Backend-specific data for its later hooks; the core ignores it."""
     keys: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     """Once known: the workload keys of the direct kernels' calls, by index in program order."""
-    changed: dict[str, dict[int, bool]] = field(default_factory=dict, init=False, repr=False)
-    """Once known: which of these calls each algorithm can compute, and whether it prefers itself."""
+    changed: dict[str, dict[int, tuple[int, bool]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """Once known: which of these calls each algorithm can compute, each call's number among them in the
+    order of the graph, and whether the algorithm prefers itself."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 import pytest
 import tvm
+from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from kernels import error, one_conv, run_network
@@ -38,6 +40,28 @@ if TYPE_CHECKING:
 
 def plan_of(model: onnx.ModelProto, layout: str = "NHWC") -> api.Plan:
     return api.plan(OnnxNetwork(model, name="test"), layout=layout)
+
+
+def shortcut_block() -> onnx.ModelProto:
+    """The sum of a convolution, which comes first in the graph, and of two others in a row."""
+    rng = np.random.default_rng(0)
+    shapes = {"shortcut": (32, 16), "first": (16, 16), "second": (32, 16)}
+    weights = [
+        numpy_helper.from_array(rng.standard_normal((*shape, 3, 3), "float32"), f"{name}.w")
+        for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", [x, f"{name}.w"], [name], pads=[1, 1, 1, 1])
+        for name, x in (("shortcut", "x"), ("first", "x"), ("second", "activated"))
+    ]
+    nodes.insert(2, helper.make_node("Relu", ["first"], ["activated"]))
+    nodes.append(helper.make_node("Add", ["shortcut", "second"], ["y"]))
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", (1, 16, 14, 14)), ("y", (1, 32, 14, 14)))
+    )
+    graph = helper.make_graph(nodes, "block", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @cache
@@ -179,6 +203,20 @@ def test_winograd_is_used_exactly_where_records_select_it(which):
     for index, task in enumerate(tasks):
         assert is_winograd_4x4(computed[task.sites[0]]) == (index in which)
     assert deviation(plan, lowered) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_record_decides_for_its_own_kernel_if_fusion_moves_kernels():
+    """The shortcut is computed last, with the sum."""
+    plan = plan_of(shortcut_block())
+    tasks = for_winograd(plan)
+    assert len(tasks) == 3
+    for task in tasks:
+        lowered = lower(plan, {task.key: record(plan, task, "winograd-4x4")})
+        assert kinds(lowered)[task.key] == "exact"
+        computed = programs(lowered)
+        assert [each.key for each in tasks if is_winograd_4x4(computed[each.sites[0]])] == [task.key]
+        assert deviation(plan, lowered) < 1e-4
 
 
 @pytest.mark.slow

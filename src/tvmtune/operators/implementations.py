@@ -23,6 +23,7 @@ from tvmtune.operators import (
     winograd,
     winograd_rows,
 )
+from tvmtune.passes import call_marks
 from tvmtune.types import Algorithm, product
 
 if TYPE_CHECKING:
@@ -171,8 +172,8 @@ class AlgorithmSelection:
     """Legalizers that use ``algorithms`` where they apply.
 
     ``only`` limits an algorithm (by name) to some of its applicable calls, counted from 0 in program
-    order; an algorithm missing from it is used for none. Pass ``values=False`` to get kernels that
-    are inspected but never run.
+    order of the graph; an algorithm missing from it is used for none. Pass ``values=False`` to get
+    kernels that are inspected but never run; :mod:`tvmtune.passes.call_marks` tells their calls' numbers.
     """
 
     def __init__(
@@ -202,17 +203,19 @@ class AlgorithmSelection:
         direct = tvm.ir.Op.get(operator).get_attr("FLegalize")
 
         def legalize(builder: Any, call: Any) -> Any:
-            chosen = None
+            chosen, number = None, 0
             for algorithm in self.algorithms:
                 if algorithm.operator == operator and algorithm.applies(call):
                     ordinal = self.applicable[algorithm.name]
                     self.applicable[algorithm.name] += 1
                     if algorithm.prefers is not None and algorithm.prefers(call):
                         self.preferred[algorithm.name].add(ordinal)
-                    if self.only is None or ordinal in self.only.get(algorithm.name, ()):
-                        chosen = chosen or algorithm
+                    is_used = self.only is None or ordinal in self.only.get(algorithm.name, ())
+                    if chosen is None and is_used:
+                        chosen, number = algorithm, ordinal
             if chosen is None:
                 return direct(builder, call)
-            return chosen.replace(builder, call, self.values)
+            replaced = chosen.replace(builder, call, self.values)
+            return replaced if self.values else call_marks.mark(builder, replaced, number)
 
         return legalize

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.operators.implementations import DEFAULT, AlgorithmSelection
+from tvmtune.passes import call_marks
 from tvmtune.passes.call_sites import CallSite, as_workload, call_sites, without_kernel
 from tvmtune.passes.pipeline import legalize
 from tvmtune.passes.workload_keys import anchor_key, workload_key
@@ -145,6 +146,8 @@ class ChangedWorkload:
 
     key: str
     mod: tvm.IRModule
+    number: int
+    """Of the call among those that the algorithm can compute, in the order of the graph."""
     preferred: bool
     """Whether the algorithm prefers itself to the direct one."""
 
@@ -159,7 +162,7 @@ def changed_workloads(
     lowering needs of it.
     """
     changed = _changed_workloads(prepared, device, algorithm, keys)
-    prepared.changed[algorithm.name] = {index: w.preferred for index, w in changed.items()}
+    prepared.changed[algorithm.name] = {i: (w.number, w.preferred) for i, w in changed.items()}
     return changed
 
 
@@ -174,10 +177,13 @@ def _changed_workloads(
         return {}
     changed: dict[int, ChangedWorkload] = {}
     for site in sites:
-        mod = as_workload(site.func)
+        number = call_marks.read(site.func)
+        mod = as_workload(site.func if number is None else call_marks.remove(site.func))
         if (key := workload_key(mod)) != keys[site.index]:
-            preferred = len(changed) in selection.preferred[algorithm.name]
-            changed[site.index] = ChangedWorkload(key, mod, preferred)
+            if number is None:  # the algorithm's call is not that of a kernel
+                number = len(changed)
+            preferred = number in selection.preferred[algorithm.name]
+            changed[site.index] = ChangedWorkload(key, mod, number, preferred)
     # As many calls, but more of them changed than were replaced: an operation moved between kernels.
     return changed if len(changed) == selection.applicable[algorithm.name] else {}
 

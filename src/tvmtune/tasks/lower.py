@@ -106,7 +106,7 @@ def _calls_by_algorithm(
     keys: Mapping[int, str],
     chosen: Mapping[str, Trial],
 ) -> dict[str, set[int]]:
-    """For each algorithm, which of its applicable calls (in program order) shall use it."""
+    """For each algorithm, which of its applicable calls (in the order of the graph) shall use it."""
     wanted: dict[str, set[int]] = {}
     names = {t.implementation for t in chosen.values()} - {DIRECT}
     untuned = any(key not in chosen for key in keys.values())
@@ -118,12 +118,12 @@ def _calls_by_algorithm(
         # Empty for a log from before extraction checked the fusion.
         changed = prepared.changed[algorithm.name]
         wanted[algorithm.name] = {
-            ordinal
-            for ordinal, index in enumerate(changed)
+            number
+            for index, (number, preferred) in changed.items()
             if (
                 chosen[keys[index]].implementation == algorithm.name
                 if keys[index] in chosen
-                else changed[index] and algorithm.prefers is not None
+                else preferred and algorithm.prefers is not None
             )
         }
     return wanted
@@ -138,8 +138,8 @@ def _space_makers(
         index: algorithm.space_for
         for algorithm in reversed(algorithms)
         if algorithm.space_for is not None
-        for ordinal, index in enumerate(prepared.changed[algorithm.name])
-        if ordinal in only[algorithm.name]
+        for index, (number, _) in prepared.changed[algorithm.name].items()
+        if number in only[algorithm.name]
     }
 
 

@@ -1,0 +1,75 @@
+"""Marks on kernels that tell which call of an operator each comes from.
+
+Fusion moves kernels: a convolution whose result is added to a later one's is computed after that, so
+that the fused program has its calls in another order than the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvmtune.passes.call_sites import blocks
+
+_MARK = "tvmtune.call"
+"""Annotation of a kernel's last block."""
+
+
+def mark(builder: Any, call: Any, number: int) -> Any:
+    """The call of a kernel that is equal but for its mark; anything but a ``call_tir`` as it is."""
+    from tvm import relax, tirx
+
+    if getattr(getattr(call, "op", None), "name", "") != "relax.call_tir":
+        return call
+    variable, *arguments = call.args
+    func = builder.get()[variable]
+    if not isinstance(func, tirx.PrimFunc):
+        return call
+    last = blocks(func)[-1]
+
+    def annotated(block: Any) -> Any:
+        return {**block.annotations, _MARK: number} if block.same_as(last) else None
+
+    marked = builder.add_func(_annotated(func, annotated), str(variable.name_hint))
+    return relax.Call(call.op, [marked, *arguments], call.attrs, call.ty_args)
+
+
+def read(func: Any) -> int | None:
+    """The mark of a kernel, fused or not."""
+    found = [block.annotations[_MARK] for block in blocks(func) if _MARK in block.annotations]
+    return int(found[0]) if len(found) == 1 else None
+
+
+def remove(func: Any) -> Any:
+    """The kernel without its mark."""
+
+    def unmarked(block: Any) -> Any:
+        if _MARK not in block.annotations:
+            return None
+        return {k: v for k, v in block.annotations.items() if k != _MARK}
+
+    return _annotated(func, unmarked)
+
+
+def _annotated(func: Any, annotations: Callable[[Any], Mapping[str, Any] | None]) -> Any:
+    """``func`` with other annotations of the blocks for which ``annotations`` returns some."""
+    from tvm import s_tir
+    from tvm_ffi import structural_map
+
+    def visit(block: Any) -> Any:
+        new = annotations(block)
+        if new is None:
+            return block
+        return s_tir.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            new,
+        )
+
+    return structural_map(func, (s_tir.SBlock, visit))
