@@ -96,6 +96,34 @@ def one_conv(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def one_product(
+    left: Sequence[int], right: Sequence[int], *, constant: bool, tail: bool = True
+) -> OnnxNetwork:
+    """``x`` times ``w``, and then a bias and Gelu's erf."""
+    rng = np.random.RandomState(0)
+    weight = rng.standard_normal(right).astype("float32")
+    bias = rng.standard_normal(right[-1:]).astype("float32")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["product"])]
+    last = "product"
+    if tail:
+        nodes += [
+            helper.make_node("Add", ["product", "b"], ["sum"]),
+            helper.make_node("Erf", ["sum"], ["y"]),
+        ]
+        last = "y"
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, left)]
+    weights = [numpy_helper.from_array(bias, "b")] if tail else []
+    if constant:
+        weights.append(numpy_helper.from_array(weight, "w"))
+    else:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, right))
+    output = helper.make_tensor_value_info(last, TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "product", inputs, [output], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.shape_inference.infer_shapes(model)
+    return OnnxNetwork(model, name="product")
+
+
 def kernel(network: Prepared, algorithm: Algorithm | None = None) -> tvm.IRModule:
     """The unscheduled kernel of the network's one convolution."""
     custom = AlgorithmSelection([algorithm]).legalizers() if algorithm else None

@@ -19,7 +19,11 @@ PRODUCTS = {
     "two vectors": ("i,i->", (4,), (4,)),
     "all of both": ("ij,ij", (3, 4), (3, 4)),
     "no result named": ("ca,cb", (3, 4), (3, 5)),
-    "an axis that only one operand has and the result lacks": ("bhij,jk->bik", (2, 3, 4, 5), (5, 6)),
+    "an axis that only one operand has and the result lacks": (
+        "bhij,jk->bik",
+        (2, 3, 4, 5),
+        (5, 6),
+    ),
     "an axis of one step that is repeated": ("bhij,bhjk->bhik", (2, 3, 4, 5), (2, 1, 5, 6)),
     "one that is repeated and summed": ("bhij,bhjk->bik", (2, 3, 4, 5), (2, 1, 5, 6)),
     "axes of one step in both": ("bhij,bhjk->bik", (2, 1, 4, 5), (2, 1, 5, 6)),

@@ -58,7 +58,8 @@ def booleans(x: Any, i: Any) -> Any:
 
 def products(x: Any, y: Any) -> Any:
     left, right = x.double(), y.double().t()
-    sums = torch.einsum("ij,kj->ik", x, y), torch.einsum("ij->j", x), torch.einsum("i,j->ij", x[0], y[0])
+    equations = {"ij,kj->ik": (x, y), "ij->j": (x,), "i,j->ij": (x[0], y[0])}
+    sums = [torch.einsum(equation, *operands) for equation, operands in equations.items()]
     summed = torch.baddbmm(x[:, :1, None], x[:, None], y[:, :, None], beta=2, alpha=3)
     return left @ right, summed, *sums
 

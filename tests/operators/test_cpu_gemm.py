@@ -1,4 +1,4 @@
-"""Convolutions as matrix products on CPUs with few registers."""
+"""Convolutions and products with weights by tiles of all rows, on CPUs with few registers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kernels import (
     convolution_of,
     error,
     one_conv,
+    one_product,
     prepared,
     random_args,
     run_kernel,
@@ -45,18 +46,36 @@ CASES = {
         "pads": (0, 1, 1, 0),
     },
     "dilation": {"shape": (2, 16, 17, 17), "dilation": 2, "pads": (2, 2, 2, 2)},
+    "groups": {"shape": (1, 64, 14, 14), "groups": 2, "stride": 2},
+}
+PRODUCTS = {
+    "windows of 49 rows": ((4, 49, 32), (32, 48)),
+    "an image": ((1, 14, 14, 32), (32, 32)),
+    "one window, padded rows": ((1, 1, 49, 24), (24, 32)),
+    "two axes of rows, padded": ((2, 29, 16), (16, 64)),
 }
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(case, tmp_path: Path):
-    network = OnnxNetwork(one_conv(out=32, **case), name="conv")
+    network = OnnxNetwork(one_conv(**{"out": 32, **case}), name="conv")
+    assert_every_schedule_is_right(network, NAME, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("left", "right"), PRODUCTS.values(), ids=PRODUCTS)
+def test_it_equals_the_product_in_its_default_and_in_sampled_schedules(left, right, tmp_path: Path):
+    network = one_product(left, right, constant=True)
+    assert_every_schedule_is_right(network, "flattened", tmp_path)
+
+
+def assert_every_schedule_is_right(network: OnnxNetwork, name: str, folder: Path) -> None:
     plan = api.plan(network, attrs=ATTRS)
-    (task,) = [t for t in plan.tasks if NAME in [i.name for i in t.implementations]]
-    assert task.untuned.name == NAME
+    (task,) = [t for t in plan.tasks if name in [i.name for i in t.implementations]]
+    assert task.untuned.name == name
     inputs = random_inputs(network.inputs, 3)
-    (got,) = Library.open(api.compile(plan, tmp_path / "lib.so").path).run(inputs)
+    (got,) = Library.open(api.compile(plan, folder / "lib.so").path).run(inputs)
     (want,) = network.reference(inputs)
     assert error(got, want) < 1e-5
     args = random_args(task.untuned.mod)
@@ -83,16 +102,16 @@ def test_a_gate_that_reads_the_sums_twice_is_computed_with_each_tile(tmp_path: P
     "case",
     [
         {"out": 24},
-        {"groups": 2},
+        {"groups": 4},
         {"constant": False},
         {"shape": (1, 3, 14, 14)},
         {"shape": (1, 16, 3, 5)},
     ],
-    ids=["half a tile of channels", "groups", "weights are data", "few channels", "few pixels"],
+    ids=["half a tile", "half a tile per group", "weights are data", "few channels", "few pixels"],
 )
 def test_other_convolutions_are_left_to_other_implementations(case):
     call = convolution_of(prepared(one_conv(**{"out": 32, **case})))
-    assert not cpu_gemm.applies(
+    assert not cpu_gemm.applies_to_conv2d(
         lambda rows, columns: cpu_tiles.padded_rows(rows, columns, AVX), call
     )
 
@@ -110,4 +129,10 @@ def test_pixels_are_rounded_up_to_the_tiles_that_load_least(pixels, most):
     ("line", "rows", "saves"), [(7, 49, True), (17, 289, True), (60, 3600, False), (48, 48, False)]
 )
 def test_it_is_preferred_where_tiles_of_a_line_load_more(line, rows, saves):
-    assert cpu_tiles.saves_loads(line, rows, 64, AVX) == saves
+    assert cpu_tiles.saves_loads(line, rows, 64, False, AVX) == saves
+
+
+@pytest.mark.parametrize(("line", "saves"), [(14, True), (28, False)])
+def test_with_groups_it_is_preferred_where_it_saves_more(line, saves):
+    assert cpu_tiles.saves_loads(line, line * line, 16, True, AVX) == saves
+    assert cpu_tiles.saves_loads(line, line * line, 16, False, AVX)

@@ -121,7 +121,11 @@ FOR_CPUS = [*WINOGRADS, "padded", "padded-channels"]
 @pytest.mark.parametrize(
     ("backend", "attrs", "names"),
     [
-        ("cpu", {"mcpu": "haswell"}, [*WINOGRADS, "implicit-gemm", "padded", "padded-channels"]),
+        (
+            "cpu",
+            {"mcpu": "haswell"},
+            [*WINOGRADS, "implicit-gemm", "flattened", "padded", "padded-channels"],
+        ),
         (
             "cpu",
             {"mcpu": "znver4"},

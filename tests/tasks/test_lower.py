@@ -215,7 +215,9 @@ def test_a_record_decides_for_its_own_kernel_if_fusion_moves_kernels():
         lowered = lower(plan, {task.key: record(plan, task, "winograd-4x4")})
         assert kinds(lowered)[task.key] == "exact"
         computed = programs(lowered)
-        assert [each.key for each in tasks if is_winograd_4x4(computed[each.sites[0]])] == [task.key]
+        assert [each.key for each in tasks if is_winograd_4x4(computed[each.sites[0]])] == [
+            task.key
+        ]
         assert deviation(plan, lowered) < 1e-4
 
 

@@ -171,9 +171,9 @@ DEFAULT = (WINOGRAD,)
 class AlgorithmSelection:
     """Legalizers that use ``algorithms`` where they apply.
 
-    ``only`` limits an algorithm (by name) to some of its applicable calls, counted from 0 in program
-    order of the graph; an algorithm missing from it is used for none. Pass ``values=False`` to get
-    kernels that are inspected but never run; :mod:`tvmtune.passes.call_marks` tells their calls' numbers.
+    ``only`` limits an algorithm (by name) to some of its applicable calls, counted from 0 in the order
+    of the graph; an algorithm missing from it is used for none. Pass ``values=False`` to get kernels
+    that are inspected but never run; :mod:`tvmtune.passes.call_marks` tells their calls' numbers.
     """
 
     def __init__(
