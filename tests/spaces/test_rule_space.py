@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 from kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
 from models import tiny_cnn, tiny_encoder
 from tvmtune import cpu_features
-from tvmtune.spaces import cpu_rows, traces
+from tvmtune.spaces import cpu_rows, rules, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, tune_context
 from tvmtune.tasks.extract import extract_tasks
 from tvmtune.types import Implementation
@@ -145,6 +145,31 @@ def test_the_default_schedule_of_a_kernel_without_products_is_by_rows(shape):
     by_rows = cpu_rows.schedule(mod, cpu_features.vector_unit(machine), cores)
     assert by_rows is not None
     assert structural_equal(default(mod).mod, by_rows.mod)
+
+
+def test_a_rule_that_fails_leaves_its_kernel_to_the_general_rules():
+    """A kernel without a schedule would be a hundred times slower, and nothing would say why."""
+
+    def failing(sch, block):
+        sch.split(sch.get_loops(block)[0], [None, 1])
+        raise IndexError("list index out of range")
+
+    name = "tvmtune.test_rule"
+    tvm.register_global_func(
+        f"s_tir.meta_schedule.cpu.{name}", rules.or_general(name, failing), override=True
+    )
+    x, w = (te.placeholder((64, 64), name=n) for n in "xw")
+    k = te.reduce_axis((0, 64), "k")
+    y = te.compute(
+        (64, 64), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), attrs={"schedule_rule": name}
+    )
+    mod = tvm.IRModule({"main": te.create_prim_func([x, w, y]).with_attr("global_symbol", "main")})
+    with pytest.warns(UserWarning, match=rf"rule {name} failed \(list index out of range\)"):
+        schedule = RuleSpace(this_machine().target).choose(mod, target())
+    script = schedule.mod.script()
+    assert "T.parallel" in script and "T.vectorized" in script
+    args = random_args(mod)
+    assert error(run_kernel(schedule.mod, args), run_kernel(mod, args)) <= 1e-5
 
 
 def test_a_trace_round_trips_through_json():

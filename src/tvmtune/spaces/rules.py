@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,25 @@ def register() -> None:
     import tvm_ffi
 
     for name, rule in RULES.items():
-        for kind, function in (("cpu", rule), ("gpu", no_custom_rule)):
+        for kind, function in (("cpu", or_general(name, rule)), ("gpu", no_custom_rule)):
             tvm_ffi.register_global_func(
                 f"s_tir.meta_schedule.{kind}.{name}", function, override=True
             )
+
+
+def or_general(name: str, rule: Rule) -> Rule:
+    """``rule``, or the general rules and a warning if it fails. Else the whole kernel would stay without
+    a schedule, a hundred times slower."""
+
+    def apply(sch: Any, block: Any) -> list[Any]:
+        try:
+            return rule(sch.copy(), block)
+        except Exception as error:  # TVM raises several unrelated types
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            warnings.warn(
+                f"schedule rule {name} failed ({reason}): the general rules take its place",
+                stacklevel=2,
+            )
+            return [sch]
+
+    return apply
