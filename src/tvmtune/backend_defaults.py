@@ -91,7 +91,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     unit = cpu_features.vector_unit(device.target)
 
     columns = partial(cpu_tiles.padded_columns, unit=unit)
-    rows = partial(cpu_tiles.padded_rows, unit=unit)
+    matrix = partial(cpu_tiles.padded_matrix, unit=unit)
     saves_loads = partial(cpu_tiles.saves_loads, unit=unit)
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
@@ -105,7 +105,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     tiles = dot_instructions.for_tiles(device.target)
     if instructions and any(each.meaning == "bfloat16" for each in tiles):
         products = (*products, bfloat16_batched(instructions[0]))
-    gemms = implicit_gemm_cpu(rows, saves_loads) if unit.has_few_registers else ()
+    gemms = implicit_gemm_cpu(matrix, saves_loads) if unit.has_few_registers else ()
     return (*products, *winograd, *gemms, PADDED, padded_channels(columns), superseded)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,22 @@ CASES = {
     },
     "dilation": {"shape": (2, 16, 17, 17), "dilation": 2, "pads": (2, 2, 2, 2)},
     "groups": {"shape": (1, 64, 14, 14), "groups": 2, "stride": 2},
+    "three vectors": {"shape": (1, 16, 14, 14), "out": 24},
+    "five vectors, 49 pixels": {
+        "shape": (1, 32, 7, 7),
+        "out": 40,
+        "kernel": 1,
+        "pads": (0,) * 4,
+        "tail": ("bias", "swish"),
+    },
+    "seven vectors and one of zeros": {"shape": (2, 16, 9, 9), "out": 56, "stride": 2},
 }
 PRODUCTS = {
     "windows of 49 rows": ((4, 49, 32), (32, 48)),
     "an image": ((1, 14, 14, 32), (32, 32)),
     "one window, padded rows": ((1, 1, 49, 24), (24, 32)),
     "two axes of rows, padded": ((2, 29, 16), (16, 64)),
+    "vectors, rows and columns padded": ((53, 24), (24, 136)),
 }
 
 
@@ -101,38 +112,66 @@ def test_a_gate_that_reads_the_sums_twice_is_computed_with_each_tile(tmp_path: P
 @pytest.mark.parametrize(
     "case",
     [
-        {"out": 24},
+        {"out": 20},
+        {"out": 8},
         {"groups": 4},
         {"constant": False},
         {"shape": (1, 3, 14, 14)},
         {"shape": (1, 16, 3, 5)},
     ],
-    ids=["half a tile", "half a tile per group", "weights are data", "few channels", "few pixels"],
+    ids=[
+        "half a vector",
+        "one vector",
+        "half a tile per group",
+        "weights are data",
+        "few channels",
+        "few pixels",
+    ],
 )
 def test_other_convolutions_are_left_to_other_implementations(case):
     call = convolution_of(prepared(one_conv(**{"out": 32, **case})))
-    assert not cpu_gemm.applies_to_conv2d(
-        lambda rows, columns: cpu_tiles.padded_rows(rows, columns, AVX), call
-    )
+    assert not cpu_gemm.applies_to_conv2d(partial(cpu_tiles.padded_matrix, unit=AVX), call)
 
 
 @pytest.mark.parametrize(
     ("pixels", "most"), [(49, 50), (64, 66), (196, 198), (289, 294), (3136, 3138)]
 )
 def test_pixels_are_rounded_up_to_the_tiles_that_load_least(pixels, most):
-    assert cpu_tiles.padded_rows(pixels, 64, AVX) == most
+    matrix = cpu_tiles.padded_matrix(pixels, 64, 1, AVX)
+    assert (matrix.rows, matrix.columns, matrix.lanes) == (most, 64, 1)
     height, width = cpu_tiles.register_tiles(most, 64, AVX)[0]
     assert (height, width) == (5 if pixels == 49 else 6, 16)
+
+
+@pytest.mark.parametrize(
+    ("columns", "padded", "tile"),
+    [
+        (24, 24, (4, 3)),
+        (40, 40, (2, 5)),
+        (56, 64, (6, 2)),
+        (72, 72, (4, 3)),
+        (88, 96, (4, 3)),
+        (136, 144, (4, 3)),
+        (232, 240, (4, 3)),
+    ],
+)
+def test_other_channels_are_computed_as_vectors_in_tiles_of_as_many_sums_as_fit(
+    columns, padded, tile
+):
+    matrix = cpu_tiles.padded_matrix(784, columns, 1, AVX)
+    assert (matrix.columns, matrix.lanes) == (padded, 8)
+    assert matrix.rows % tile[0] == 0
+    assert cpu_tiles.vector_tiles(matrix.rows, padded // 8, AVX)[0] == tile
 
 
 @pytest.mark.parametrize(
     ("line", "rows", "saves"), [(7, 49, True), (17, 289, True), (60, 3600, False), (48, 48, False)]
 )
 def test_it_is_preferred_where_tiles_of_a_line_load_more(line, rows, saves):
-    assert cpu_tiles.saves_loads(line, rows, 64, False, AVX) == saves
+    assert cpu_tiles.saves_loads(line, rows, 64, 1, AVX) == saves
 
 
 @pytest.mark.parametrize(("line", "saves"), [(14, True), (28, False)])
 def test_with_groups_it_is_preferred_where_it_saves_more(line, saves):
-    assert cpu_tiles.saves_loads(line, line * line, 16, True, AVX) == saves
-    assert cpu_tiles.saves_loads(line, line * line, 16, False, AVX)
+    assert cpu_tiles.saves_loads(line, line * line, 16, 4, AVX) == saves
+    assert cpu_tiles.saves_loads(line, line * line, 16, 1, AVX)

@@ -134,31 +134,31 @@ def padded_channels(columns: padded.PaddedColumns) -> Algorithm:
 
 
 def implicit_gemm_cpu(
-    rows: cpu_gemm.PaddedRows, prefers: Callable[[int, int, int, bool], bool]
+    padding: cpu_gemm.Padding, prefers: Callable[[int, int, int, int], bool]
 ) -> tuple[Algorithm, ...]:
-    """Convolutions and products with weights as products of matrices whose rows ``rows`` pads, for CPUs
+    """Convolutions and products with weights as products of matrices that ``padding`` pads, for CPUs
     with few registers. ``prefers`` is asked with the rows along the last axis of the output, all rows,
-    the columns of a group, and whether there are several groups."""
+    the columns of a group, and the number of groups."""
 
     def is_preferred(call: Any) -> bool:
         *image, columns = (int(extent) for extent in call.ty.shape)
         line = next((extent for extent in reversed(image) if extent > 1), 1)
         groups = int(getattr(call.attrs, "groups", 1))
-        return prefers(line, product(image), columns // groups, groups > 1)
+        return prefers(line, product(image), columns // groups, groups)
 
     return (
         Algorithm(
             "implicit-gemm",
             _CONV2D,
-            functools.partial(cpu_gemm.applies_to_conv2d, rows),
-            functools.partial(cpu_gemm.replace_conv2d, rows),
+            functools.partial(cpu_gemm.applies_to_conv2d, padding),
+            functools.partial(cpu_gemm.replace_conv2d, padding),
             prefers=is_preferred,
         ),
         Algorithm(
             "flattened",
             _MATMUL,
-            functools.partial(cpu_gemm.applies_to_matmul, rows),
-            functools.partial(cpu_gemm.replace_matmul, rows),
+            functools.partial(cpu_gemm.applies_to_matmul, padding),
+            functools.partial(cpu_gemm.replace_matmul, padding),
             prefers=is_preferred,
         ),
     )

@@ -65,7 +65,7 @@ def replace_matmul(builder: Any, call: Any, values: bool = True) -> Any:
     left, right = call.args
     columns = int(right.ty.shape[-1])
     if isinstance(right, tvm.ir.GenericConst):
-        right = _padded_constant(right, padded_columns(columns), values)
+        right = padded_constant(right, padded_columns(columns), values)
     output = [int(n) for n in call.ty.shape]
 
     def program(a: Any, b: Any) -> Any:
@@ -139,7 +139,9 @@ def _padded(shape: list[int], axis: int, extent: int, read: Any, is_half: bool, 
     )
 
 
-def _padded_constant(constant: Any, columns: int, values: bool) -> Any:
+def padded_constant(constant: Any, columns: int, values: bool) -> Any:
+    """The constant with so many columns, the last axis, of which further ones are 0. Without ``values``
+    a new constant stays uninitialized."""
     shape = [int(n) for n in constant.ty.shape]
     if shape[-1] == columns:
         return constant
@@ -162,7 +164,7 @@ def replace_conv2d(columns: PaddedColumns, builder: Any, call: Any, values: bool
     ``values`` constants stay uninitialized."""
     data, weight = call.args
     output = [int(n) for n in call.ty.shape]
-    weight = _padded_constant(weight, columns(output[-2], output[-1]), values)
+    weight = padded_constant(weight, columns(output[-2], output[-1]), values)
     window = Window.of(call.attrs)
 
     def program(x: Any, w: Any) -> Any:

@@ -52,6 +52,11 @@ QUADS = 4
 """Instructions per sum between two branches."""
 GEMM_VECTORS = 2
 """Vectors of channels in a tile of an image's pixels, of one line or of several."""
+ODD_VECTORS = (2, 3, 5)
+"""Vectors in such a tile for other numbers of channels."""
+WAIT = 0.035
+"""Part of its time that a tile takes longer for each sum that it has less than registers hold. Measured
+with AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164, 9 150 and 8 146."""
 GAIN = 0.95
 """Such tiles must save a twentieth of the loads: they also compute addresses."""
 GROUPED_GAIN = 0.8
@@ -97,34 +102,41 @@ def decisions(
     unit: VectorUnit,
     cores: int = 1,
     group: int | None = None,
+    lanes: int = 1,
 ) -> list[Decisions]:
     """Tilings of a kernel with these loops, the one that should be fastest first.
 
     ``spatial`` and ``reduction`` are extents. The last spatial loop is contiguous in the output, and
     the last loop of the sum in the first operand, unless ``group`` is 1. ``group`` is the result of
-    :func:`column_group`: columns of one tile must lie in the same group.
+    :func:`column_group`: columns of one tile must lie in the same group. With more than one of
+    ``lanes``, the last spatial loop counts vectors of so many columns.
     """
     if not spatial:
         return [Decisions([], _terms(reduction, TERMS))]
     # Blocked layouts may have loops of one step between rows and columns.
     row = max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
+    height = 1 if row is None else spatial[row]
+    if lanes > 1:
+        tiles = vector_tiles(height, spatial[-1], unit)
+    else:
+        tiles = register_tiles(height, spatial[-1], unit, group)
+    extents = [*spatial[:-1], spatial[-1] * lanes]
     result = []
-    for rows, columns in register_tiles(
-        1 if row is None else spatial[row], spatial[-1], unit, group
-    ):
+    for rows, width in tiles:
+        columns = width * lanes
         register = [1] * len(spatial)
-        register[-1] = columns
+        register[-1] = width
         if row is not None:
             register[row] = rows
         rest = [size // part for size, part in zip(spatial, register, strict=True)]
-        if _weights_once(spatial, reduction, rest):
+        if _weights_once(extents, reduction, rest):
             block = _row_block(rest[:-1], rows, 2 * cores // rest[-1])
             parts = [
                 [1, outer // inner, inner, part]
                 for outer, inner, part in zip(rest[:-1], block, register[:-1], strict=True)
             ]
-            abreast = _abreast(spatial, reduction, columns, 2 * cores)
-            parts.append([rest[-1] // abreast, 1, abreast, columns])
+            abreast = _abreast(extents, reduction, columns, 2 * cores)
+            parts.append([rest[-1] // abreast, 1, abreast, width])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
         waits = (
@@ -314,30 +326,80 @@ def _cost(height: int, vectors: int, width: float, depthwise: bool = False) -> f
     return loads / (height * width) * max(1.0, _LATENCY / sums)
 
 
-def padded_rows(rows: int, columns: int, unit: VectorUnit) -> int:
+@dataclass(frozen=True)
+class Matrix:
+    """The extents of a matrix product's output."""
+
+    rows: int
+    columns: int
+    lanes: int = 1
+    """With several, columns are computed as vectors of so many."""
+
+
+def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Matrix | None:
+    """The extents, at least these, that take the least time by tiles of several vectors; None if there
+    are no such tiles. ``columns`` are those of each of so many groups."""
+    if columns % (GEMM_VECTORS * unit.lanes) == 0:
+        return Matrix(_padded_rows(rows, unit), columns)
+    vectors = columns // unit.lanes
+    if columns % unit.lanes or vectors < min(ODD_VECTORS) or groups > 1:
+        return None
+
+    def extents(tile: tuple[int, int]) -> tuple[int, int]:
+        height, width = tile
+        return -(-rows // height) * height, -(-vectors // width) * width
+
+    best = min(
+        ((height, width) for width in ODD_VECTORS for height in range(1, _room(width, unit) + 1)),
+        key=lambda tile: product(extents(tile)) * _wait(product(tile), unit),
+    )
+    height, width = extents(best)
+    return Matrix(height, width * unit.lanes, unit.lanes)
+
+
+def vector_tiles(rows: int, vectors: int, unit: VectorUnit) -> list[tuple[int, int]]:
+    """Rows and vectors of tiles whose sums stay in registers, best first."""
+    tiles = [
+        (height, width)
+        for width in divisors(vectors, max(ODD_VECTORS))
+        for height in divisors(rows, _room(width, unit))
+    ]
+    return sorted(tiles, key=lambda tile: (_wait(product(tile), unit), sum(tile) / product(tile)))
+
+
+def _wait(sums: int, unit: VectorUnit) -> float:
+    return 1 + WAIT * (unit.sums - sums)
+
+
+def _room(vectors: int, unit: VectorUnit) -> int:
+    """Rows of a tile of so many vectors, at most. A register must be left for what multiplies them."""
+    return min(unit.sums, unit.registers - 1 - vectors) // vectors
+
+
+def _padded_rows(rows: int, unit: VectorUnit) -> int:
     """The number of rows, at least ``rows``, for which tiles of :data:`GEMM_VECTORS` vectors take the
-    least time; 0 if so many columns are no multiple of these."""
-    if columns % (GEMM_VECTORS * unit.lanes):
-        return 0
-    most = min(unit.sums, unit.registers - 1 - GEMM_VECTORS) // GEMM_VECTORS
-    sizes = {n: -(-rows // n) * n for n in range(1, most + 1)}
+    least time."""
+    heights = range(1, _room(GEMM_VECTORS, unit) + 1)
+    sizes = {n: -(-rows // n) * n for n in heights}
     best = min(sizes, key=lambda n: sizes[n] * _cost(n, GEMM_VECTORS, GEMM_VECTORS))
     return sizes[best]
 
 
-def saves_loads(line: int, rows: int, columns: int, grouped: bool, unit: VectorUnit) -> bool:
-    """Whether tiles of :func:`padded_rows` should be faster than those of one line's pixels.
+def saves_loads(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
+    """Whether tiles of :func:`padded_matrix` should be faster than those of one line's pixels.
 
-    ``line`` is their number, ``rows`` that of all pixels, and ``columns`` that of a group's channels;
-    ``grouped``: whether there are several groups."""
+    ``line`` is their number, ``rows`` that of all pixels, and ``columns`` that of a group's
+    channels."""
 
     def cost(extent: int) -> float:
         height, width = register_tiles(extent, columns, unit)[0]
         return _cost(height, unit.vectors(width), width / unit.lanes)
 
-    padded = padded_rows(rows, columns, unit)
-    gain = GROUPED_GAIN if grouped else GAIN
-    return padded > 0 and cost(padded) * padded < gain * cost(line) * rows
+    padded = padded_matrix(rows, columns, groups, unit)
+    if padded is None or padded.lanes > 1:
+        return padded is not None  # the others have one vector of columns
+    gain = GROUPED_GAIN if groups > 1 else GAIN
+    return cost(padded.rows) * padded.rows < gain * cost(line) * rows
 
 
 def padded_columns(rows: int, columns: int, unit: VectorUnit) -> int:

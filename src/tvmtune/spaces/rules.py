@@ -23,6 +23,7 @@ RULES: dict[str, Rule] = {
     "tvmtune.winograd_output": winograd.schedule_output,
     "tvmtune.winograd_rows": winograd_rows.schedule,
     cpu_gemm.RULE: cpu_gemm.schedule,
+    cpu_gemm.BY_VECTORS: cpu_gemm.schedule_by_vectors,
     # TVM's pooling names these rules but defines none; without them it warns on stderr each time.
     "meta_schedule.pool_max": no_custom_rule,
     "meta_schedule.pool_avg": no_custom_rule,
@@ -47,8 +48,8 @@ def register() -> None:
 
 
 def or_general(name: str, rule: Rule) -> Rule:
-    """``rule``, or the general rules and a warning if it fails. Else the whole kernel would stay without
-    a schedule, a hundred times slower."""
+    """``rule``, or the general rules and a warning if it fails. Else the whole kernel would stay
+    without a schedule, a hundred times slower."""
 
     def apply(sch: Any, block: Any) -> list[Any]:
         try:
