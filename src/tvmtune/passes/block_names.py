@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.call_sites import blocks, with_blocks
 
 if TYPE_CHECKING:
     import tvm
@@ -43,26 +43,11 @@ def neutralize(mod: tvm.IRModule, exempt: Collection[str] = ()) -> tvm.IRModule:
 
 
 def _renamed(function: Any, new: dict[str, str]) -> Any:
-    from tvm import s_tir
-    from tvm_ffi import structural_map
-
-    def rename(block: Any) -> Any:
+    def rename(block: Any) -> dict[str, str]:
         name = new.get(str(block.name_hint))
-        if name is None:
-            return block
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            name,
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
+        return {} if name is None else {"name_hint": name}
 
-    return structural_map(function, (s_tir.SBlock, rename))
+    return with_blocks(function, rename)
 
 
 def translate(mod: tvm.IRModule, trace: Any) -> Any:

@@ -6,10 +6,9 @@ that the fused program has its calls in another order than the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.call_sites import blocks, with_blocks
 
 _MARK = "tvmtune.call"
 """Annotation of a kernel's last block."""
@@ -27,11 +26,11 @@ def mark(builder: Any, call: Any, number: int) -> Any:
         return call
     last = blocks(func)[-1]
 
-    def annotated(block: Any) -> Any:
-        return {**block.annotations, _MARK: number} if block.same_as(last) else None
+    def marked(block: Any) -> dict[str, Any]:
+        return {"annotations": {**block.annotations, _MARK: number}} if block.same_as(last) else {}
 
-    marked = builder.add_func(_annotated(func, annotated), str(variable.name_hint))
-    return relax.Call(call.op, [marked, *arguments], call.attrs, call.ty_args)
+    copy = builder.add_func(with_blocks(func, marked), str(variable.name_hint))
+    return relax.Call(call.op, [copy, *arguments], call.attrs, call.ty_args)
 
 
 def read(func: Any) -> int | None:
@@ -43,33 +42,9 @@ def read(func: Any) -> int | None:
 def remove(func: Any) -> Any:
     """The kernel without its mark."""
 
-    def unmarked(block: Any) -> Any:
+    def unmarked(block: Any) -> dict[str, Any]:
         if _MARK not in block.annotations:
-            return None
-        return {k: v for k, v in block.annotations.items() if k != _MARK}
+            return {}
+        return {"annotations": {k: v for k, v in block.annotations.items() if k != _MARK}}
 
-    return _annotated(func, unmarked)
-
-
-def _annotated(func: Any, annotations: Callable[[Any], Mapping[str, Any] | None]) -> Any:
-    """``func`` with other annotations of the blocks for which ``annotations`` returns some."""
-    from tvm import s_tir
-    from tvm_ffi import structural_map
-
-    def visit(block: Any) -> Any:
-        new = annotations(block)
-        if new is None:
-            return block
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            new,
-        )
-
-    return structural_map(func, (s_tir.SBlock, visit))
+    return with_blocks(func, unmarked)
