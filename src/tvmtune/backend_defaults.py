@@ -82,7 +82,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         WINOGRAD_4X4,
         bfloat16,
         bfloat16_batched,
-        implicit_gemm_cpu,
+        gemms_cpu,
         padded_channels,
         winograd_by_rows,
     )
@@ -105,7 +105,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     tiles = dot_instructions.for_tiles(device.target)
     if instructions and any(each.meaning == "bfloat16" for each in tiles):
         products = (*products, bfloat16_batched(instructions[0]))
-    gemms = implicit_gemm_cpu(matrix, saves_loads) if unit.has_few_registers else ()
+    gemms = gemms_cpu(matrix, saves_loads) if unit.has_few_registers else ()
     return (*products, *winograd, *gemms, PADDED, padded_channels(columns), superseded)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from onnx import TensorProto, helper
 from tvm import relax
 
 from tvmtune.networks import einsum
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.networks.torch.network import TorchNetwork
+from tvmtune.types import Network
 
 PRODUCTS = {
     "the scores of attention": ("bhid,bhjd->bhij", (2, 3, 5, 4), (2, 3, 6, 4)),
@@ -37,6 +41,9 @@ OTHERS = {
     "a subscript twice in the result": ("ij,jk->ii", (3, 4), (4, 5)),
     "nothing to sum over both": ("ij,k->ijk", (3, 4), (5,)),
     "an extent that does not fit": ("ij,jk->ik", (3, 4), (5, 6)),
+    "a rank that does not fit": ("ij,jk->ik", (3, 4), (4, 5, 6)),
+    "an empty axis": ("ij,jk->ik", (3, 0), (0, 6)),
+    "an axis of one step that is not shared": ("ij,jk->ik", (3, 1), (4, 5)),
     "three operands": ("ij,jk,kl->il", (3, 4), (4, 5)),
 }
 
@@ -58,7 +65,6 @@ def converted(equation: str, *shapes: tuple[int, ...]) -> tvm.IRModule | None:
 @pytest.mark.parametrize(("equation", "left", "right"), PRODUCTS.values(), ids=PRODUCTS)
 def test_a_product_of_matrices_is_one_to_tvm(equation, left, right):
     module = converted(equation, left, right)
-    assert "einsum" not in module.script()
     assert module.script().count("R.matmul") == 1
     rng = np.random.default_rng(0)
     operands = [rng.standard_normal(shape, dtype="float32") for shape in (left, right)]
@@ -87,3 +93,33 @@ def _einsum(equation: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("equation", "left", "right"), OTHERS.values(), ids=OTHERS)
 def test_what_is_no_product_of_matrices_is_left_to_tvm(equation, left, right):
     assert converted(equation, left, right) is None
+
+
+def products_of(network: Network) -> int:
+    """How many matrix products there are in a network as it is imported; it has no Einstein sums."""
+    script = network.to_relax().script()
+    assert "einsum" not in script
+    return script.count("R.matmul")
+
+
+def test_einsum_of_onnx_is_imported_as_a_product():
+    x, w, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", (2, 3, 4)), ("w", (2, 5, 4)), ("y", (2, 3, 5)))
+    )
+    node = helper.make_node("Einsum", ["x", "w"], ["y"], equation="bid,bjd->bij")
+    graph = helper.make_graph([node], "scores", [x, w], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert products_of(OnnxNetwork(model, name="scores")) == 1
+
+
+def test_einsum_of_torch_is_imported_as_a_product():
+    torch = pytest.importorskip("torch")
+
+    class Scores(torch.nn.Module):
+        def forward(self, x, w):
+            return torch.einsum("bid,bjd->bij", x, w)
+
+    examples = torch.zeros(2, 3, 4), torch.zeros(2, 5, 4)
+    program = torch.export.export(Scores(), examples)
+    assert products_of(TorchNetwork(program, name="scores", label="scores.pt2")) == 1

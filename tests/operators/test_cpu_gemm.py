@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -114,7 +115,8 @@ def test_a_gate_that_reads_the_sums_twice_is_computed_with_each_tile(tmp_path: P
     [
         {"out": 20},
         {"out": 8},
-        {"groups": 4},
+        {"shape": (1, 64, 14, 14), "groups": 4},
+        {"shape": (1, 64, 14, 14), "out": 96, "groups": 4},
         {"constant": False},
         {"shape": (1, 3, 14, 14)},
         {"shape": (1, 16, 3, 5)},
@@ -123,6 +125,7 @@ def test_a_gate_that_reads_the_sums_twice_is_computed_with_each_tile(tmp_path: P
         "half a vector",
         "one vector",
         "half a tile per group",
+        "three vectors per group",
         "weights are data",
         "few channels",
         "few pixels",
@@ -169,6 +172,16 @@ def test_other_channels_are_computed_as_vectors_in_tiles_of_as_many_sums_as_fit(
 )
 def test_it_is_preferred_where_tiles_of_a_line_load_more(line, rows, saves):
     assert cpu_tiles.saves_loads(line, rows, 64, 1, AVX) == saves
+
+
+@pytest.mark.parametrize(("lanes", "columns"), [(4, 12), (4, 20), (8, 24)])
+def test_tiles_of_other_numbers_of_vectors_are_offered_and_preferred_where_they_were_measured(
+    lanes, columns
+):
+    unit = replace(AVX, lanes=lanes)
+    matrix = cpu_tiles.padded_matrix(49, columns, 1, unit)
+    assert (matrix.columns, matrix.lanes) == (columns, lanes)
+    assert cpu_tiles.saves_loads(7, 49, columns, 1, unit) == (lanes == 8)
 
 
 @pytest.mark.parametrize(("line", "saves"), [(14, True), (28, False)])

@@ -14,7 +14,7 @@ from tvm import te
 from kernels import this_machine
 from tvmtune import api
 from tvmtune.passes import block_names
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.blocks import blocks
 from tvmtune.spaces import traces
 from tvmtune.tuning.budget import Budget
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import tvm
@@ -11,7 +12,9 @@ from tvm_ffi import structural_equal
 
 from kernels import error, one_conv, prepared, random_args, run_kernel, this_machine
 from models import tiny_cnn, tiny_encoder
-from tvmtune import cpu_features
+from tvmtune import api, cpu_features
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators import cpu_gemm
 from tvmtune.spaces import cpu_rows, rules, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, tune_context
 from tvmtune.tasks.extract import extract_tasks
@@ -170,6 +173,30 @@ def test_a_rule_that_fails_leaves_its_kernel_to_the_general_rules():
     assert "T.parallel" in script and "T.vectorized" in script
     args = random_args(mod)
     assert error(run_kernel(schedule.mod, args), run_kernel(mod, args)) <= 1e-5
+
+
+def test_the_general_rules_keep_vectors_whole_where_the_rule_for_vectors_fails():
+    def failing(sch, block):
+        raise IndexError("list index out of range")
+
+    key = f"s_tir.meta_schedule.cpu.{cpu_gemm.BY_VECTORS}"
+    plan = api.plan(OnnxNetwork(one_conv(out=24), name="conv"), attrs={"mcpu": "haswell"})
+    (task,) = [t for t in plan.tasks if t.untuned.name == "implicit-gemm"]
+    before = tvm.get_global_func(key)
+    tvm.register_global_func(key, rules.or_general(cpu_gemm.BY_VECTORS, failing), override=True)
+    try:
+        with pytest.warns(UserWarning, match="general rules"):
+            schedule = RuleSpace(plan.device.target).choose(
+                task.untuned.mod, tvm.target.Target(plan.device.target)
+            )
+    finally:
+        tvm.register_global_func(key, before, override=True)
+    script = schedule.mod.script()
+    assert "SSRSRS" in script
+    (extent,) = re.findall(
+        r'T.vectorized\(T.int64\((\d+)\)\):\n +with T.sblock\("product_update"\)', script
+    )
+    assert int(extent) % 8 == 0
 
 
 def test_a_trace_round_trips_through_json():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.operators import gemm
 from tvmtune.operators.gemm import GATHER
 from tvmtune.operators.implementations import IMPLICIT_GEMM
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.blocks import blocks
 from tvmtune.passes.precision import HALF_DTYPES
 from tvmtune.spaces import tensor_intrinsics
 from tvmtune.spaces.rule_space import replay, tune_context

@@ -5,11 +5,12 @@ No schedule rule knows TVM's own kernel for such sums, so that it runs at a tent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from tvm import relax
 
+from tvmtune.passes.static_shapes import static_shape
 from tvmtune.types import product
 
 Emit = Callable[[Any], Any]
@@ -22,25 +23,31 @@ def matmul(emit: Emit, equation: str, left: Any, right: Any) -> Any | None:
     """The value of an equation such as ``"bid,bjd->bij"``, by ``relax.matmul``.
 
     None where it is no product of matrices: if an operand or the result repeats a subscript, if the
-    operands share none that is summed, or if they do not fit.
+    operands share none that is summed, if they do not fit, or if an extent is 0 or not known.
     """
-    parsed = _parse(equation, [int(x.ty.ndim) for x in (left, right)])
+    shape, other = static_shape(left), static_shape(right)
+    if shape is None or other is None or 0 in (*shape, *other):
+        return None
+    parsed = _parse(equation, [len(shape), len(other)])
     if parsed is None:
         return None
     a, b, result = parsed
-    sizes: dict[Axis, int] = {}
-    for axes, tensor in ((a, left), (b, right)):
-        for axis, extent in zip(axes, map(int, tensor.ty.shape), strict=True):
-            if min(extent, sizes.get(axis, 1)) != 1 and extent != sizes[axis]:
-                return None
-            sizes[axis] = max(sizes.get(axis, 1), extent)
-    x, a = _once(emit, left, a, sizes)
-    y, b = _once(emit, right, b, sizes)
-    x, a = _summed(emit, x, a, {*b, *result})
-    y, b = _summed(emit, y, b, {*a, *result})
-    summed = [axis for axis in a if axis in b and axis not in result]
-    if not summed or not {*result} <= {*a, *b}:
+    operands = ((a, shape), (b, other))
+    sizes = _sizes(operands)
+    if sizes is None:
         return None
+    repeated = [
+        {axis for axis, extent in zip(axes, extents, strict=True) if extent < sizes[axis]}
+        for axes, extents in operands
+    ]
+    shared = ({*a} - repeated[0]) & ({*b} - repeated[1])
+    if not shared - {*result} or not {*result} <= {*a, *b}:
+        return None
+    x, a = _without(emit, relax.op.squeeze, left, a, repeated[0])
+    y, b = _without(emit, relax.op.squeeze, right, b, repeated[1])
+    x, a = _without(emit, relax.op.sum, x, a, {*a} - {*b, *result})
+    y, b = _without(emit, relax.op.sum, y, b, {*b} - {*a, *result})
+    summed = [axis for axis in a if axis in b and axis not in result]
     batch = [axis for axis in result if axis in a and axis in b]
     rows = [axis for axis in result if axis not in b]
     columns = [axis for axis in result if axis not in a]
@@ -67,6 +74,8 @@ def _parse(equation: str, ranks: Sequence[int]) -> list[list[Axis]] | None:
     if len(texts) != 2:
         return None
     found = [_axes(text, rank) for text, rank in zip(texts, ranks, strict=True)]
+    if [len(axes) for axes in found] != [*ranks]:
+        return None
     most = max(sum(isinstance(axis, int) for axis in axes) for axes in found)
     found.append(_axes(result, len(result.replace("...", "")) + most))
     return None if any(len({*axes}) < len(axes) for axes in found) else found
@@ -79,24 +88,26 @@ def _axes(text: str, rank: int) -> list[Axis]:
     return [*before, *range(-between, 0), *after]
 
 
-def _once(
-    emit: Emit, tensor: Any, axes: Sequence[Axis], sizes: dict[Axis, int]
-) -> tuple[Any, list[Axis]]:
-    """The tensor without axes that are repeated along the other operand's."""
-    repeated = [i for i, axis in enumerate(axes) if int(tensor.ty.shape[i]) < sizes[axis]]
-    if repeated:
-        tensor = emit(relax.op.squeeze(tensor, repeated))
-    return tensor, [axis for i, axis in enumerate(axes) if i not in repeated]
+def _sizes(operands: Iterable[tuple[Sequence[Axis], Sequence[int]]]) -> dict[Axis, int] | None:
+    """The extent of each axis; None if the operands' differ and neither is 1."""
+    sizes: dict[Axis, int] = {}
+    for axes, shape in operands:
+        for axis, extent in zip(axes, shape, strict=True):
+            known = sizes.get(axis, extent)
+            if extent != known and 1 not in (extent, known):
+                return None
+            sizes[axis] = known if extent == 1 else extent
+    return sizes
 
 
-def _summed(
-    emit: Emit, tensor: Any, axes: Sequence[Axis], kept: Collection[Axis]
+def _without(
+    emit: Emit, operator: Any, tensor: Any, axes: Sequence[Axis], removed: Collection[Axis]
 ) -> tuple[Any, list[Axis]]:
-    """The tensor, with sums over axes that neither the other operand nor the result has."""
-    alone = [i for i, axis in enumerate(axes) if axis not in kept]
-    if alone:
-        tensor = emit(relax.op.sum(tensor, alone))
-    return tensor, [axis for axis in axes if axis in kept]
+    """The tensor without some axes, by ``squeeze`` or ``sum``."""
+    places = [i for i, axis in enumerate(axes) if axis in removed]
+    if places:
+        tensor = emit(operator(tensor, places))
+    return tensor, [axis for axis in axes if axis not in removed]
 
 
 def _arranged(

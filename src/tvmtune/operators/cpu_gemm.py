@@ -13,32 +13,31 @@ section 3.1, as is :mod:`tvmtune.operators.gemm` for GPUs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from tvmtune.operators import conv2d_calls, padded, tiled_loops
 from tvmtune.operators.winograd import LEFT_ALONE
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.blocks import blocks
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST, Window
 from tvmtune.passes.static_shapes import has_static_shapes
 from tvmtune.types import product
 
 RULE = "tvmtune.cpu_gemm"
-_SPATIAL = 0
-"""TVM's number for axes of blocks that are not summed."""
 BY_VECTORS = "tvmtune.cpu_gemm_by_vectors"
 """Rule of products whose columns are two axes: vectors, and the lanes of each."""
 
 
-class Matrix(Protocol):
-    """The extents of an output: at least those of the product, with several lanes whole vectors."""
+@dataclass(frozen=True)
+class Matrix:
+    """The extents that are computed of an output: at least those of the product."""
 
-    @property
-    def rows(self) -> int: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def lanes(self) -> int: ...
+    rows: int
+    columns: int
+    """Of each group."""
+    lanes: int = 1
+    """With several, columns are computed as vectors of so many."""
 
 
 Padding = Callable[[int, int, int], Matrix | None]
@@ -161,21 +160,21 @@ def _sums(
         return te.sum(term(row, column), axis=axes)
 
     if lanes == 1:
-        sums = te.compute(
-            (matrix.rows, columns), total, name="product", attrs={"schedule_rule": RULE}
-        )
-        return te.compute(output, lambda *at: sums[ravel_index(at[:-1], outer), at[-1]], name=name)
-    sums = te.compute(
-        (matrix.columns // lanes, matrix.rows, lanes),
-        lambda vector, row, lane: total(row, vector * lanes + lane),
-        name="product",
-        attrs={"schedule_rule": BY_VECTORS},
-    )
-    return te.compute(
-        output,
-        lambda *at: sums[at[-1] // lanes, ravel_index(at[:-1], outer), at[-1] % lanes],
-        name=name,
-    )
+        shape: tuple[int, ...] = (matrix.rows, columns)
+    else:
+        shape = (matrix.columns // lanes, matrix.rows, lanes)
+
+    def element(*at: Any) -> Any:
+        return total(*at) if lanes == 1 else total(at[1], at[0] * lanes + at[2])
+
+    rule = RULE if lanes == 1 else BY_VECTORS
+    sums = te.compute(shape, element, name="product", attrs={"schedule_rule": rule})
+
+    def stored(*at: Any) -> Any:
+        row, column = ravel_index(at[:-1], outer), at[-1]
+        return sums[row, column] if lanes == 1 else sums[column // lanes, row, column % lanes]
+
+    return te.compute(output, stored, name=name)
 
 
 def _position(pixel: Any, shape: Sequence[int]) -> list[Any]:
@@ -187,49 +186,45 @@ def _position(pixel: Any, shape: Sequence[int]) -> list[Any]:
 
 
 def schedule(sch: Any, block: Any) -> list[Any]:
-    """Tiles of rows and columns to be searched, each with its epilogue; for the block named by
-    :data:`RULE`."""
+    """Tiles of rows and columns to be searched, each with its epilogue; for blocks named by
+    :data:`RULE`, and by :data:`BY_VECTORS`, where a tile has whole vectors.
+
+    As one loop, LLVM would compute three vectors as four. TVM makes one of loops whose sums are next to
+    each other, which is why vectors come first in the product's shape.
+    """
     from tvm.tirx import IndexMap
     from tvm.topi.utils import ravel_index
 
+    lanes = _lanes(sch.get(block))
     last = tiled_loops.inline_epilogue(sch, block)
-    row, column, *terms = sch.get_loops(block)
     *outer, _ = (int(v.dom.extent) for v in sch.get(last).iter_vars)
-    flat = IndexMap.from_func(
-        lambda *at: (ravel_index(at[:-1], outer), at[-1]), ndim=len(outer) + 1
-    )
-    sch.transform_block_layout(last, flat)
-    around = tiled_loops.tile(sch, block, [row, column], terms)
-    sch.reverse_compute_at(last, around, preserve_unit_loops=True)
-    return [sch]
 
+    def flat(*at: Any) -> tuple[Any, ...]:
+        row, column = ravel_index(at[:-1], outer), at[-1]
+        return (row, column) if lanes == 1 else (row, column // lanes, column % lanes)
 
-def schedule_by_vectors(sch: Any, block: Any) -> list[Any]:
-    """The same for :data:`BY_VECTORS`: a tile has whole vectors. LLVM would compute three of them as
-    four if they were one loop, which TVM makes of loops whose sums are next to each other."""
-    from tvm.tirx import IndexMap
-    from tvm.topi.utils import ravel_index
-
-    last = tiled_loops.inline_epilogue(sch, block)
-    vector, row, lane, *terms = sch.get_loops(block)
-    lanes = int(sch.get(lane).extent)
-    *outer, _ = (int(v.dom.extent) for v in sch.get(last).iter_vars)
-    flat = IndexMap.from_func(
-        lambda *at: (ravel_index(at[:-1], outer), at[-1] // lanes, at[-1] % lanes),
-        ndim=len(outer) + 1,
-    )
-    sch.transform_block_layout(last, flat)
-    around = tiled_loops.tile(sch, block, [row, vector], terms, lane)
+    loops = sch.get_loops(block)
+    if lanes == 1:
+        tiled, innermost, terms = loops[:2], [], loops[2:]
+    else:
+        tiled, innermost, terms = [loops[1], loops[0]], [loops[2]], loops[3:]
+    sch.transform_block_layout(last, IndexMap.from_func(flat, ndim=len(outer) + 1))
+    around = tiled_loops.tile(sch, block, tiled, terms, *innermost)
     sch.reverse_compute_at(last, around, preserve_unit_loops=True)
     return [sch]
 
 
 def lanes_of(mod: Any) -> int:
-    """How many lanes the vectors have that a kernel's tiles consist of; 1 if they are made of single
+    """How many lanes the vectors have that a kernel's tiles consist of; 1 if they consist of single
     columns."""
-    for function in mod.functions.values():
-        for block in blocks(function):
-            if str(block.annotations.get("schedule_rule", "")) == BY_VECTORS:
-                spatial = [v for v in block.iter_vars if int(v.iter_type) == _SPATIAL]
-                return int(spatial[-1].dom.extent)
-    return 1
+    found = [_lanes(block) for function in mod.functions.values() for block in blocks(function)]
+    return max(found, default=1)
+
+
+def _lanes(block: Any) -> int:
+    from tvm import tirx
+
+    if str(block.annotations.get("schedule_rule", "")) != BY_VECTORS:
+        return 1
+    spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
+    return int(spatial[-1].dom.extent)

@@ -133,7 +133,7 @@ def padded_channels(columns: padded.PaddedColumns) -> Algorithm:
     )
 
 
-def implicit_gemm_cpu(
+def gemms_cpu(
     padding: cpu_gemm.Padding, prefers: Callable[[int, int, int, int], bool]
 ) -> tuple[Algorithm, ...]:
     """Convolutions and products with weights as products of matrices that ``padding`` pads, for CPUs

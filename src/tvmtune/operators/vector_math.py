@@ -22,7 +22,7 @@ relative one of 5e-5.
 
 NaN gives NaN, and infinities give their limits. Coefficients are minimax fits of the relative error,
 found by Remez exchange (exp) or iteratively reweighted least squares (all others; those of erf are
-rounded one after another, so that the others make up for it).
+rounded to float32 one at a time, and the rest fitted again).
 
 The functions are written in LLVM IR, because TVM's simplifier expands let-bound variables: nested
 functions, such as Mish's tanh(log(1 + exp(x))), took minutes to compile as TensorIR expressions.
@@ -388,7 +388,7 @@ def _exp_parts(b: _Block, x: _Value, bias: int) -> tuple[_Value, _Value]:
 
 
 def _power_of_two(b: _Block, bits: _Value) -> _Value:
-    """That whose biased exponent the lowest nine bits are."""
+    """2^(n - 127), with n in the lowest nine bits; it must be from 1 to 254."""
     return b.floats(bits << b.integer(23))
 
 

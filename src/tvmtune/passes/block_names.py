@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.call_sites import blocks, with_blocks
+from tvmtune.passes.blocks import blocks, renamed
 
 if TYPE_CHECKING:
     import tvm
@@ -38,16 +38,8 @@ def neutralize(mod: tvm.IRModule, exempt: Collection[str] = ()) -> tvm.IRModule:
             }
             taken = names - set(new)
             if new and len(taken | set(new.values())) == len(names):
-                mod.update_func(variable, _renamed(function, new))
+                mod.update_func(variable, renamed(function, new))
     return mod
-
-
-def _renamed(function: Any, new: dict[str, str]) -> Any:
-    def rename(block: Any) -> dict[str, str]:
-        name = new.get(str(block.name_hint))
-        return {} if name is None else {"name_hint": name}
-
-    return with_blocks(function, rename)
 
 
 def translate(mod: tvm.IRModule, trace: Any) -> Any:

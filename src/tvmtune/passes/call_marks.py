@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmtune.passes.call_sites import blocks, with_blocks
+from tvmtune.passes.blocks import annotated, blocks
 
 _MARK = "tvmtune.call"
 """Annotation of a kernel's last block."""
@@ -27,9 +27,9 @@ def mark(builder: Any, call: Any, number: int) -> Any:
     last = blocks(func)[-1]
 
     def marked(block: Any) -> dict[str, Any]:
-        return {"annotations": {**block.annotations, _MARK: number}} if block.same_as(last) else {}
+        return {**block.annotations, **({_MARK: number} if block.same_as(last) else {})}
 
-    copy = builder.add_func(with_blocks(func, marked), str(variable.name_hint))
+    copy = builder.add_func(annotated(func, marked), str(variable.name_hint))
     return relax.Call(call.op, [copy, *arguments], call.attrs, call.ty_args)
 
 
@@ -40,11 +40,5 @@ def read(func: Any) -> int | None:
 
 
 def remove(func: Any) -> Any:
-    """The kernel without its mark."""
-
-    def unmarked(block: Any) -> dict[str, Any]:
-        if _MARK not in block.annotations:
-            return {}
-        return {"annotations": {k: v for k, v in block.annotations.items() if k != _MARK}}
-
-    return with_blocks(func, unmarked)
+    """The kernel without marks."""
+    return annotated(func, lambda block: {k: v for k, v in block.annotations.items() if k != _MARK})

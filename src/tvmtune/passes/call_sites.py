@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,41 +38,6 @@ def call_sites(mod: tvm.IRModule) -> list[CallSite]:
         if isinstance(func, tirx.PrimFunc):
             sites.append(CallSite(index, str(call.args[0].name_hint), func))
     return sites
-
-
-def blocks(func: Any) -> list[Any]:
-    """The blocks of a PrimFunc, outer blocks before inner ones."""
-    from tvm import s_tir
-    from tvm_ffi import structural_walk
-
-    found: list[Any] = []
-    structural_walk(func.body, (s_tir.SBlock, found.append), order="pre")
-    return found
-
-
-def with_blocks(func: Any, change: Callable[[Any], Mapping[str, Any]]) -> Any:
-    """A PrimFunc with changed blocks. ``change`` is asked for a block's new ``name_hint`` or
-    ``annotations``; blocks for which it returns nothing stay."""
-    from tvm import s_tir
-    from tvm_ffi import structural_map
-
-    def visit(block: Any) -> Any:
-        new = change(block)
-        if not new:
-            return block
-        return s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            new.get("name_hint", block.name_hint),
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            new.get("annotations", block.annotations),
-        )
-
-    return structural_map(func, (s_tir.SBlock, visit))
 
 
 def without_kernel(mod: tvm.IRModule) -> list[str]:

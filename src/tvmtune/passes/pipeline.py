@@ -30,7 +30,7 @@ from tvmtune.passes import (
     unread_taps,
     unsigned_activations,
 )
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.blocks import blocks
 from tvmtune.passes.precision import sum_in_float32
 from tvmtune.passes.scans_and_sorts import SCANS_AND_SORTS
 from tvmtune.types import Device, Network, Prepared

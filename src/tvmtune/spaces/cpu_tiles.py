@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.cpu_features import VectorUnit
+from tvmtune.cpu_features import AVX, VectorUnit
+from tvmtune.operators.cpu_gemm import Matrix
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -52,16 +53,16 @@ QUADS = 4
 """Instructions per sum between two branches."""
 GEMM_VECTORS = 2
 """Vectors of channels in a tile of an image's pixels, of one line or of several."""
-ODD_VECTORS = (2, 3, 5)
-"""Vectors in such a tile for other numbers of channels."""
-WAIT = 0.035
-"""How much longer, as a part of its time, a tile takes for each sum that it has less than registers
-hold. Measured with AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164, 9 150 and 8 146."""
+VECTORS_PER_TILE = (2, 3, 5)
+"""The same for other numbers of channels."""
+SLOWDOWN = 0.035
+"""Part of its time that a tile loses for each sum that it has less than registers hold. Measured with
+AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164 (for which this says 156), 9 150 and 8 146."""
 GAIN = 0.95
 """Such tiles must save a twentieth of the loads: they also compute addresses."""
 GROUPED_GAIN = 0.8
 """The same for convolutions with groups, whose sums are short, so that addresses weigh more. On a Zen
-3, 3x3 kernels with 16 channels per group took 0.4 of the time where 0.68 of the loads were left, on
+3, 3x3 kernels with 16 channels per group took 0.4 of the time where 0.55 of the loads were left, on
 14x14 pixels, and 1.15 to 2 times as long with 0.86 of them, on 28x28 and 56x56."""
 FEWEST_PARTS = 8
 """Tiles of rows for several threads, at least."""
@@ -326,23 +327,13 @@ def _cost(height: int, vectors: int, width: float, depthwise: bool = False) -> f
     return loads / (height * width) * max(1.0, _LATENCY / sums)
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """The extents of a matrix product's output."""
-
-    rows: int
-    columns: int
-    lanes: int = 1
-    """With several, columns are computed as vectors of so many."""
-
-
 def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Matrix | None:
     """The extents, at least these, that take the least time by tiles of several vectors; None if there
     are no such tiles. ``columns`` are those of each of so many groups."""
     if columns % (GEMM_VECTORS * unit.lanes) == 0:
         return Matrix(_padded_rows(rows, unit), columns)
     vectors = columns // unit.lanes
-    if columns % unit.lanes or vectors < min(ODD_VECTORS) or groups > 1:
+    if columns % unit.lanes or vectors < min(VECTORS_PER_TILE) or groups > 1:
         return None
 
     def extents(tile: tuple[int, int]) -> tuple[int, int]:
@@ -350,8 +341,12 @@ def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Mat
         return -(-rows // height) * height, -(-vectors // width) * width
 
     best = min(
-        ((height, width) for width in ODD_VECTORS for height in range(1, _room(width, unit) + 1)),
-        key=lambda tile: product(extents(tile)) * _wait(product(tile), unit),
+        (
+            (height, width)
+            for width in VECTORS_PER_TILE
+            for height in range(1, _room(width, unit) + 1)
+        ),
+        key=lambda tile: product(extents(tile)) * _slowdown(product(tile), unit),
     )
     height, width = extents(best)
     return Matrix(height, width * unit.lanes, unit.lanes)
@@ -361,14 +356,16 @@ def vector_tiles(rows: int, vectors: int, unit: VectorUnit) -> list[tuple[int, i
     """Rows and vectors of tiles whose sums stay in registers, best first."""
     tiles = [
         (height, width)
-        for width in divisors(vectors, max(ODD_VECTORS))
+        for width in divisors(vectors, max(VECTORS_PER_TILE))
         for height in divisors(rows, _room(width, unit))
     ]
-    return sorted(tiles, key=lambda tile: (_wait(product(tile), unit), sum(tile) / product(tile)))
+    return sorted(
+        tiles, key=lambda tile: (_slowdown(product(tile), unit), sum(tile) / product(tile))
+    )
 
 
-def _wait(sums: int, unit: VectorUnit) -> float:
-    return 1 + WAIT * (unit.sums - sums)
+def _slowdown(sums: int, unit: VectorUnit) -> float:
+    return 1 + SLOWDOWN * (unit.sums - sums)
 
 
 def _room(vectors: int, unit: VectorUnit) -> int:
@@ -397,7 +394,8 @@ def saves_loads(line: int, rows: int, columns: int, groups: int, unit: VectorUni
 
     padded = padded_matrix(rows, columns, groups, unit)
     if padded is None or padded.lanes > 1:
-        return padded is not None  # the others have one vector of columns
+        # Tiles of one line have one vector of columns. Not measured with short vectors.
+        return padded is not None and unit.lanes >= AVX.lanes
     gain = GROUPED_GAIN if groups > 1 else GAIN
     return cost(padded.rows) * padded.rows < gain * cost(line) * rows
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.arrays import numpy_dtype
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.blocks import blocks
 from tvmtune.spaces.traces import SAMPLING
 from tvmtune.types import product
 

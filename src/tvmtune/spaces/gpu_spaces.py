@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.blocks import blocks
 from tvmtune.spaces import register_tiles, rules, tensor_intrinsics, tiling
 from tvmtune.spaces.rule_space import RuleSpace, applying, replay, tune_context
 from tvmtune.types import Device, ExtraSpace, product

@@ -245,7 +245,9 @@ def preferred_traces(
         of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     else:
-        decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group, lanes)
+        # The general rules tile lanes, too, where they take the place of the rule for vectors.
+        whole = lanes if len(outputs) == 2 else 1
+        decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group, whole)
     if tensorized is None:
         padding = _padding(terms, group, window)
     else:

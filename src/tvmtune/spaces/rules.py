@@ -14,7 +14,7 @@ Rule = Callable[[Any, Any], list[Any]]
 
 
 def no_custom_rule(sch: Any, block: Any) -> list[Any]:
-    """Leave the block to the general rules."""
+    """Leave the block as it is; the general rules skip blocks that name a rule."""
     return [sch]
 
 
@@ -23,7 +23,7 @@ RULES: dict[str, Rule] = {
     "tvmtune.winograd_output": winograd.schedule_output,
     "tvmtune.winograd_rows": winograd_rows.schedule,
     cpu_gemm.RULE: cpu_gemm.schedule,
-    cpu_gemm.BY_VECTORS: cpu_gemm.schedule_by_vectors,
+    cpu_gemm.BY_VECTORS: cpu_gemm.schedule,
     # TVM's pooling names these rules but defines none; without them it warns on stderr each time.
     "meta_schedule.pool_max": no_custom_rule,
     "meta_schedule.pool_avg": no_custom_rule,
@@ -60,6 +60,7 @@ def or_general(name: str, rule: Rule) -> Rule:
                 f"schedule rule {name} failed ({reason}): the general rules take its place",
                 stacklevel=2,
             )
+            sch.unannotate(block, "schedule_rule")  # general rules skip blocks that name their own
             return [sch]
 
     return apply

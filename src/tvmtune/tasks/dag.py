@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.call_sites import blocks
+from tvmtune.passes.blocks import blocks
 
 if TYPE_CHECKING:
     import tvm

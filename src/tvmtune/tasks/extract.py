@@ -180,12 +180,13 @@ def _changed_workloads(
         number = call_marks.read(site.func)
         mod = as_workload(site.func if number is None else call_marks.remove(site.func))
         if (key := workload_key(mod)) != keys[site.index]:
-            if number is None:  # the algorithm's call is not that of a kernel
-                number = len(changed)
+            if number is None:
+                return {}  # an operation moved to a kernel without a replaced call
             preferred = number in selection.preferred[algorithm.name]
             changed[site.index] = ChangedWorkload(key, mod, number, preferred)
-    # As many calls, but more of them changed than were replaced: an operation moved between kernels.
-    return changed if len(changed) == selection.applicable[algorithm.name] else {}
+    # A call whose program stays the same, or two in one kernel, could not be chosen alone.
+    numbers = {each.number for each in changed.values()}
+    return changed if numbers == {*range(selection.applicable[algorithm.name])} else {}
 
 
 def _applies(graph: tvm.IRModule, algorithm: Algorithm) -> bool:

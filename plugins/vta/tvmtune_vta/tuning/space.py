@@ -83,7 +83,7 @@ def _annotate(
 
 def read_knobs(mod: tvm.IRModule) -> Knobs | None:
     """The knobs of a scheduled module; None for an unscheduled one."""
-    from tvmtune.passes.call_sites import blocks
+    from tvmtune.passes.blocks import blocks
 
     for block in blocks(mod["main"]):
         values = {

@@ -123,7 +123,7 @@ def reduce_bool(node: Node) -> Any:
 
 
 def einstein_sum(node: Node) -> Any:
-    """A matrix product where it is one. The importer's kernel for it suits no schedule."""
+    """A matrix product where it is one (:mod:`tvmtune.networks.einsum`)."""
     if len(node.inputs) == 2 and not is_constant(*node.inputs):
         result = einsum.matmul(node.builder.emit, node.text("equation", ""), *node.inputs)
         if result is not None:

@@ -1,5 +1,5 @@
-"""Matrix products: the importer's return float32 for any operands, and Einstein sums have a kernel of
-their own that no schedule suits."""
+"""Matrix products: the importer's return float32 for any operands. Einstein sums of two tensors are
+products, too."""
 
 from __future__ import annotations
 

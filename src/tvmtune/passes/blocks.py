@@ -1,0 +1,49 @@
+"""The blocks of a PrimFunc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def blocks(func: Any) -> list[Any]:
+    """The blocks of a PrimFunc, outer blocks before inner ones."""
+    from tvm import s_tir
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(func.body, (s_tir.SBlock, found.append), order="pre")
+    return found
+
+
+def renamed(func: Any, names: Mapping[str, str]) -> Any:
+    """``func`` with new names for some blocks, by their names."""
+    return _changed(
+        func, lambda block: (names.get(str(block.name_hint), block.name_hint), block.annotations)
+    )
+
+
+def annotated(func: Any, annotations: Callable[[Any], Mapping[str, Any]]) -> Any:
+    """``func`` with the blocks' annotations as ``annotations`` returns them."""
+    return _changed(func, lambda block: (block.name_hint, annotations(block)))
+
+
+def _changed(func: Any, change: Callable[[Any], tuple[str, Mapping[str, Any]]]) -> Any:
+    from tvm import s_tir
+    from tvm_ffi import structural_map
+
+    def visit(block: Any) -> Any:
+        name, annotations = change(block)
+        return s_tir.SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            name,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            annotations,
+        )
+
+    return structural_map(func, (s_tir.SBlock, visit))
