@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvmtune.passes.static_shapes import static_shape
+from tvmtune.static_shapes import static_shape
 from tvmtune.types import product
 
 Emit = Callable[[Any], Any]

@@ -16,7 +16,7 @@ from tvmtune.dot_instructions import DotInstruction
 from tvmtune.passes import constants, packed_products
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Storage, Window, blocked_weights
-from tvmtune.passes.static_shapes import has_static_shapes, static_shape
+from tvmtune.static_shapes import has_static_shapes, static_shape
 
 _DTYPE = "bfloat16"
 

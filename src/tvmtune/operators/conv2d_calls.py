@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmtune.passes.static_shapes import has_static_shapes
+from tvmtune.static_shapes import has_static_shapes
 
 
 def is_plain(call: Any, *, grouped: bool = False) -> bool:

@@ -21,7 +21,7 @@ from tvmtune.operators.winograd import LEFT_ALONE
 from tvmtune.passes.blocks import blocks
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST, Window
-from tvmtune.passes.static_shapes import has_static_shapes
+from tvmtune.static_shapes import has_static_shapes
 from tvmtune.types import product
 
 RULE = "tvmtune.cpu_gemm"

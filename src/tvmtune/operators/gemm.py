@@ -23,7 +23,7 @@ from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window
 from tvmtune.passes.precision import HALF_DTYPES
-from tvmtune.passes.static_shapes import has_static_shapes
+from tvmtune.static_shapes import has_static_shapes
 from tvmtune.types import product
 
 ROWS = 16

@@ -19,7 +19,7 @@ from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST, Window, padded_rows
 from tvmtune.passes.precision import HALF_DTYPES
-from tvmtune.passes.static_shapes import static_shape
+from tvmtune.static_shapes import static_shape
 from tvmtune.types import product
 
 PaddedColumns = Callable[[int, int], int]

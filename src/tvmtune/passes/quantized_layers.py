@@ -21,7 +21,7 @@ from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.bindings import operator_of
 from tvmtune.passes.quantized_kernels import BOUNDS, Rounding
 from tvmtune.passes.quantized_values import Quantized, QuantizedValues, are_sound
-from tvmtune.passes.static_shapes import has_static_shapes, static_shape
+from tvmtune.static_shapes import has_static_shapes, static_shape
 from tvmtune.types import product
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tvmtune.passes import constants
 from tvmtune.passes.bindings import bindings, is_constant, operator_of
-from tvmtune.passes.static_shapes import static_shape
+from tvmtune.static_shapes import static_shape
 
 if TYPE_CHECKING:
     import tvm
