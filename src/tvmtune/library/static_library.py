@@ -107,9 +107,14 @@ def _extract(objects: Path, folder: Path) -> list[Path]:
     """The objects as files, in the order of the tar file."""
     if not tarfile.is_tarfile(objects):
         raise TvmtuneError("this backend writes shared libraries only: name a .so file")
+    files = []
     with tarfile.open(objects) as archive:
-        archive.extractall(folder, filter="data")
-        return [folder / name for name in archive.getnames()]
+        # Not extractall: before Python 3.11.4, as in Debian 12, it has no filter.
+        for member in archive:
+            if (content := archive.extractfile(member)) is not None:
+                files.append(folder / Path(member.name).name)
+                files[-1].write_bytes(content.read())
+    return files
 
 
 def _write_registration(names: Sequence[str], output: Path, device: Device) -> None:
