@@ -19,12 +19,16 @@ Axis = str | int
 """A subscript; the axes that an ellipsis stands for count from its end, from -1."""
 
 
-def matmul(emit: Emit, equation: str, left: Any, right: Any) -> Any | None:
+def matmul(emit: Emit, equation: str, *tensors: Any) -> Any | None:
     """The value of an equation such as ``"bid,bjd->bij"``, by ``relax.matmul``.
 
-    None where it is no product of matrices: if an operand or the result repeats a subscript, if the
-    operands share none that is summed, if they do not fit, or if an extent is 0 or not known.
+    None where it is no product of two matrices: if there are other than two operands, if one or the
+    result repeats a subscript, if the operands share none that is summed, if they do not fit, or if an
+    extent is 0 or not known.
     """
+    if len(tensors) != 2:
+        return None
+    left, right = tensors
     shape, other = static_shape(left), static_shape(right)
     if shape is None or other is None or 0 in (*shape, *other):
         return None

@@ -349,8 +349,12 @@ class _Block:
 
     def clamp(self, x: _Value, low: float, high: float) -> _Value:
         """``x`` between two bounds; NaN stays NaN."""
-        least, most = self.constant(low), self.constant(high)
-        x = self.select(x < least, least, x)
+        least = self.constant(low)
+        return self.at_most(self.select(x < least, least, x), high)
+
+    def at_most(self, x: _Value, high: float) -> _Value:
+        """``x`` or this bound; NaN stays NaN."""
+        most = self.constant(high)
         return self.select(x > most, most, x)
 
     def magnitude(self, x: _Value) -> _Value:
@@ -399,11 +403,11 @@ def _sigmoid(b: _Block, x: _Value) -> _Value:
 
 
 def _tanh(b: _Block, x: _Value) -> _Value:
-    one, limit = b.constant(1.0), b.constant(_TANH_LIMIT)
+    one = b.constant(1.0)
     size = b.magnitude(x)
     square = x * x
     near = b.polynomial(square, _TANH) * (square * size) + size
-    limited = b.select(size > limit, limit, size)
+    limited = b.at_most(size, _TANH_LIMIT)
     result, shifted = _exp_parts(b, limited + limited, _BIAS)
     far = one - b.constant(2.0) / (result * _power_of_two(b, b.bits(shifted)) + one)
     return b.with_sign(b.select(size < b.constant(_TANH_BELOW), near, far), x)
@@ -413,8 +417,7 @@ def _erf(b: _Block, x: _Value) -> _Value:
     size = b.magnitude(x)
     square = x * x
     near = b.polynomial(square, _ERF) * size + size
-    limit = b.constant(_ERF_LIMIT)
-    beyond = b.select(size > limit, limit, size) - b.constant(_ERF_CENTER)
+    beyond = b.at_most(size, _ERF_LIMIT) - b.constant(_ERF_CENTER)
     far = b.polynomial(beyond, _ERF_BEYOND)
     return b.with_sign(b.select(size < b.constant(_ERF_BELOW), near, far), x)
 
@@ -422,8 +425,7 @@ def _erf(b: _Block, x: _Value) -> _Value:
 def _coarse_erf(b: _Block, x: _Value) -> _Value:
     limit, one = b.constant(_COARSE_ERF_LIMIT), b.constant(1.0)
     size = b.magnitude(x)
-    near = b.polynomial(x * x, _COARSE_ERF) * size
-    near = b.select(near > one, one, near)
+    near = b.at_most(b.polynomial(x * x, _COARSE_ERF) * size, 1.0)
     return b.with_sign(b.select(size > limit, one, near), x)
 
 

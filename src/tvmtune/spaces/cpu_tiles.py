@@ -308,11 +308,10 @@ def register_tiles(
         fits = columns % width == 0 and (depthwise or (group or columns) % width == 0)
         most = 1 if depthwise else 4
         if fits and (vectors <= most or rows * vectors <= _LATENCY):
-            # A register must be left for the values that multiply the vectors.
-            room = min(unit.sums, unit.registers - 1 - vectors)
+            sums = _most_sums(vectors, unit)
             if depthwise:
-                room = min(room, DEPTHWISE_SUMS)
-            height = divisor(rows, max(1, room // vectors))
+                sums = min(sums, DEPTHWISE_SUMS)
+            height = divisor(rows, max(1, sums // vectors))
             cost = _cost(height, vectors, width / unit.lanes, depthwise)
             tiles.append((cost, -width, height))
         width //= 2
@@ -369,8 +368,14 @@ def _slowdown(sums: int, unit: VectorUnit) -> float:
 
 
 def _room(vectors: int, unit: VectorUnit) -> int:
-    """Rows of a tile of so many vectors, at most. A register must be left for what multiplies them."""
-    return min(unit.sums, unit.registers - 1 - vectors) // vectors
+    """Rows of a tile of so many vectors, at most."""
+    return _most_sums(vectors, unit) // vectors
+
+
+def _most_sums(vectors: int, unit: VectorUnit) -> int:
+    """Sums of a tile of so many vectors, at most. A register must be left for the values that multiply
+    them."""
+    return min(unit.sums, unit.registers - 1 - vectors)
 
 
 def _padded_rows(rows: int, unit: VectorUnit) -> int:

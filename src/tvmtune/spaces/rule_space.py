@@ -108,13 +108,12 @@ class RuleSpace:
             return sch
         group = cpu_tiles.column_group(mod) if tiled else None
         window = cpu_tiles.window(mod) if tiled and unit.has_few_registers else 1
-        lanes = cpu_gemm.lanes_of(mod)
         postprocs = list(context.space_generator.postprocs)
         designs.sort(key=_score, reverse=True)
         for layouts in (True, False):
             usable = postprocs if layouts else self._keeping_layouts(context, mod, target)
             for design in designs:
-                for trace in preferred_traces(design, unit, cores, group, window, lanes):
+                for trace in preferred_traces(design, unit, cores, group, window):
                     if (sch := replay(mod, trace, usable)) is not None:
                         return sch
         return _unscheduled(mod)
@@ -226,11 +225,10 @@ def preferred_traces(
     cores: int = 1,
     group: int | None = None,
     window: int = 1,
-    lanes: int = 1,
 ) -> Iterator[Any]:
     """The design's trace with each of the preferred decisions, best first. ``group`` is that of
     :func:`cpu_tiles.column_group`; ``window`` that of :func:`cpu_tiles.window` on CPUs with few
-    registers, else 1; ``lanes`` that of :func:`cpu_gemm.lanes_of`."""
+    registers, else 1."""
     block = tile_rules.block_of(design)
     if block is not None:
         cuts = [i for i in design.trace.insts if i.kind.name == "SamplePerfectTile"]
@@ -245,9 +243,8 @@ def preferred_traces(
         of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     else:
-        # The general rules tile lanes, too, where they take the place of the rule for vectors.
-        whole = lanes if len(outputs) == 2 else 1
-        decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group, whole)
+        lanes = cpu_gemm.lanes_of(design.mod)
+        decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group, lanes)
     if tensorized is None:
         padding = _padding(terms, group, window)
     else:

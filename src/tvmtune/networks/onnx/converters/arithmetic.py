@@ -124,11 +124,10 @@ def reduce_bool(node: Node) -> Any:
 
 def einstein_sum(node: Node) -> Any:
     """A matrix product where it is one (:mod:`tvmtune.networks.einsum`)."""
-    if len(node.inputs) == 2 and not is_constant(*node.inputs):
-        result = einsum.matmul(node.builder.emit, node.text("equation", ""), *node.inputs)
-        if result is not None:
-            return result
-    return node.standard(*node.inputs)
+    if is_constant(*node.inputs):
+        return node.standard(*node.inputs)
+    result = einsum.matmul(node.builder.emit, node.text("equation", ""), *node.inputs)
+    return node.standard(*node.inputs) if result is None else result
 
 
 CONVERTERS: dict[str, Converter] = {

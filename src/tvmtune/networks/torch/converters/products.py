@@ -30,11 +30,9 @@ def _product_and_sum(node: Any, importer: Any) -> Any:
 
 def _einsum(node: Any, importer: Any) -> Any:
     equation, operands = node.args[0], [importer.env[operand] for operand in node.args[1]]
-    if len(operands) == 2:
-        result = einsum.matmul(importer.block_builder.emit, equation, *operands)
-        if result is not None:
-            return result
-    return importer.block_builder.emit(relax.op.einsum(operands, equation))
+    emit = importer.block_builder.emit
+    result = einsum.matmul(emit, equation, *operands)
+    return emit(relax.op.einsum(operands, equation)) if result is None else result
 
 
 def _matmul(importer: Any, left: Any, right: Any) -> Any:
