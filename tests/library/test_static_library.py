@@ -87,7 +87,8 @@ def test_ar_reads_the_archive(folder):
 def test_a_damaged_library_is_refused(folder, tmp_path, suffix, share):
     content = (folder / f"lib{suffix}").read_bytes()
     path = tmp_path / f"cut{suffix}"
-    path.write_bytes(content[: int(len(content) * share)])
+    meaningful = content.rstrip(b"\0")  # tar files end with zeros that nobody reads
+    path.write_bytes(content[: int(len(meaningful) * share)])
     with pytest.raises(TvmtuneError, match=f"cut{suffix} is (damaged|not a library)"):
         metadata.read_any(path)
 

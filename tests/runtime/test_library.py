@@ -127,12 +127,13 @@ def test_the_requested_number_of_threads_is_used(tiny_library, threads):
     """By itself TVM takes half of the CPUs and binds the caller to one of them."""
     found = in_a_fresh_process(
         "import tvm\n"
-        "before = sorted(os.sched_getaffinity(0))\n"
-        "library = Library.open(sys.argv[1], threads=int(sys.argv[2]))\n"
         "from tvmtune.networks.inputs import random_inputs\n"
+        "before = sorted(os.sched_getaffinity(0))\n"
+        "alone = os.listdir('/proc/self/task')\n"
+        "library = Library.open(sys.argv[1], threads=int(sys.argv[2]))\n"
         "library.run(random_inputs(library.inputs, 0))\n"
         "tasks = [int(task) for task in os.listdir('/proc/self/task')]\n"
-        "print(json.dumps({'pool': tvm.get_global_func('runtime.NumThreads')(),\n"
+        "print(json.dumps({'pool': 1 + len(tasks) - len(alone),\n"
         "  'threads': library.threads, 'before': before,\n"
         "  'affinities': [sorted(os.sched_getaffinity(task)) for task in tasks]}))\n",
         tiny_library,
@@ -144,14 +145,15 @@ def test_the_requested_number_of_threads_is_used(tiny_library, threads):
 
 @pytest.mark.slow
 @two_cpus
-def test_an_existing_pool_that_is_too_small_is_reported(tiny_library):
+def test_an_existing_pool_of_tvms_that_is_too_small_is_reported():
     found = in_a_fresh_process(
-        "import tvm\ntvm.get_global_func('runtime.config_threadpool')(-3, 1, ['0'])\n"
+        "import tvm\n"
+        "from tvmtune.machine import threads\n"
+        "tvm.get_global_func('runtime.config_threadpool')(-3, 1, ['0'])\n"
         "tvm.get_global_func('runtime.NumThreads')()\n"
         "os.sched_setaffinity(0, range(os.cpu_count()))\n"
-        "try: Library.open(sys.argv[1], threads=2)\n"
-        "except Exception as exc: print(json.dumps({'error': f'{type(exc).__name__} {exc}'}))\n",
-        tiny_library,
+        "try: threads.share(2)\n"
+        "except Exception as exc: print(json.dumps({'error': f'{type(exc).__name__} {exc}'}))\n"
     )
     assert found["error"].startswith("TvmtuneError TVM's thread pool has 1 threads instead of 2")
 

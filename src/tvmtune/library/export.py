@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
-from tvmtune.library import embedded_weights, static_library
+from tvmtune.library import embedded_weights, static_library, thread_pool
 from tvmtune.machine import parallel, scratch
 from tvmtune.operators import cpu_pipeline
 from tvmtune.passes.call_sites import without_kernel
@@ -66,6 +66,8 @@ def export_lib(
 
         with _objects_in_memory() as (folder, inherited):
             executable, parts = _build_parts(module, device, folder)
+            if thread_pool.is_supported(device):
+                parts.append(thread_pool.write_object(folder / "threads.o", device))
 
             def link(output: str, objects: Sequence[str], **_: Any) -> None:
                 if path.suffix == ".tar":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import TvmtuneError, UsageError, last_line
-from tvmtune.library import STATIC, elf, embedded_weights
+from tvmtune.library import STATIC, elf, embedded_weights, thread_pool
 from tvmtune.machine import linkers, scratch
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def write(objects: Path, metadata: JSON, output: Path, device: Device) -> None:
             return
         register = folder / "register.o"
         names = sorted({name for path in paths for name in elf.defined_symbols(path)})
+        if thread_pool.is_supported(device):
+            names.remove(thread_pool.LAUNCH)  # or TVM's runtime would replace the library's pool
         _write_registration([n for n in names if n.startswith(_PREFIXES)], register, device)
         paths += [described, register]
         if output.suffix == ".o":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.library import metadata
+from tvmtune.library import metadata, thread_pool
 from tvmtune.remote.client.board_client import (
     OVERHEAD,
     SLOW_LINE,
@@ -111,7 +111,7 @@ _libraries: list[_LoadedLibrary] = []
 
 @with_board
 def _open_library(
-    board: LeasedBoard, path: str, runtime: str, threads: int, backend: str
+    board: LeasedBoard, path: str, runtime: str, wanted: int, backend: str
 ) -> tuple[int, int]:
     """Upload a library and load it; returns its number and the number of threads that it uses.
 
@@ -121,11 +121,13 @@ def _open_library(
 
     if backend:
         board.own_function("tvmtune.board.initialise")(backend)
-    threads = _set_threads(board, threads)
+    threads = _set_threads(board, wanted)
     name = f"library-{len(_libraries)}.so"
     board.session.upload(path, name)
     device = board.session.device(runtime, 0)
-    machine = VirtualMachine(board.session.load_module(name), device)
+    module = board.session.load_module(name)
+    threads = thread_pool.set_threads(module, wanted) or threads
+    machine = VirtualMachine(module, device)
     _libraries.append(_LoadedLibrary(machine, device, runtime == "cpu"))
     board.session.remove(name)
     return len(_libraries) - 1, threads

@@ -89,18 +89,22 @@ class LocalSession:
         import tvm
         from tvm.runtime.vm import VirtualMachine
 
+        from tvmtune.library import thread_pool
         from tvmtune.machine.threads import share
 
-        share(threads)
         self.threads = threads
         # By format, whatever the suffix; by absolute path, which the loader does not search for.
         load = tvm.get_global_func("ffi.Module.load_from_file.so")
         try:
             self._device = tvm.device(runtime, 0)
-            self._vm = VirtualMachine(load(str(path.absolute()), "so"), self._device)
+            module = load(str(path.absolute()), "so")
+            own = thread_pool.set_threads(module, threads)
+            self._vm = VirtualMachine(module, self._device)
         except Exception as exc:  # TVM's own classes, and those of the loader
             reason = out_of_memory(exc) or last_line(exc)
             raise TvmtuneError(f"cannot load {path}: {reason}") from exc
+        if own is None:
+            share(threads)
         self._tensor = tvm.runtime.tensor
         self._is_async = runtime != "cpu"
 

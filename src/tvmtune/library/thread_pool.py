@@ -1,0 +1,72 @@
+"""The thread pool of a library for x86-64: ``thread_pool.ll``, compiled and linked with the kernels.
+
+Libraries for other machines use the pool of TVM's runtime.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.library import embedded_weights
+from tvmtune.machine.triples import processor
+
+if TYPE_CHECKING:
+    from tvmtune.types import Device
+
+SETTER = "tvmtune_threads"
+"""A function of the library: sets the number of threads if its argument is positive, and returns it."""
+LAUNCH = "__TVMBackendParallelLaunch"
+"""The pointer that kernels call. TVM's runtime sets it to its own pool wherever it finds it."""
+LIMIT = 256
+"""Threads at most."""
+
+_SOURCE = Path(__file__).with_suffix(".ll")
+_FILLED_IN = {
+    "LIMIT": str(LIMIT),
+    "SETTER": SETTER,
+    "FUTEX": "202",
+    "PAUSE": "pause",
+    "WORKER_SPINS": "20000000",
+    "CALLER_SPINS": "200000",
+}
+"""What stands between ``@`` in the source. The times, in ns, are those after which a thread that has
+nothing to do sleeps, and the caller that waits for the last parts."""
+
+
+def is_supported(device: Device) -> bool:
+    """Whether libraries for the device get a pool of their own."""
+    return (
+        device.target["kind"] == "llvm"
+        and embedded_weights.can_write_objects(device.mtriple)
+        and processor(device.mtriple or platform.machine()) == "x86_64"
+    )
+
+
+def write_object(path: Path, device: Device) -> str:
+    """Write the object file of a pool with as many threads as the device has; returns its path."""
+    import tvm
+
+    values = {
+        **_FILLED_IN,
+        "TRIPLE": device.mtriple or tvm.target.codegen.llvm_get_system_triple(),
+        "THREADS": str(device.threads),
+    }
+    text = _SOURCE.read_text()
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    source = path.with_suffix(".ll")
+    source.write_text(text)
+    tvm.runtime.load_module(str(source)).write_to_file(str(path))
+    return str(path)
+
+
+def set_threads(module: Any, threads: int) -> int | None:
+    """Have a loaded library compute with ``threads`` threads. Returns the number that it uses, or None
+    if it has no pool of its own and uses TVM's."""
+    try:
+        function = module.get_function(SETTER, query_imports=True)
+    except AttributeError:
+        return None
+    return int(function(threads))
