@@ -97,22 +97,42 @@ def one_conv(
 
 
 def one_product(
-    left: Sequence[int], right: Sequence[int], *, constant: bool, tail: bool = True
+    left: Sequence[int],
+    right: Sequence[int],
+    *,
+    constant: bool,
+    tail: bool = True,
+    gelu: bool = False,
 ) -> OnnxNetwork:
-    """``x`` times ``w``, and then a bias and Gelu's erf."""
+    """``x`` times ``w``, and then a bias and Gelu's erf, or all of the Gelu with tanh."""
     rng = np.random.RandomState(0)
     weight = rng.standard_normal(right).astype("float32")
     bias = rng.standard_normal(right[-1:]).astype("float32")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["product"])]
     last = "product"
     if tail:
-        nodes += [
-            helper.make_node("Add", ["product", "b"], ["sum"]),
-            helper.make_node("Erf", ["sum"], ["y"]),
-        ]
+        nodes += [helper.make_node("Add", ["product", "b"], ["sum"])]
+        if gelu:
+            nodes += [
+                helper.make_node(operator, words.split(), [result])
+                for operator, words, result in [
+                    ("Mul", "sum half", "halved"),
+                    ("Mul", "sum sum", "square"),
+                    ("Mul", "square sum", "cube"),
+                    ("Mul", "cube small", "bent"),
+                    ("Add", "sum bent", "inner"),
+                    ("Tanh", "inner", "gate"),
+                    ("Add", "gate one", "opened"),
+                    ("Mul", "halved opened", "y"),
+                ]
+            ]
+        else:
+            nodes += [helper.make_node("Erf", ["sum"], ["y"])]
         last = "y"
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, left)]
     weights = [numpy_helper.from_array(bias, "b")] if tail else []
+    constants = {"half": 0.5, "small": 0.044715, "one": 1.0} if gelu else {}
+    weights += [numpy_helper.from_array(np.float32(v), name) for name, v in constants.items()]
     if constant:
         weights.append(numpy_helper.from_array(weight, "w"))
     else:

@@ -31,9 +31,11 @@ def _split(sch: Any, loop: Any, parts: int) -> list[Any]:
 
 def inline_epilogue(sch: Any, block: Any) -> Any:
     """Inline what follows ``block`` into the kernel's last block, which is returned."""
-    last = sch.get_consumers(block)[0]
-    while sch.get_consumers(last):
-        following = sch.get_consumers(last)[0]
-        sch.compute_inline(last)
-        last = following
-    return last
+    while True:
+        following = sch.get_consumers(block)
+        # A value that is read twice, as by a GELU, is followed by several blocks.
+        inner = [each for each in following if sch.get_consumers(each)]
+        if not inner:
+            return following[0]
+        for each in inner:
+            sch.compute_inline(each)
