@@ -26,6 +26,7 @@ from tvmtune.passes import (
     rounding,
     softmax,
     squeeze_axes,
+    transposed_convolutions,
     transposes,
     unread_taps,
     unsigned_activations,
@@ -89,6 +90,7 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
             relax.transform.CanonicalizeBindings(),
         ],
     )
+    graph = transposed_convolutions.rewrite(graph)
     if LAYOUTS[chosen] and constants.has_convolutions(graph):
         graph = _convert(graph, device, LAYOUTS[chosen], network.name)
     elif quantized:
