@@ -41,6 +41,28 @@ def test_calls_are_replaced_by_their_results():
     assert np.array_equal(got.numpy(), [20, 40, 60, 80])
 
 
+def test_calls_with_the_same_arguments_share_their_result():
+    x = te.placeholder((4,), "float32", "x")
+    doubled = te.compute((4,), lambda i: x[i] * 2.0, "doubled")
+    kernel = te.create_prim_func([x, doubled])
+    data = relax.Var("data", relax.TensorType((4,), "float32"))
+    builder = relax.BlockBuilder()
+    variable = builder.add_func(kernel.with_attr("global_symbol", "pack"), "pack")
+    kind = relax.TensorType((4,), "float32")
+    with builder.function("main", [data]):
+        with builder.dataflow():
+            result, weight = data, relax.const(np.ones(4, np.float32))
+            for value in (weight, weight, relax.const(np.zeros(4, np.float32))):
+                packed = builder.emit(relax.call_tir(variable, [value], kind))
+                result = builder.emit(relax.op.multiply(result, packed))
+            output = builder.emit_output(result)
+        builder.emit_func_output(output)
+    bindings = folding.fold(builder.finalize())["main"].body.blocks[0].bindings
+    first, second, other = (b.value for b in bindings if isinstance(b.value, tvm.ir.GenericConst))
+    assert first.value.data_ptr() == second.value.data_ptr() != other.value.data_ptr()
+    assert not other.value.numpy().any()
+
+
 def test_a_kernel_for_another_device_is_kept():
     def on_gpu(kernel):
         sch = tvm.s_tir.Schedule(kernel)

@@ -433,12 +433,12 @@ def error_of(g: Graph, *outputs: str) -> str:
     return str(caught.value)
 
 
-def test_recurrent_networks_are_rejected_with_the_node_and_a_remedy():
+def test_operators_without_a_converter_are_rejected_with_the_node_and_a_remedy():
     g = Graph()
-    x = g.input(5, 1, 4)
-    y, _, _ = g.LSTM(x, g.weight(1, 32, 4), g.weight(1, 32, 8), hidden_size=8, outputs=3)
-    assert "node 'LSTM0' (LSTM, opset 21)" in (message := error_of(g, y))
-    assert "fixed length" in message
+    x = g.input(1, 3, 8, 8, dtype=TensorProto.UINT8)
+    y = g.ConvInteger(x, g.const(RNG.randint(0, 256, (4, 3, 3, 3)), "uint8"))
+    assert "node 'ConvInteger0' (ConvInteger, opset 21)" in (message := error_of(g, y))
+    assert "give the network in float32" in message
 
 
 def test_data_dependent_shapes_are_rejected():

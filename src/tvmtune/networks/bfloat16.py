@@ -63,6 +63,8 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
     builder = relax.BlockBuilder()
     params = [relax.Var(str(param.name), param.ty) for param in function.params]
     known: dict[Any, Any] = {}
+    wide: dict[Any, Any] = {}
+    """What kernels read in float32: each step of a recurrent layer reads what all have in common."""
 
     def is_wide(value: Any) -> bool:
         return str(getattr(value.ty, "dtype", "")) == "float32"
@@ -92,9 +94,13 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
         kernel, operands = call.args[0], call.args[1]
         if isinstance(kernel, tvm.ir.GlobalVar):
             kernel = builder.add_func(mod[kernel], kernel.name_hint)
-        args = [widened(builder.emit(narrow(field)), field) for field in operands.fields]
-        wide = relax.Tuple([builder.emit(each) for each in args])
-        return relax.Call(call.op, [kernel, wide, *call.args[2:]], call.attrs, call.ty_args)
+        args = []
+        for field in operands.fields:
+            if field not in wide:
+                wide[field] = builder.emit(widened(builder.emit(narrow(field)), field))
+            args.append(wide[field])
+        given = relax.Tuple(args)
+        return relax.Call(call.op, [kernel, given, *call.args[2:]], call.attrs, call.ty_args)
 
     def rounded(call: Any) -> Any:
         result = builder.emit(call)

@@ -15,7 +15,8 @@ def fold(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace such calls in ``main`` by their results.
 
     TVM's FoldConstant does the same, but builds kernels one by one, which takes twice as long. Kernels
-    that are not for CPUs are left to it.
+    that are not for CPUs are left to it. Calls with the same arguments share a result: an unrolled
+    recurrent layer multiplies with the same weights at each step, and they should stay in the cache.
     """
     import tvm
     from tvm import tirx
@@ -44,11 +45,17 @@ def fold(mod: tvm.IRModule) -> tvm.IRModule:
     except Exception:  # some kernel is scheduled for another device
         return mod
     library = {name: kernel for part in parts for name, kernel in part.items()}
+    results: dict[tuple[Any, ...], Any] = {}
 
     @mutator
     class Folded(PyExprMutator):
         def visit_call_(self, call: Any) -> Any:
-            return _result(call, library) if _is_constant(call) else super().visit_call_(call)
+            if not _is_constant(call):
+                return super().visit_call_(call)
+            key = (str(call.args[0].name_hint), *(each.value.data_ptr() for each in call.args[1]))
+            if key not in results:
+                results[key] = _result(call, library)
+            return results[key]
 
     folded = Folded(mod)
     mod.update_func(mod.get_global_var("main"), folded.visit_expr(main))

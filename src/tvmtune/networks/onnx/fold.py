@@ -134,11 +134,11 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
             # The evaluator needs only the shape: broadcasting makes one without the memory.
             shape = shapes[node.input[0]]
             hollow = {node.input[0]: np.broadcast_to(np.float32(0), shape)}
-            values = _evaluate(node, hollow, model.opset_import)
+            values = evaluate(node, hollow, model.opset_import)
         elif all(not source or source in known for source in node.input):
             if math.prod(shapes.get(name, ())) > _LARGEST or _has_subgraph(node):
                 continue
-            values = _evaluate(node, known, model.opset_import)
+            values = evaluate(node, known, model.opset_import)
         else:
             continue
         if values is None or values[0].size > _LARGEST:
@@ -183,11 +183,11 @@ def fold_node(
     if _has_subgraph(node):
         return None
     known = {name: a for name, a in zip(names, inputs, strict=True) if a is not None}
-    values = _evaluate(node, known, [helper.make_opsetid("", opset)])
+    values = evaluate(node, known, [helper.make_opsetid("", opset)])
     return None if values is None or any(v.size > _LARGEST for v in values) else values
 
 
-def _evaluate(
+def evaluate(
     node: onnx.NodeProto,
     known: Mapping[str, np.ndarray],
     opsets: Iterable[onnx.OperatorSetIdProto],

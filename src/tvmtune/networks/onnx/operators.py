@@ -25,7 +25,6 @@ UNOFFICIAL = {"SimplifiedLayerNormalization"}
 _IMPORTER_MICROSOFT = {"DequantizeLinear", "GridSample", "MatMulInteger16", "QuantizeLinear"}
 """Operators of ONNX Runtime's domain that are left to the importer's converters."""
 
-_RECURRENT = "export its cells step by step as MatMul, Add, Sigmoid and Tanh, for a fixed length"
 _QUANTIZED = "give the network in float32, or with QuantizeLinear and DequantizeLinear pairs"
 _LOOP = "export the network with the loop unrolled"
 _LAYOUT = (
@@ -34,9 +33,6 @@ _LAYOUT = (
 )
 
 _REMEDIES = {
-    "GRU": _RECURRENT,
-    "LSTM": _RECURRENT,
-    "RNN": _RECURRENT,
     "Loop": _LOOP,
     "Scan": _LOOP,
     "If": "its condition depends on the data: export the network with the branch decided",

@@ -26,6 +26,7 @@ from tvmtune.networks.onnx.operators import (
     opsets,
     remedy,
 )
+from tvmtune.networks.onnx.recurrent_weights import fold_recurrent_weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +49,15 @@ def to_relax(
     ``weights`` holds those that the model only declares; the result uses them in place.
 
     Operators that the importer lacks are expanded if the standard defines them in terms of others;
-    constants and batch normalizations are folded. Raises :class:`TvmtuneError` that names the node if
-    an operator is still missing or its conversion fails.
+    constants, batch normalizations and weights of recurrent operators are folded. Raises
+    :class:`TvmtuneError` that names the node if an operator is still missing or its conversion fails.
     """
     from tvmtune.networks.onnx.importer import Importer
 
     supported = convertible()
     arrays = dict(weights or {})
     model = fold_batch_norms(decide_branches(fold(_expand(fold(model), supported))), arrays)
+    model = fold_recurrent_weights(model, arrays)
     versions = opsets(model)
     for node in nodes(model.graph):
         if operator_name(node) not in supported:
