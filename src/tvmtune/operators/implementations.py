@@ -23,7 +23,7 @@ from tvmtune.operators import (
     winograd,
     winograd_rows,
 )
-from tvmtune.passes import call_marks
+from tvmtune.passes import call_marks, repeated_calls
 from tvmtune.types import Algorithm, product
 
 if TYPE_CHECKING:
@@ -198,9 +198,8 @@ class AlgorithmSelection:
         return {a.operator: self._legalizer(a.operator) for a in self.algorithms}
 
     def _legalizer(self, operator: str) -> Legalizer:
-        import tvm
-
-        direct = tvm.ir.Op.get(operator).get_attr("FLegalize")
+        direct = repeated_calls.legalizer(operator)
+        assert direct is not None, f"TVM cannot legalize {operator}"
 
         def legalize(builder: Any, call: Any) -> Any:
             chosen, number = None, 0

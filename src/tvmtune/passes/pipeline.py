@@ -23,6 +23,7 @@ from tvmtune.passes import (
     quantized_moves,
     quantized_operators,
     quantized_sums,
+    repeated_calls,
     rounding,
     softmax,
     squeeze_axes,
@@ -148,7 +149,9 @@ def legalize(
     from tvm import relax
 
     own = {str(variable.name_hint) for variable in graph.get_global_vars()}
+    remembering = {name: repeated_calls.legalizer(name) for name in repeated_calls.operators(graph)}
     legalizers = {
+        **{name: legalizer for name, legalizer in remembering.items() if legalizer is not None},
         **SCANS_AND_SORTS,
         **rounding.LEGALIZERS,
         **(softmax.LEGALIZERS if device.runtime == "cpu" else {}),

@@ -1,0 +1,146 @@
+"""Legalizes equal calls of operators once.
+
+TVM writes the kernel of each call in Python, 2 ms at a time. Networks repeat their calls, and planning
+legalizes a network once for each algorithm.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.passes import constants
+from tvmtune.passes.bindings import is_constant
+
+if TYPE_CHECKING:
+    import tvm
+
+Legalizer = Callable[[Any, Any], Any]
+
+MOST = 8192
+"""Kernels that are remembered; then all are forgotten."""
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What a legalized call becomes, whatever its arguments are called."""
+
+    function: Any
+    """The PrimFunc."""
+    hint: str
+    """Of its name."""
+    sources: tuple[int, ...]
+    """For each argument of the kernel, the position of the call's, counting those in tuples."""
+    outputs: tuple[Any, ...]
+    """Types of the results."""
+
+
+_kernels: dict[Hashable, _Kernel | None] = {}
+"""None for calls that become something else than one kernel of their arguments."""
+
+
+def operators(graph: tvm.IRModule) -> set[str]:
+    """The names of the operators that are called in ``graph``."""
+    from tvm import ir, relax
+
+    found = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and isinstance(node.op, ir.Op):
+            found.add(str(node.op.name))
+
+    for function in graph.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
+
+
+@functools.cache
+def legalizer(operator: str) -> Legalizer | None:
+    """TVM's legalizer of an operator, which remembers its kernels; None if TVM has none."""
+    from tvm import ir, relax
+
+    legalize = ir.Op.get(operator).get_attr("FLegalize")
+    if legalize is None:
+        return None
+
+    def legalize_or_recall(builder: Any, call: Any) -> Any:
+        arguments = _flat(call)
+        key = _key(operator, call, arguments)
+        if key not in _kernels:
+            if len(_kernels) >= MOST:
+                _kernels.clear()
+            _kernels[key] = _legalized(legalize, call, arguments)
+        kernel = _kernels.get(key)
+        if kernel is None:
+            return legalize(builder, call)
+        return relax.call_tir(
+            builder.add_func(kernel.function, kernel.hint),
+            relax.Tuple([arguments[i] for i in kernel.sources]),
+            list(kernel.outputs),
+        )
+
+    return legalize_or_recall
+
+
+def _flat(call: Any) -> list[Any]:
+    """The arguments of a call, with those in tuples."""
+    from tvm import relax
+
+    flat: list[Any] = []
+    for argument in call.args:
+        flat += argument.fields if isinstance(argument, relax.Tuple) else [argument]
+    return flat
+
+
+def _key(operator: str, call: Any, arguments: list[Any]) -> Hashable:
+    """Equal for calls that become equal kernels.
+
+    Which arguments are the same matters: a kernel's parameters are matched to them by identity.
+    """
+    import tvm
+    import tvm_ffi
+    from tvm import relax
+
+    structure: Any = tvm_ffi.StructuralKey
+    target = tvm.target.Target.current(allow_none=True)
+    parts: list[Hashable] = [operator, structure(target), structure(call.attrs)]
+    for argument in call.args:
+        parts.append(len(argument.fields) if isinstance(argument, relax.Tuple) else -1)
+    for i, argument in enumerate(arguments):
+        if is_constant(argument) and argument.ty.ndim == 0:
+            # Its value becomes part of the kernel.
+            parts += [str(argument.ty.dtype), constants.values(argument).tobytes()]
+        elif isinstance(argument, relax.Var) or is_constant(argument):
+            same = next(j for j in range(i + 1) if arguments[j].same_as(argument))
+            parts += [same, structure(argument.ty)]
+        else:
+            parts += [-1, structure(argument)]
+    return tuple(parts)
+
+
+def _legalized(legalize: Legalizer, call: Any, arguments: list[Any]) -> _Kernel | None:
+    from tvm import ir, relax
+
+    builder = relax.BlockBuilder()  # in an empty module a kernel's name is its hint
+    try:
+        result = legalize(builder, call)
+    except Exception:  # it needs a function to emit to, or fails: let it do so where it belongs
+        return None
+    if not isinstance(result, relax.Call) or result.op != ir.Op.get("relax.call_tir"):
+        return None
+    variable, values = result.args[0], result.args[1]
+    (output,) = result.ty_args
+    outputs = tuple(output.fields) if isinstance(output, relax.TupleType) else (output,)
+    if len(result.args) != 2 or (len(outputs) == 1 and outputs[0] is not output):
+        return None
+    sources = []
+    for value in values.fields:
+        places = [i for i, argument in enumerate(arguments) if argument.same_as(value)]
+        if not places:
+            return None
+        sources.append(places[0])
+    function = builder.get()[variable].without_attr("global_symbol")
+    return _Kernel(function, str(variable.name_hint), tuple(sources), outputs)
