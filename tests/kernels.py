@@ -101,10 +101,10 @@ def one_product(
     right: Sequence[int],
     *,
     constant: bool,
-    tail: bool = True,
-    gelu: bool = False,
+    tail: str = "erf",
 ) -> OnnxNetwork:
-    """``x`` times ``w``, and then a bias and Gelu's erf, or all of the Gelu with tanh."""
+    """``x`` times ``w``, and then a bias and Gelu's erf, the Gelu with tanh, or the sum with ``r``, an
+    input with one axis more; nothing if ``tail`` is empty."""
     rng = np.random.RandomState(0)
     weight = rng.standard_normal(right).astype("float32")
     bias = rng.standard_normal(right[-1:]).astype("float32")
@@ -112,7 +112,12 @@ def one_product(
     last = "product"
     if tail:
         nodes += [helper.make_node("Add", ["product", "b"], ["sum"])]
-        if gelu:
+        if tail == "residual":
+            nodes += [
+                helper.make_node("Squeeze", ["r", "first"], ["moved"]),
+                helper.make_node("Add", ["sum", "moved"], ["y"]),
+            ]
+        elif tail == "gelu":
             nodes += [
                 helper.make_node(operator, words.split(), [result])
                 for operator, words, result in [
@@ -131,8 +136,13 @@ def one_product(
         last = "y"
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, left)]
     weights = [numpy_helper.from_array(bias, "b")] if tail else []
-    constants = {"half": 0.5, "small": 0.044715, "one": 1.0} if gelu else {}
-    weights += [numpy_helper.from_array(np.float32(v), name) for name, v in constants.items()]
+    if tail == "gelu":
+        for name, value in (("half", 0.5), ("small", 0.044715), ("one", 1.0)):
+            weights.append(numpy_helper.from_array(np.float32(value), name))
+    if tail == "residual":
+        weights.append(numpy_helper.from_array(np.zeros(1, "int64"), "first"))
+        extents = [1, *left[:-1], right[-1]]
+        inputs.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, extents))
     if constant:
         weights.append(numpy_helper.from_array(weight, "w"))
     else:

@@ -97,12 +97,16 @@ def assert_every_schedule_is_right(network: OnnxNetwork, name: str, folder: Path
 
 
 SWISH = OnnxNetwork(one_conv((1, 32, 7, 7), 32, 1, pads=(0,) * 4, tail=["swish"]), name="swish")
-GELU = one_product((4, 49, 32), (32, 48), constant=True, gelu=True)
+GELU, RESIDUAL = (
+    one_product((4, 49, 32), (32, 48), constant=True, tail=tail) for tail in ("gelu", "residual")
+)
 
 
-@pytest.mark.parametrize("network", [SWISH, GELU], ids=["swish", "gelu"])
+@pytest.mark.parametrize(
+    "network", [SWISH, GELU, RESIDUAL], ids=["swish", "gelu", "a residual that is reshaped"]
+)
 @pytest.mark.filterwarnings("error:schedule rule")
-def test_a_gate_that_reads_the_sums_twice_is_computed_with_each_tile(network, tmp_path: Path):
+def test_all_that_follows_the_sums_is_computed_with_each_tile(network, tmp_path: Path):
     plan = api.plan(network, attrs=ATTRS)
     (task,) = [t for t in plan.tasks if t.untuned.name in (NAME, "flattened")]
     schedule = task.untuned.space.default(task.untuned.mod, tvm.target.Target(plan.device.target))

@@ -65,7 +65,7 @@ def test_every_schedule_equals_the_plain_product(left, right, constant):
 @pytest.mark.parametrize("kind", [Bfloat16Network, Float16Network])
 def test_operands_in_half_precision_are_converted_first(left, right, kind, tmp_path: Path):
     """As those of attention, which are no constants: each is read many times."""
-    network = kind(one_product(left, right, constant=False, tail=False))
+    network = kind(one_product(left, right, constant=False, tail=""))
     plan = api.plan(network, attrs={"mcpu": "haswell"})
     (task,) = (each for each in plan.tasks if each.flop > 1e3)
     assert task.untuned.name == "padded"

@@ -31,6 +31,16 @@ def _split(sch: Any, loop: Any, parts: int) -> list[Any]:
 
 def inline_epilogue(sch: Any, block: Any) -> Any:
     """Inline what follows ``block`` into the kernel's last block, which is returned."""
+    last = _inline_consumers(sch, block)
+    # Of the other values that it reads, some are computed in the same kernel, such as a residual that
+    # is reshaped.
+    while others := [p for p in sch.get_producers(last) if not _is_same(sch, p, block)]:
+        for each in others:
+            sch.compute_inline(each)
+    return last
+
+
+def _inline_consumers(sch: Any, block: Any) -> Any:
     while True:
         following = sch.get_consumers(block)
         # A value that is read twice, as by a GELU, is followed by several blocks.
@@ -39,3 +49,7 @@ def inline_epilogue(sch: Any, block: Any) -> Any:
             return following[0]
         for each in inner:
             sch.compute_inline(each)
+
+
+def _is_same(sch: Any, one: Any, other: Any) -> bool:
+    return bool(sch.get_sref(one).same_as(sch.get_sref(other)))
