@@ -164,6 +164,20 @@ def test_impossible_numbers_of_threads_are_refused(tiny_library, threads):
         Library.open(tiny_library, threads=threads)
 
 
+def test_a_file_that_was_replaced_is_opened_beside_the_old_one(copy, wrong, opened):
+    """The loader would return the old library, which it knows by this path."""
+    inputs = opened.random_inputs()
+    first = Library.open(copy)
+    (before,) = first.run(inputs)
+    shutil.copy(wrong, copy.with_suffix(".new"))
+    copy.with_suffix(".new").replace(copy)
+    second = Library.open(copy)
+    (changed,) = second.run(inputs)
+    assert not np.array_equal(changed, before)
+    np.testing.assert_array_equal(first.run(inputs)[0], before)
+    np.testing.assert_array_equal(Library.open(copy).run(inputs)[0], changed)
+
+
 def test_names_without_suffix_or_directory_load(tiny_library, tmp_path, monkeypatch):
     shutil.copy(tiny_library, tmp_path / "classifier")
     monkeypatch.chdir(tmp_path)

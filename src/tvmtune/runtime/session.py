@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -24,6 +25,9 @@ BETWEEN = "(between kernels)"
 
 ENTRY = "main"
 """The Relax function that a library runs."""
+
+_opened = itertools.count()
+"""Libraries that were opened in this process."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +97,16 @@ class LocalSession:
         from tvmtune.machine.threads import share
 
         self.threads = threads
-        # By format, whatever the suffix; by absolute path, which the loader does not search for.
+        name = _new_name(path)
+        # By format, whatever the suffix.
         load = tvm.get_global_func("ffi.Module.load_from_file.so")
         try:
             self._device = tvm.device(runtime, 0)
-            module = load(str(path.absolute()), "so")
+            module = load(name, "so")
             own = thread_pool.set_threads(module, threads)
             self._vm = VirtualMachine(module, self._device)
         except Exception as exc:  # TVM's own classes, and those of the loader
-            reason = out_of_memory(exc) or last_line(exc)
+            reason = out_of_memory(exc) or last_line(exc).replace(name, str(path))
             raise TvmtuneError(f"cannot load {path}: {reason}") from exc
         if own is None:
             share(threads)
@@ -177,6 +182,16 @@ class LocalSession:
         rows.sort(key=lambda row: -row.ms)
         rest = total - kernels
         return [*rows, KernelTime(BETWEEN, 1, rest, rest / total)]
+
+
+def _new_name(path: Path) -> str:
+    """An absolute path of the file, spelled as never before in this process.
+
+    For a path that it knows, the loader returns what it has loaded, even if another file has taken the
+    place since. Spelled differently, the file is compared. It does not search for absolute paths.
+    """
+    spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_opened):b}")
+    return f"{path.absolute().parent}/{spelling}{path.name}"
 
 
 def flatten(value: Any) -> list[Any]:
