@@ -34,6 +34,16 @@ define i32 @launch_parts(ptr %function, ptr %data, i32 %parts) {{
   %status = call i32 %launch(ptr %function, ptr %data, i32 %parts)
   ret i32 %status
 }}
+define internal i32 @nothing(i32 %part, ptr %group, ptr %data) {{
+  ret i32 0
+}}
+define void @launch_for_ever() {{
+entry:
+  br label %again
+again:
+  call i32 @launch_parts(ptr @nothing, ptr null, i32 0)
+  br label %again
+}}
 !llvm.module.flags = !{{!0}}
 !0 = !{{i32 8, !"PIC Level", i32 2}}
 """
@@ -205,6 +215,12 @@ status, ran = launch()
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert status == 0 and parts(ran) == [0, 1, 2]
 assert {thread for _, _, thread in ran} == {threading.get_native_id()}
+before = alive()
+launch()
+assert alive() == before  # it does not try again at each call
+threads(3)
+launch()
+assert alive() == before + 2
 """,
     )
 
@@ -243,6 +259,52 @@ for pause in (0, 0.05):
     assert alive() == before
     pool = ctypes.CDLL(sys.argv[1])
     threads(3)
+""",
+    )
+
+
+def test_a_process_ends_while_another_thread_computes(pool):
+    """At exit the threads end, whatever is being offered to them."""
+    for _ in range(12):
+        run(
+            pool,
+            """
+threads(3)
+threading.Thread(target=pool.launch_for_ever, daemon=True).start()
+time.sleep(0.02)
+""",
+        )
+
+
+def test_a_fork_that_wants_more_threads_starts_all_of_them(pool):
+    run(
+        pool,
+        """
+threads(2)
+launch()
+child = os.fork()
+if child == 0:
+    threads(3)
+    launch()
+    together = threading.Barrier(3)
+    ran = launch(0, lambda part, number: together.wait(20) and 0)[1]
+    os._exit(0 if len({thread for _, _, thread in ran}) == 3 else 1)
+assert os.waitpid(child, 0)[1] == 0
+""",
+    )
+
+
+def test_the_number_of_threads_must_be_an_integer(pool):
+    run(
+        pool,
+        """
+import struct
+bits = struct.unpack("q", struct.pack("d", 4.0))[0]
+result = Any()
+for given, count in ((Any(3, 0, bits), 1), (None, 0)):
+    pointer = given and ctypes.byref(given)
+    assert pool.__tvm_ffi_tvmtune_threads(None, pointer, count, ctypes.byref(result)) == -1
+assert threads(3) == 3
 """,
     )
 

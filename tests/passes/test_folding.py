@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
+
 import numpy as np
 import tvm
 from tvm import relax, te
@@ -72,3 +76,32 @@ def test_a_kernel_for_another_device_is_kept():
         return sch.mod["main"]
 
     assert calls(folding.fold(program(on_gpu))) == 1
+
+
+def test_results_are_not_kept():
+    """TVM keeps the mutator that makes them."""
+
+    def folded() -> None:
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((4,), "float32"))
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                weight = relax.const(np.ones(5_000_000, "float32"))
+                doubled = builder.emit_te(lambda a: te.compute(a.shape, lambda i: a[i] * 2), weight)
+                result = builder.emit_te(
+                    lambda a, b: te.compute(b.shape, lambda i: a[i] + b[i]), doubled, x
+                )
+                output = builder.emit_output(result)
+            builder.emit_func_output(output)
+        folding.fold(builder.get())
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    for _ in range(3):
+        folded()
+    before = resident()
+    for _ in range(8):
+        folded()
+    assert resident() - before < 80_000_000  # the results have 20 MB each

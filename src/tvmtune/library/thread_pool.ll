@@ -4,11 +4,12 @@
 ; to its own pool. Here it is hidden from the runtime and points to @launch. TVM's caller waits for
 ; threads that have not begun, which on a busy machine costs a time slice of the scheduler for each
 ; kernel. This caller takes back each part that no thread has begun, so it waits only for threads that
-; compute. Threads that wait sleep after a few milliseconds, and end when the library is unloaded.
+; compute. Threads that wait sleep after 20 ms, and end when the library is unloaded or the process ends.
 ;
 ; Thread i runs part i, so what one kernel leaves in a core's caches serves the next. Its slot is
-;   0 nothing to do   1 a part is offered   2 asleep   3 end
-; Whoever changes a slot from 1 to 0, thread or caller, runs the part. A slot is a futex.
+;   0 nothing to do   1 a part is offered   2 asleep   3 the thread should end
+; Whoever changes a slot from 1 to 0, thread or caller, runs the part; nobody else changes it from 1.
+; A slot is a futex.
 
 target triple = "@TRIPLE@"
 
@@ -22,8 +23,10 @@ target triple = "@TRIPLE@"
 @tuned = internal constant i32 @THREADS@
 @size = internal global i32 0         ; threads to use, the caller included; 0: not chosen yet
 @started = internal global i32 0      ; threads that exist, the caller not included
+@refused = internal global i32 0      ; 1 after the system has refused a thread: it is not asked again
 @process = internal global i32 0      ; that started them: a fork has none of them
 @busy = internal global i32 0         ; 1 while a caller uses the threads; other callers compute alone
+@ending = internal global i32 0       ; 1 once the threads should end: callers then compute alone
 
 @slots = internal global [@LIMIT@ x %Slot] zeroinitializer, align 128
 @handles = internal global [@LIMIT@ x i64] zeroinitializer
@@ -39,6 +42,8 @@ target triple = "@TRIPLE@"
 @name1 = internal constant [16 x i8] c"OMP_NUM_THREADS\00"
 @kind = internal constant [13 x i8] c"RuntimeError\00"
 @message = internal constant [34 x i8] c"a kernel failed in another thread\00"
+@type_kind = internal constant [10 x i8] c"TypeError\00"
+@type_message = internal constant [41 x i8] c"the number of threads must be an integer\00"
 
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
@@ -140,12 +145,20 @@ entry:
   %slot = getelementptr [@LIMIT@ x %Slot], ptr @slots, i64 0, i64 %wide
   br label %wait
 wait:
+  %over = load atomic i32, ptr @ending seq_cst, align 4
+  %must_end = icmp ne i32 %over, 0
+  br i1 %must_end, label %end, label %idle
+idle:
   %offered = call i1 @spin(ptr %slot, i1 false, i64 @WORKER_SPINS@)
   br i1 %offered, label %look, label %tired
 tired:
   %swap = cmpxchg ptr %slot, i32 0, i32 2 seq_cst seq_cst
   %nothing = extractvalue { i32, i1 } %swap, 1
-  br i1 %nothing, label %asleep, label %look
+  br i1 %nothing, label %check, label %look
+check:                                ; again: @stop may have come before the slot was 2
+  %late_over = load atomic i32, ptr @ending seq_cst, align 4
+  %late_end = icmp ne i32 %late_over, 0
+  br i1 %late_end, label %end, label %asleep
 asleep:
   call void @sleep(ptr %slot, i32 2)
   %seen = load atomic i32, ptr %slot seq_cst, align 4
@@ -227,12 +240,16 @@ done:
   ret i32 %result
 }
 
-; Start threads until there are as many; fewer if the system refuses.
+; Start threads until there are as many; fewer if the system refuses. A fork starts with none.
 define internal void @start(i32 %wanted) {
 entry:
-  %process = call i32 @getpid()
-  store i32 %process, ptr @process
-  %first = load i32, ptr @started
+  %current = call i32 @getpid()
+  %process = load i32, ptr @process
+  %same = icmp eq i32 %process, %current
+  %known = load i32, ptr @started
+  %first = select i1 %same, i32 %known, i32 0
+  store i32 %first, ptr @started
+  store i32 %current, ptr @process
   br label %check
 check:
   %have = phi i32 [ %first, %entry ], [ %index, %started ]
@@ -247,7 +264,10 @@ create:
   %argument = inttoptr i64 %wide to ptr
   %status = call i32 @pthread_create(ptr %handle, ptr null, ptr @work, ptr %argument)
   %refused = icmp ne i32 %status, 0
-  br i1 %refused, label %done, label %started
+  br i1 %refused, label %give_up, label %started
+give_up:
+  store i32 1, ptr @refused
+  br label %done
 started:
   store i32 %index, ptr @started
   br label %check
@@ -287,7 +307,10 @@ entry:
   %single = icmp sle i32 %threads, 1
   %one = icmp sle i32 %number, 1
   %few = or i1 %single, %one
-  br i1 %few, label %solo, label %lock
+  %over = load atomic i32, ptr @ending seq_cst, align 4
+  %ends = icmp ne i32 %over, 0
+  %no_threads = or i1 %few, %ends
+  br i1 %no_threads, label %solo, label %lock
 lock:
   %swap = cmpxchg ptr @busy, i32 0, i32 1 seq_cst seq_cst
   %free = extractvalue { i32, i1 } %swap, 1
@@ -299,7 +322,10 @@ prepare:
   %less = call i32 @llvm.smin.i32(i32 %number, i32 %threads)
   %others = sub i32 %less, 1
   %have = load i32, ptr @started
-  %lacking = icmp slt i32 %have, %others
+  %fewer = icmp slt i32 %have, %others
+  %refused = load i32, ptr @refused
+  %allowed = icmp eq i32 %refused, 0
+  %lacking = and i1 %fewer, %allowed
   br i1 %lacking, label %grow, label %publish
 grow:
   call void @start(i32 %others)
@@ -415,16 +441,28 @@ entry:
   %theirs = and i1 %same, %some
   br i1 %theirs, label %tell, label %done
 tell:
-  %i = phi i64 [ 1, %entry ], [ %i1, %tell ]
+  store atomic i32 1, ptr @ending seq_cst, align 4
+  br label %mark
+mark:
+  %i = phi i64 [ 1, %tell ], [ %i1, %marked ]
   %slot = getelementptr [@LIMIT@ x %Slot], ptr @slots, i64 0, i64 %i
-  atomicrmw xchg ptr %slot, i32 3 seq_cst
+  %idle = cmpxchg ptr %slot, i32 0, i32 3 seq_cst seq_cst
+  %was_idle = extractvalue { i32, i1 } %idle, 1
+  br i1 %was_idle, label %marked, label %mark_asleep
+mark_asleep:
+  %asleep = cmpxchg ptr %slot, i32 2, i32 3 seq_cst seq_cst
+  %was_asleep = extractvalue { i32, i1 } %asleep, 1
+  br i1 %was_asleep, label %rouse, label %marked
+rouse:
   call void @wake(ptr %slot)
+  br label %marked
+marked:
   %i1 = add i64 %i, 1
   %n = sext i32 %started to i64
   %more = icmp sle i64 %i1, %n
-  br i1 %more, label %tell, label %join
+  br i1 %more, label %mark, label %join
 join:
-  %j = phi i64 [ 1, %tell ], [ %j1, %join ]
+  %j = phi i64 [ 1, %marked ], [ %j1, %join ]
   %place = getelementptr [@LIMIT@ x i64], ptr @handles, i64 0, i64 %j
   %handle = load i64, ptr %place
   call i32 @pthread_join(i64 %handle, ptr null)
@@ -445,6 +483,16 @@ done:
 ; Returns how many are used.
 define i32 @__tvm_ffi_@SETTER@(ptr %self, ptr %arguments, i32 %count, ptr %result) {
 entry:
+  %one = icmp eq i32 %count, 1
+  br i1 %one, label %typed, label %wrong
+typed:
+  %type = load i32, ptr %arguments
+  %integer = icmp eq i32 %type, 1
+  br i1 %integer, label %read, label %wrong
+wrong:
+  call void @TVMFFIErrorSetRaisedFromCStr(ptr @type_kind, ptr @type_message)
+  ret i32 -1
+read:
   %place = getelementptr %Any, ptr %arguments, i64 0, i32 2
   %wanted = load i64, ptr %place
   %positive = icmp sgt i64 %wanted, 0
@@ -454,6 +502,7 @@ set:
   %limited = select i1 %small, i64 %wanted, i64 @LIMIT@
   %number = trunc i64 %limited to i32
   store atomic i32 %number, ptr @size seq_cst, align 4
+  store i32 0, ptr @refused
   br label %get
 get:
   %used = call i32 @threads()

@@ -59,6 +59,9 @@ def fold(mod: tvm.IRModule) -> tvm.IRModule:
 
     folded = Folded(mod)
     mod.update_func(mod.get_global_var("main"), folded.visit_expr(main))
+    # TVM keeps mutator classes forever, with everything their closures hold.
+    results.clear()
+    library.clear()
     return mod
 
 

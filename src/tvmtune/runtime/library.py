@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 class Library:
     """A library that is loaded and ready to run, here or on a board.
 
-    Use it from the thread that opened it, to which TVM's thread pool belongs.
+    Use it from the thread that opened it: TVM's virtual machine is not thread-safe, and on machines
+    other than x86-64 the thread pool belongs to that thread. On x86-64, all that opened the same file
+    share its threads, and the last number of threads counts.
     """
 
     metadata: JSON

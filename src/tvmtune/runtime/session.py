@@ -110,6 +110,8 @@ class LocalSession:
             raise TvmtuneError(f"cannot load {path}: {reason}") from exc
         if own is None:
             share(threads)
+        else:
+            self.threads = own
         self._tensor = tvm.runtime.tensor
         self._is_async = runtime != "cpu"
 

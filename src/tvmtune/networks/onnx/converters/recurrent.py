@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx, topi
 
 from tvmtune.networks.onnx.converters.request import (
     Converter,
@@ -169,8 +169,6 @@ def _sum(projected: Any, index: Any, product: Any, gate: int, at: tuple[Any, ...
 
 
 def _computed(like: Any, element: Callable[..., Any], name: str) -> Any:
-    from tvm import te
-
     return te.compute(like.shape, element, name=name)
 
 
@@ -179,25 +177,11 @@ def _mixed(update: Any, candidate: Any, state: Any) -> Any:
     return candidate + update * (state - candidate)
 
 
-def _sigmoid(x: Any) -> Any:
-    from tvm import tirx
-
-    return tirx.sigmoid(x)
-
-
-def _tanh(x: Any) -> Any:
-    from tvm import tirx
-
-    return tirx.tanh(x)
-
-
 def _relu(x: Any) -> Any:
-    from tvm import tirx
-
     return tirx.max(x, tirx.const(0, x.ty.dtype))
 
 
-_ACTIVATIONS = {"Relu": _relu, "Sigmoid": _sigmoid, "Tanh": _tanh}
+_ACTIVATIONS = {"Relu": _relu, "Sigmoid": tirx.sigmoid, "Tanh": tirx.tanh}
 
 
 class _Layer:
@@ -322,8 +306,6 @@ class _Layer:
         return op.permute_dims(whole, [2, 0, 1, 3]) if self._batch_first else whole
 
     def _joined(self, parts: Sequence[Any]) -> Any:
-        from tvm import topi
-
         return self.node.builder.emit_te(
             topi.concatenate, list(parts), 0, primfunc_attrs={"op_pattern": _OPAQUE}
         )
