@@ -62,10 +62,17 @@ LAYOUTS: dict[str, dict[str, list[str]]] = {
 """Layouts of data and weights to which convolutions are converted."""
 
 
-def prepare(network: Network, device: Device, layout: str | None = None) -> Prepared:
+def prepare(
+    network: Network,
+    device: Device,
+    layout: str | None = None,
+    *,
+    keep_transposed: bool = False,
+) -> Prepared:
     """Simplify the network, fold what is constant, and convert convolutions to ``layout``.
 
-    The network's inputs and outputs keep their layout; conversions happen inside. Raises
+    The network's inputs and outputs keep their layout; conversions happen inside. With
+    ``keep_transposed``, transposed convolutions stay, for hardware that computes them. Raises
     :class:`UsageError` for an unknown layout.
     """
     from tvm import relax
@@ -91,7 +98,8 @@ def prepare(network: Network, device: Device, layout: str | None = None) -> Prep
             relax.transform.CanonicalizeBindings(),
         ],
     )
-    graph = transposed_convolutions.rewrite(graph)
+    if not keep_transposed:
+        graph = transposed_convolutions.rewrite(graph)
     if LAYOUTS[chosen] and constants.has_convolutions(graph):
         graph = _convert(graph, device, LAYOUTS[chosen], network.name)
     elif quantized:
