@@ -45,7 +45,7 @@ def legalized(own: dict) -> tvm.IRModule:
 def remembering(monkeypatch):
     """The legalizers, with nothing to recall from before."""
     monkeypatch.setattr(repeated_calls, "_kernels", {})
-    return {name: repeated_calls.legalizer(name) for name in repeated_calls.operators(Repetitive)}
+    return repeated_calls.legalizers(Repetitive)
 
 
 def test_the_kernels_are_those_of_tvm(remembering):

@@ -27,7 +27,7 @@ from tvmtune.passes import call_marks, repeated_calls
 from tvmtune.types import Algorithm, product
 
 if TYPE_CHECKING:
-    from tvmtune.passes.pipeline import Legalizer
+    from tvmtune.passes.repeated_calls import Legalizer
 
 _CONV2D = "relax.nn.conv2d"
 _MATMUL = "relax.matmul"

@@ -19,6 +19,22 @@ def operator_of(expr: Any) -> str:
     return str(getattr(getattr(expr, "op", None), "name", "")).removeprefix("relax.")
 
 
+def operators(mod: tvm.IRModule) -> set[str]:
+    """The names of all operators that the program calls, e.g. ``relax.nn.conv2d``."""
+    from tvm import ir, relax
+
+    found: set[str] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Call) and isinstance(node.op, ir.Op):
+            found.add(str(node.op.name))
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
+
+
 def is_constant(expr: Any) -> bool:
     """Whether an expression is a constant."""
     from tvm.ir import GenericConst

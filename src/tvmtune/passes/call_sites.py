@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.passes.bindings import operators
+
 if TYPE_CHECKING:
     import tvm
 
@@ -42,19 +44,7 @@ def call_sites(mod: tvm.IRModule) -> list[CallSite]:
 
 def without_kernel(mod: tvm.IRModule) -> list[str]:
     """Relax operators in the module that were not legalized to kernels, sorted."""
-    import tvm
-    from tvm import relax
-
-    operators: set[str] = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and isinstance(node.op, tvm.ir.Op):
-            operators.add(node.op.name)
-
-    for function in mod.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return sorted(name for name in operators if not name.startswith("relax.call_"))
+    return sorted(name for name in operators(mod) if not name.startswith("relax.call_"))
 
 
 def as_workload(func: Any) -> tvm.IRModule:

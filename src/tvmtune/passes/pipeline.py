@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import dot_instructions
@@ -40,8 +40,7 @@ from tvmtune.types import Device, Network, Prepared
 if TYPE_CHECKING:
     import tvm
 
-Legalizer = Callable[[Any, Any], Any]
-"""``(block_builder, call) -> expression``, as ``relax.transform.LegalizeOps`` takes it."""
+    from tvmtune.passes.repeated_calls import Legalizer
 
 LAYOUTS: dict[str, dict[str, list[str]]] = {
     "NCHW": {
@@ -157,9 +156,8 @@ def legalize(
     from tvm import relax
 
     own = {str(variable.name_hint) for variable in graph.get_global_vars()}
-    remembering = {name: repeated_calls.legalizer(name) for name in repeated_calls.operators(graph)}
     legalizers = {
-        **{name: legalizer for name, legalizer in remembering.items() if legalizer is not None},
+        **repeated_calls.legalizers(graph),
         **SCANS_AND_SORTS,
         **rounding.LEGALIZERS,
         **(softmax.LEGALIZERS if device.runtime == "cpu" else {}),

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes import constants
-from tvmtune.passes.bindings import is_constant
+from tvmtune.passes.bindings import is_constant, operators
 
 if TYPE_CHECKING:
     import tvm
 
 Legalizer = Callable[[Any, Any], Any]
+"""``(block_builder, call) -> expression``, as ``relax.transform.LegalizeOps`` takes it."""
 
 MOST = 8192
 """Kernels that are remembered; then all are forgotten."""
@@ -41,20 +42,10 @@ _kernels: dict[Hashable, _Kernel | None] = {}
 """None for calls that become something else than one kernel of their arguments."""
 
 
-def operators(graph: tvm.IRModule) -> set[str]:
-    """The names of the operators that are called in ``graph``."""
-    from tvm import ir, relax
-
-    found = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and isinstance(node.op, ir.Op):
-            found.add(str(node.op.name))
-
-    for function in graph.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return found
+def legalizers(graph: tvm.IRModule) -> dict[str, Legalizer]:
+    """Those of TVM for the operators of ``graph``; they remember their kernels."""
+    found = {name: legalizer(name) for name in operators(graph)}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 @functools.cache

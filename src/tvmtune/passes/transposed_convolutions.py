@@ -9,14 +9,17 @@ deconvolution layer the same as a convolutional layer?", 2016).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmtune.passes import constants
-from tvmtune.passes.bindings import bindings, is_constant, operator_of
+from tvmtune.passes.bindings import bindings, is_constant, operator_of, rebind
 from tvmtune.static_shapes import static_shape
+from tvmtune.types import product
 
 if TYPE_CHECKING:
     import tvm
@@ -49,21 +52,12 @@ def rewrite(mod: tvm.IRModule) -> tvm.IRModule:
     Left as they are: those with dilation, with padding that drops whole pixels, and in other layouts
     than TVM's kernels have.
     """
-    from tvm import relax
-
-    if not any(_axes(binding.value) for binding in bindings(mod)):
-        return mod
-
-    @relax.expr_functor.mutator
-    class Rewriter(relax.PyExprMutator):
-        def visit_call_(self, call: Any) -> Any:
-            call = self.visit_expr_post_order(call)
-            axes = _axes(call)
-            return _rewritten(self.builder_, call, axes) if axes else call
-
-    rewriter = Rewriter(mod)
-    rewriter.builder_.update_func(mod.get_global_var("main"), rewriter.visit_expr(mod["main"]))
-    return rewriter.builder_.get()
+    made: dict[Any, Callable[[Any], Any]] = {
+        binding.var: functools.partial(_rewritten, binding.value, axes)
+        for binding in bindings(mod)
+        if (axes := _axes(binding.value))
+    }
+    return rebind(mod, made)
 
 
 def _axes(expr: Any) -> list[_Axis]:
@@ -91,16 +85,16 @@ def _axes(expr: Any) -> list[_Axis]:
     return axes
 
 
-def _rewritten(builder: Any, call: Any, axes: list[_Axis]) -> Any:
+def _rewritten(call: Any, axes: list[_Axis], mutator: Any) -> Any:
     from tvm import relax
 
-    rank, attrs = len(axes), call.attrs
+    builder, rank, attrs = mutator.builder_, len(axes), call.attrs
     strides = [axis.stride for axis in axes]
     layout = _LAYOUTS[operator_of(call)][0]
     convolution = getattr(relax.op.nn, f"conv{rank}d")
     result = builder.emit(
         convolution(
-            call.args[0],
+            mutator.visit_expr(call.args[0]),
             constants.share(_kernel(constants.values(call.args[1]), axes, int(attrs.groups))),
             padding=[*(axis.before for axis in axes), *(axis.after for axis in axes)],
             groups=attrs.groups,
@@ -111,7 +105,7 @@ def _rewritten(builder: Any, call: Any, axes: list[_Axis]) -> Any:
     )
     if any(stride > 1 for stride in strides):
         batch, channels, *extents = (int(extent) for extent in result.ty.shape)
-        channels //= int(np.prod(strides))
+        channels //= product(strides)
         result = builder.emit(relax.op.reshape(result, (batch, channels, *strides, *extents)))
         pairs = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
         result = builder.emit(relax.op.permute_dims(result, [0, 1, *pairs]))
@@ -141,7 +135,7 @@ def _kernel(weight: np.ndarray, axes: list[_Axis], groups: int) -> np.ndarray:
     ordered = np.flip(parts, tuple(taps)).transpose(0, 2, *remainders, 1, *taps)
     return np.ascontiguousarray(
         ordered.reshape(
-            groups * channels * int(np.prod([axis.stride for axis in axes])),
+            groups * channels * product([axis.stride for axis in axes]),
             inputs,
             *(axis.taps for axis in axes),
         )
