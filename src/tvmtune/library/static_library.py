@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import TvmtuneError, UsageError, last_line
-from tvmtune.library import STATIC, elf, embedded_weights, thread_pool
+from tvmtune.library import STATIC, elf, embedded_weights, llvm_ir, thread_pool
 from tvmtune.machine import linkers, scratch
 
 if TYPE_CHECKING:
@@ -121,11 +121,7 @@ def _extract(objects: Path, folder: Path) -> list[Path]:
 
 def _write_registration(names: Sequence[str], output: Path, device: Device) -> None:
     """Compile a constructor that registers each symbol."""
-    import tvm
-
-    triple = device.mtriple or tvm.target.codegen.llvm_get_system_triple()
     lines = [
-        f'target triple = "{triple}"',
         f"declare i32 @{_REGISTER}(ptr, ptr)",
         *(f"@{name} = external global i8" for name in names),
         *(
@@ -138,13 +134,8 @@ def _write_registration(names: Sequence[str], output: Path, device: Device) -> N
         "}",
         "@llvm.global_ctors = appending global [1 x { i32, ptr, ptr }] "
         "[{ i32, ptr, ptr } { i32 65535, ptr @register, ptr null }]",
-        "!llvm.module.flags = !{!0, !1}",
-        '!0 = !{i32 8, !"PIC Level", i32 2}',
-        '!1 = !{i32 7, !"PIE Level", i32 2}',
     ]
-    source = output.with_suffix(".ll")
-    source.write_text("\n".join(lines) + "\n")
-    tvm.runtime.load_module(str(source)).write_to_file(str(output))
+    llvm_ir.write_object("\n".join(lines), output, device)
 
 
 def _link(command: Sequence[str], objects: Sequence[Path], output: Path) -> None:

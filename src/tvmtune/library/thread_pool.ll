@@ -1,4 +1,5 @@
-; The threads that run the parallel loops of a library; tvmtune/library/thread_pool.py fills in @NAMES@.
+; The threads that run the parallel loops of a library; tvmtune/library/thread_pool.py fills in what
+; stands between @.
 ;
 ; Kernels call __TVMBackendParallelLaunch(function, data, parts), a pointer that TVM's runtime would set
 ; to its own pool. Here it is hidden from the runtime and points to @launch. TVM's caller waits for
@@ -10,8 +11,6 @@
 ;   0 nothing to do   1 a part is offered   2 asleep   3 the thread should end
 ; Whoever changes a slot from 1 to 0, thread or caller, runs the part; nobody else changes it from 1.
 ; A slot is a futex.
-
-target triple = "@TRIPLE@"
 
 %Slot = type { i32, [31 x i32] }      ; 128 bytes: two cache lines, which CPUs fetch in pairs
 %Group = type { ptr, i32 }            ; TVMParallelGroupEnv: barriers, which no kernel uses; number of parts
@@ -89,7 +88,7 @@ more:
   %due = icmp eq i32 %round, 63
   br i1 %due, label %clock, label %pause
 pause:
-  call void asm sideeffect "@PAUSE@", "~{memory}"()
+  call void asm sideeffect "pause", "~{memory}"()
   br label %again
 clock:
   call i32 @sched_yield()
@@ -103,15 +102,15 @@ no:
   ret i1 false
 }
 
-; Sleep while the word has this value.
+; Sleep while the word has this value. (202 is futex on x86-64.)
 define internal void @sleep(ptr %word, i32 %value) {
-  call i64 (i64, ...) @syscall(i64 @FUTEX@, ptr %word, i32 128, i32 %value, ptr null, ptr null, i32 0)
+  call i64 (i64, ...) @syscall(i64 202, ptr %word, i32 128, i32 %value, ptr null, ptr null, i32 0)
   ret void
 }
 
 ; Wake who sleeps on the word.
 define internal void @wake(ptr %word) {
-  call i64 (i64, ...) @syscall(i64 @FUTEX@, ptr %word, i32 129, i32 1, ptr null, ptr null, i32 0)
+  call i64 (i64, ...) @syscall(i64 202, ptr %word, i32 129, i32 1, ptr null, ptr null, i32 0)
   ret void
 }
 
@@ -149,7 +148,7 @@ wait:
   %must_end = icmp ne i32 %over, 0
   br i1 %must_end, label %end, label %idle
 idle:
-  %offered = call i1 @spin(ptr %slot, i1 false, i64 @WORKER_SPINS@)
+  %offered = call i1 @spin(ptr %slot, i1 false, i64 20000000)  ; 20 ms
   br i1 %offered, label %look, label %tired
 tired:
   %swap = cmpxchg ptr %slot, i32 0, i32 2 seq_cst seq_cst
@@ -388,7 +387,7 @@ stolen:
   br label %steal_check
 
 await:
-  %quick = call i1 @spin(ptr @remaining, i1 true, i64 @CALLER_SPINS@)
+  %quick = call i1 @spin(ptr @remaining, i1 true, i64 200000)  ; 0.2 ms
   br i1 %quick, label %finish, label %rest_awhile
 rest_awhile:
   store atomic i32 1, ptr @waiting seq_cst, align 4
@@ -512,7 +511,3 @@ get:
   store i64 %wide, ptr %value
   ret i32 0
 }
-
-!llvm.module.flags = !{!0, !1}
-!0 = !{i32 8, !"PIC Level", i32 2}
-!1 = !{i32 7, !"PIE Level", i32 2}

@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.library import embedded_weights
+from tvmtune.library import embedded_weights, llvm_ir
 from tvmtune.machine.triples import processor
 
 if TYPE_CHECKING:
@@ -23,16 +23,6 @@ LIMIT = 256
 """Threads at most."""
 
 _SOURCE = Path(__file__).with_suffix(".ll")
-_FILLED_IN = {
-    "LIMIT": str(LIMIT),
-    "SETTER": SETTER,
-    "FUTEX": "202",
-    "PAUSE": "pause",
-    "WORKER_SPINS": "20000000",
-    "CALLER_SPINS": "200000",
-}
-"""What stands between ``@`` in the source. The times, in ns, are those after which a thread that has
-nothing to do sleeps, and the caller that waits for the last parts."""
 
 
 def is_supported(device: Device) -> bool:
@@ -46,19 +36,10 @@ def is_supported(device: Device) -> bool:
 
 def write_object(path: Path, device: Device) -> str:
     """Write the object file of a pool with as many threads as the device has; returns its path."""
-    import tvm
-
-    values = {
-        **_FILLED_IN,
-        "TRIPLE": device.mtriple or tvm.target.codegen.llvm_get_system_triple(),
-        "THREADS": str(device.threads),
-    }
     text = _SOURCE.read_text()
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", value)
-    source = path.with_suffix(".ll")
-    source.write_text(text)
-    tvm.runtime.load_module(str(source)).write_to_file(str(path))
+    for name, value in (("THREADS", device.threads), ("LIMIT", LIMIT), ("SETTER", SETTER)):
+        text = text.replace(f"@{name}@", str(value))
+    llvm_ir.write_object(text, path, device)
     return str(path)
 
 

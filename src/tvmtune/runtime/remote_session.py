@@ -121,12 +121,11 @@ def _open_library(
 
     if backend:
         board.own_function("tvmtune.board.initialise")(backend)
-    threads = _set_threads(board, wanted)
     name = f"library-{len(_libraries)}.so"
     board.session.upload(path, name)
     device = board.session.device(runtime, 0)
     module = board.session.load_module(name)
-    threads = thread_pool.set_threads(module, wanted) or threads
+    threads = thread_pool.set_threads(module, wanted) or _set_threads(board, wanted)
     machine = VirtualMachine(module, device)
     _libraries.append(_LoadedLibrary(machine, device, runtime == "cpu"))
     board.session.remove(name)
