@@ -206,7 +206,11 @@ def test_rounds_are_built_ahead_where_building_does_not_disturb(tmp_path, monkey
     tasks = [small.task(n, small.matmul(8 << n)) for n in range(2)]
     building: list[int] = []
     with small.session(
-        tmp_path / "log.json", tasks, tuner="random", exclusive=False, trials=2 + 6 * BATCH
+        tmp_path / "log.json",
+        tasks,
+        scheduling="round-robin",
+        exclusive=False,
+        trials=2 + 6 * BATCH,
     ) as session:
         measure = session.measurer.time
 
