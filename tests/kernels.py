@@ -49,10 +49,12 @@ def one_conv(
     """``x`` (N, C, H, W) -> one convolution and then, in the order of ``tail``, a per-channel
     bias, a ReLU, a swish, a batch norm, or the sum with the plain convolution -> ``y``.
 
-    ``pads``: top, left, bottom, right. With ``constant`` False the weights are an input, ``w``.
+    ``pads``: top, left, bottom, right. With ``constant`` False the weights are an input, ``w``. A
+    ``shape`` with another number of axes gives a convolution of so many dimensions.
     """
     rng = np.random.RandomState(0)
-    weight = rng.standard_normal((out, shape[1] // groups, kernel, kernel)).astype("float32")
+    dims = len(shape) - 2
+    weight = rng.standard_normal((out, shape[1] // groups, *[kernel] * dims)).astype("float32")
     weight /= np.sqrt(weight[0].size)
     nodes = [
         helper.make_node(
@@ -61,8 +63,8 @@ def one_conv(
             ["conv"],
             name="conv",
             pads=list(pads),
-            strides=[stride, stride],
-            dilations=[dilation, dilation],
+            strides=[stride] * dims,
+            dilations=[dilation] * dims,
             group=groups,
         )
     ]
@@ -71,7 +73,7 @@ def one_conv(
     for number, step in enumerate(tail):
         name = f"{step}{number}"
         if step == "bias":
-            array = rng.standard_normal((1, out, 1, 1)).astype("float32")
+            array = rng.standard_normal((1, out, *[1] * dims)).astype("float32")
             weights.append(numpy_helper.from_array(array, f"{name}.b"))
             nodes.append(helper.make_node("Add", [last, f"{name}.b"], [name], name=name))
         elif step == "relu":

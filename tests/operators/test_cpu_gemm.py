@@ -59,6 +59,17 @@ CASES = {
     },
     "seven vectors and one of zeros": {"shape": (2, 16, 9, 9), "out": 56, "stride": 2},
 }
+OTHER_DIMENSIONS = {
+    "one dimension, 37 pixels": {"shape": (1, 32, 73), "stride": 2, "pads": (1, 1)},
+    "one dimension, groups": {"shape": (2, 64, 53), "groups": 2, "pads": (0, 2)},
+    "three dimensions, two images": {"shape": (2, 16, 3, 7, 7), "pads": (1,) * 6},
+    "three dimensions, stride 2": {
+        "shape": (1, 16, 5, 9, 13),
+        "stride": 2,
+        "pads": (0, 1, 1, 1, 0, 1),
+    },
+    "three dimensions, dilation": {"shape": (1, 16, 5, 9, 9), "dilation": 2, "pads": (2,) * 6},
+}
 PRODUCTS = {
     "windows of 49 rows": ((4, 49, 32), (32, 48)),
     "an image": ((1, 14, 14, 32), (32, 32)),
@@ -73,6 +84,13 @@ PRODUCTS = {
 def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(case, tmp_path: Path):
     network = OnnxNetwork(one_conv(**{"out": 32, **case}), name="conv")
     assert_every_schedule_is_right(network, NAME, tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", OTHER_DIMENSIONS.values(), ids=OTHER_DIMENSIONS)
+def test_it_equals_convolutions_of_one_and_three_dimensions(case, tmp_path: Path):
+    network = OnnxNetwork(one_conv(**{"out": 32, **case}), name="conv")
+    assert_every_schedule_is_right(network, f"{NAME}-{len(case['shape']) - 2}d", tmp_path)
 
 
 @pytest.mark.sweep

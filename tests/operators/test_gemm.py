@@ -114,6 +114,7 @@ def test_other_convolutions_are_not_matrix_products(case):
     assert not gemm.applies(call)
 
 
+GEMMS = ["implicit-gemm", "implicit-gemm-1d", "implicit-gemm-3d"]
 WINOGRADS = ["winograd-4x4-rows", "winograd-4x4", "winograd-2x2-rows", "winograd-2x2"]
 FOR_CPUS = [*WINOGRADS, "padded", "padded-channels"]
 
@@ -124,7 +125,7 @@ FOR_CPUS = [*WINOGRADS, "padded", "padded-channels"]
         (
             "cpu",
             {"mcpu": "haswell"},
-            [*WINOGRADS, "implicit-gemm", "flattened", "padded", "padded-channels"],
+            [*WINOGRADS, *GEMMS, "flattened", "padded", "padded-channels"],
         ),
         (
             "cpu",

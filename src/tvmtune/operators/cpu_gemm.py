@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvmtune.operators import conv2d_calls, padded, tiled_loops
+from tvmtune.operators import convolution_calls, padded, tiled_loops
 from tvmtune.operators.winograd import LEFT_ALONE
 from tvmtune.passes.blocks import blocks
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.passes.packed_products import FEWEST, Window
+from tvmtune.passes.packed_products import FEWEST
 from tvmtune.static_shapes import has_static_shapes
 from tvmtune.types import product
 
@@ -45,13 +45,13 @@ Padding = Callable[[int, int, int], Matrix | None]
 The third argument is the number of groups."""
 
 
-def applies_to_conv2d(padding: Padding, call: Any) -> bool:
-    """NHWC, float32, constant weights, at least :data:`FEWEST` pixels and input channels of a group,
-    and output channels that ``padding`` accepts."""
-    if not conv2d_calls.is_plain(call, grouped=True):
+def applies_to_convolution(padding: Padding, call: Any) -> bool:
+    """One to three dimensions, channels last, float32, constant weights, at least :data:`FEWEST` pixels
+    and input channels of a group, and output channels that ``padding`` accepts."""
+    if not convolution_calls.is_plain(call, grouped=True):
         return False
     *image, columns = (int(extent) for extent in call.ty.shape)
-    pixels, inputs = product(image), int(call.args[1].ty.shape[2])
+    pixels, inputs = product(image), int(call.args[1].ty.shape[-2])
     groups = int(call.attrs.groups)
     return min(pixels, inputs) >= FEWEST and padding(pixels, columns // groups, groups) is not None
 
@@ -71,39 +71,42 @@ def applies_to_matmul(padding: Padding, call: Any) -> bool:
     return padding(product(image), int(matrix[1]), 1) is not None
 
 
-def replace_conv2d(padding: Padding, builder: Any, call: Any, values: bool = True) -> Any:
-    """The same convolution for a ``relax.nn.conv2d`` that :func:`applies_to_conv2d` accepted."""
+def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool = True) -> Any:
+    """The same convolution for a ``relax.nn.conv1d``, ``conv2d`` or ``conv3d`` that
+    :func:`applies_to_convolution` accepted."""
     output = [int(n) for n in call.ty.shape]
     groups = int(call.attrs.groups)
     group = output[-1] // groups
     matrix = _required(padding, output, groups)
-    window = Window.of(call.attrs)
-    strides, dilation = window.strides, window.dilation
-    top, left, bottom, right = window.padding
+    strides, dilation, around = (
+        [int(n) for n in each]
+        for each in (call.attrs.strides, call.attrs.dilation, call.attrs.padding)
+    )
+    before, after = around[: len(strides)], around[len(strides) :]
 
     def program(data: Any, weight: Any) -> Any:
         from tvm import te, topi
 
-        if any(window.padding):  # a check in each product would take as long as the product
-            around = (0, top, left, 0), (0, bottom, right, 0)
-            data = topi.nn.pad(data, *around, name="padding", attrs=LEFT_ALONE)
-        height, width, depth, _ = (int(n) for n in weight.shape)
-        axes = [
-            te.reduce_axis((0, extent), name)
-            for extent, name in ((height, "ky"), (width, "kx"), (depth, "k"))
-        ]
+        if any(around):  # a check in each product would take as long as the product
+            data = topi.nn.pad(
+                data, (0, *before, 0), (0, *after, 0), name="padding", attrs=LEFT_ALONE
+            )
+        *window, depth, _ = (int(n) for n in weight.shape)
+        names = [f"k{axis}" for axis in "zyx"[-len(window) :]]
+        taps = [te.reduce_axis((0, n), name) for n, name in zip(window, names, strict=True)]
+        k = te.reduce_axis((0, depth), "k")
 
         def term(pixel: Any, channel: Any) -> Any:
-            image, y, x = _position(pixel, output[:-1])
-            ky, kx, k = axes
-            y = y * strides[0] + ky * dilation[0]
-            x = x * strides[1] + kx * dilation[1]
+            image, *at = _position(pixel, output[:-1])
+            steps = zip(at, strides, taps, dilation, strict=True)
+            read = [position * stride + tap * apart for position, stride, tap, apart in steps]
             first = channel // group * depth if groups > 1 else 0
-            return data[image, y, x, first + k] * weight[ky, kx, k, channel]
+            return data[(image, *read, first + k)] * weight[(*taps, k, channel)]
 
-        return _sums(matrix, output, term, axes, "conv2d_gemm")
+        return _sums(matrix, output, term, [*taps, k], name)
 
-    return _call(builder, program, call, matrix, values, "conv2d_gemm")
+    name = f"conv{len(strides)}d_gemm"
+    return _call(builder, program, call, matrix, values, name)
 
 
 def replace_matmul(padding: Padding, builder: Any, call: Any, values: bool = True) -> Any:

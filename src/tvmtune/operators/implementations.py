@@ -146,14 +146,22 @@ def gemms_cpu(
         groups = int(getattr(call.attrs, "groups", 1))
         return prefers(line, product(image), columns // groups, groups)
 
-    return (
+    convolutions = (
         Algorithm(
-            "implicit-gemm",
-            _CONV2D,
-            functools.partial(cpu_gemm.applies_to_conv2d, padding),
-            functools.partial(cpu_gemm.replace_conv2d, padding),
+            name,
+            operator,
+            functools.partial(cpu_gemm.applies_to_convolution, padding),
+            functools.partial(cpu_gemm.replace_convolution, padding),
             prefers=is_preferred,
-        ),
+        )
+        for name, operator in (
+            ("implicit-gemm", _CONV2D),
+            ("implicit-gemm-1d", "relax.nn.conv1d"),
+            ("implicit-gemm-3d", "relax.nn.conv3d"),
+        )
+    )
+    return (
+        *convolutions,
         Algorithm(
             "flattened",
             _MATMUL,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty, numpy_dtype
-from tvmtune.operators import conv2d_calls
+from tvmtune.operators import convolution_calls
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST, Window, padded_rows
@@ -153,7 +153,7 @@ def padded_constant(constant: Any, columns: int, values: bool) -> Any:
 
 def applies_to_conv2d(columns: PaddedColumns, call: Any) -> bool:
     """One group, NHWC, float32, constant weights, and output channels that ``columns`` would pad."""
-    if not conv2d_calls.is_plain(call):
+    if not convolution_calls.is_plain(call):
         return False
     output = [int(n) for n in call.ty.shape]
     return product(output[:-1]) >= FEWEST and columns(output[-2], output[-1]) > output[-1]

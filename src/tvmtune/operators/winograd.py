@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvmtune.arrays import empty
-from tvmtune.operators import conv2d_calls, tiled_loops
+from tvmtune.operators import convolution_calls, tiled_loops
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
 
@@ -94,7 +94,7 @@ LANES = 16
 def applies(call: Any) -> bool:
     """3x3, stride 1, no dilation, one group, NHWC float32, constant weights, multiples of 16
     channels."""
-    if not conv2d_calls.is_plain(call):
+    if not convolution_calls.is_plain(call):
         return False
     attrs = call.attrs
     kh, kw, ci, co = (int(d) for d in call.args[1].ty.shape)

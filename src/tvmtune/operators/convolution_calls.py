@@ -1,4 +1,4 @@
-"""What algorithms for convolutions ask about a ``relax.nn.conv2d``."""
+"""What algorithms for convolutions ask about a ``relax.nn.conv1d``, ``conv2d`` or ``conv3d``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any
 
 from tvmtune.static_shapes import has_static_shapes
 
+_LAYOUTS = (("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC"), ("NDHWC", "DHWIO", "NDHWC"))
+"""Of data, weights and output, for one to three dimensions."""
+
 
 def is_plain(call: Any, *, grouped: bool = False) -> bool:
-    """Whether it has NHWC, float32, constant weights, static shapes and, unless it may be ``grouped``,
-    one group."""
+    """Whether its channels come last and it has float32 values, constant weights, static shapes and,
+    unless it may be ``grouped``, one group."""
     import tvm
 
     attrs = call.attrs
@@ -17,7 +20,7 @@ def is_plain(call: Any, *, grouped: bool = False) -> bool:
     return (
         has_static_shapes(call)
         and (grouped or attrs.groups == 1)
-        and layouts == ("NHWC", "HWIO", "NHWC")
+        and layouts in _LAYOUTS
         and isinstance(call.args[1], tvm.ir.GenericConst)
         and all(str(each.ty.dtype) == "float32" for each in (*call.args, call))
     )
