@@ -19,6 +19,7 @@ from tvmtune.passes import (
     constants,
     elementwise_layouts,
     folding,
+    group_norm,
     packed_products,
     quantized_moves,
     quantized_operators,
@@ -160,6 +161,7 @@ def legalize(
         **repeated_calls.legalizers(graph),
         **SCANS_AND_SORTS,
         **rounding.LEGALIZERS,
+        **group_norm.LEGALIZERS,
         **(softmax.LEGALIZERS if device.runtime == "cpu" else {}),
         **(custom or {}),
     }

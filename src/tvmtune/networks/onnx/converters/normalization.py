@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
-from tvmtune.networks.onnx.converters.request import Converter, Node, dtype, shape
+from tvmtune.networks.onnx.converters.request import (
+    Converter,
+    Node,
+    dtype,
+    is_constant,
+    reshaped_from,
+    shape,
+)
 
 
 def layer_normalization(node: Node) -> Any:
@@ -22,6 +30,36 @@ def layer_normalization(node: Node) -> Any:
     inverse = node.emit(relax.op.rsqrt(node.emit(relax.op.add(spread, epsilon))))
     result = node.standard(*node.inputs)
     return relax.Tuple([result[0], middle, inverse])
+
+
+def instance_normalization(node: Node) -> Any:
+    """As group normalization, whose kernels are better. PyTorch exports that as Reshape to (N, groups,
+    -1), InstanceNormalization and Reshape back; its channels then stay where they are."""
+    x, scale, shift = node.inputs
+    groups = shape(x)[1]
+    data = reshaped_from(node.builder, x)
+    if not _is_split(shape(data), shape(x)) or not is_constant(scale, shift):
+        data = x
+    size = shape(data)[1] // groups
+    if size > 1:
+        scale, shift = (
+            relax.const(np.repeat(each.value.numpy(), size), dtype(each)) for each in (scale, shift)
+        )
+    result = node.op.nn.group_norm(
+        data,
+        scale,
+        shift,
+        num_groups=groups,
+        channel_axis=1,
+        axes=list(range(2, len(shape(data)))),
+        epsilon=node.attrs.get("epsilon", 1e-5),
+    )
+    return relax.op.reshape(result, shape(x)) if shape(data) != shape(x) else result
+
+
+def _is_split(data: list[int], groups: list[int]) -> bool:
+    """Whether (N, C, ...) was reshaped to (N, groups, -1)."""
+    return len(data) > 2 and len(groups) == 3 and data[0] == groups[0] and data[1] % groups[1] == 0
 
 
 def rms_normalization(node: Node) -> Any:
@@ -42,6 +80,7 @@ def rms_normalization(node: Node) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "InstanceNormalization": instance_normalization,
     "LayerNormalization": layer_normalization,
     "RMSNormalization": rms_normalization,
 }

@@ -92,6 +92,15 @@ def dtype(tensor: Any) -> str:
     return str(tensor.ty.dtype)
 
 
+def reshaped_from(builder: Any, tensor: Any) -> Any:
+    """The tensor that was reshaped, perhaps several times, to get this one; itself if none was."""
+    while True:
+        call = builder.lookup_binding(tensor) if isinstance(tensor, relax.Var) else tensor
+        if not isinstance(call, tvm.ir.Call) or call.op != tvm.ir.Op.get("relax.reshape"):
+            return tensor
+        tensor = call.args[0]
+
+
 def constant(tensor: Any) -> np.ndarray | None:
     """The value of a constant, None for anything else."""
     return tensor.value.numpy() if isinstance(tensor, tvm.ir.GenericConst) else None

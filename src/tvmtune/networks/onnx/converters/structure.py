@@ -14,8 +14,10 @@ from tvmtune.networks.onnx.converters.request import (
     dtype,
     is_tensor,
     required,
+    reshaped_from,
     shape,
 )
+from tvmtune.static_shapes import static_shape
 
 
 def concat(node: Node) -> Any:
@@ -46,6 +48,16 @@ def eye_like(node: Node) -> Any:
     return relax.const(np.eye(rows, columns, node.attrs.get("k", 0), dtype=kind), kind)
 
 
+def reshape(node: Node) -> Any:
+    """Of several in a row, only the last; none if that restores the shape."""
+    result = node.emit(node.standard(*node.inputs))
+    data = node.inputs[0]
+    first = reshaped_from(node.builder, data)
+    if first is data or static_shape(first) is None or static_shape(result) is None:
+        return result
+    return first if shape(first) == shape(result) else relax.op.reshape(first, shape(result))
+
+
 def split(node: Node) -> Any:
     """The importer emits a kernel that does not compile for a part without elements."""
     x, sizes = node.inputs[0], node.attrs.get("split")
@@ -70,6 +82,7 @@ CONVERTERS: dict[str, Converter] = {
     "Concat": concat,
     "Dropout": dropout,
     "EyeLike": eye_like,
+    "Reshape": reshape,
     "Split": split,
 }
 

@@ -1,0 +1,133 @@
+"""Normalizations of groups of channels: exact for any mean, and in the layout of convolutions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+
+from tvmtune import api
+from tvmtune.accuracy import relative_error
+from tvmtune.networks.float16 import Float16Network
+from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.runtime.library import Library
+
+RNG = np.random.default_rng(0)
+
+
+def model(
+    nodes: list[onnx.NodeProto], extents: tuple[int, ...], **weights: np.ndarray
+) -> OnnxNetwork:
+    graph = helper.make_graph(
+        nodes,
+        "norm",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, extents)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 21)]
+    return OnnxNetwork(helper.make_model(graph, opset_imports=opsets, ir_version=9), name="norm")
+
+
+def group_norm(shape: tuple[int, ...], groups: int) -> OnnxNetwork:
+    node = helper.make_node("GroupNormalization", ["x", "scale", "shift"], ["y"], num_groups=groups)
+    scale, shift = RNG.standard_normal((2, shape[1])).astype("float32")
+    return model([node], shape, scale=scale, shift=shift)
+
+
+def as_pytorch_exports(shape: tuple[int, ...], groups: int) -> OnnxNetwork:
+    """A convolution, the group norm, and a convolution."""
+    channels = shape[1]
+    ones = [1] * (len(shape) - 2)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("Reshape", ["a", "split"], ["b"]),
+        helper.make_node("InstanceNormalization", ["b", "one", "zero"], ["c"]),
+        helper.make_node("Reshape", ["c", "shape"], ["d"]),
+        helper.make_node("Mul", ["d", "scale"], ["e"]),
+        helper.make_node("Add", ["e", "shift"], ["f"]),
+        helper.make_node("Conv", ["f", "w"], ["y"]),
+    ]
+    weight = RNG.standard_normal((channels, channels, *ones)).astype("float32")
+    return model(
+        nodes,
+        shape,
+        w=weight / np.float32(np.sqrt(channels)),
+        split=np.array([0, groups, -1]),
+        one=RNG.standard_normal(groups).astype("float32"),
+        zero=RNG.standard_normal(groups).astype("float32"),
+        shape=np.array(shape),
+        scale=RNG.standard_normal((channels, *ones)).astype("float32"),
+        shift=RNG.standard_normal((channels, *ones)).astype("float32"),
+    )
+
+
+def normalized(x: np.ndarray, groups: int) -> np.ndarray:
+    """By the definition, in float64."""
+    wide = x.astype("float64").reshape(len(x), groups, -1)
+    deviation = np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+    return ((wide - wide.mean(-1, keepdims=True)) / deviation).reshape(x.shape)
+
+
+def operators(mod: tvm.IRModule) -> list[str]:
+    return [operator_of(binding.value) for binding in bindings(mod)]
+
+
+@pytest.mark.parametrize("mean", [0, 30, 1000])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((1, 24, 12, 12), 1), ((2, 64, 16, 16), 32), ((1, 10, 5, 7), 5), ((2, 6, 37), 3)],
+    ids=["one group", "two images", "odd extents", "one dimension"],
+)
+def test_the_error_does_not_grow_with_the_square_of_the_mean(shape, groups, mean, tmp_path: Path):
+    network = group_norm(shape, groups)
+    library = Library.open(api.compile(api.plan(network), tmp_path / "norm.so").path)
+    x = (mean + RNG.standard_normal(shape)).astype("float32")
+    (y,) = library.run({"x": x})
+    onnx_model = onnx.load_from_string(network.to_onnx())
+    weights = {w.name: numpy_helper.to_array(w) for w in onnx_model.graph.initializer}
+    scale, shift = (weights[n].reshape(-1, *[1] * (len(shape) - 2)) for n in ("scale", "shift"))
+    want = normalized(x, groups) * scale + shift
+    # A rounded mean is off by 6e-8 of itself.
+    assert relative_error(y, want) < 1e-6 + 1e-7 * mean
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize(("shape", "groups"), [((1, 16, 6, 6), 4), ((2, 12, 5, 5), 1)])
+def test_group_norms_exported_by_pytorch_move_no_channels(shape, groups, layout, tmp_path: Path):
+    network = as_pytorch_exports(shape, groups)
+    plan = api.plan(network, layout=layout)
+    called = operators(plan.prepared.graph)
+    assert called.count("nn.group_norm") == 1
+    assert "reshape" not in called
+    assert called.count("permute_dims") == (2 if layout == "NHWC" else 0), "input and output"
+    inputs = {"x": RNG.standard_normal(shape).astype("float32")}
+    (y,) = Library.open(api.compile(plan, tmp_path / "norm.so").path).run(inputs)
+    (want,) = network.reference(inputs)
+    assert relative_error(y, want) < 1e-5
+
+
+def test_half_precision_is_summed_in_float32(tmp_path: Path):
+    network = group_norm((1, 64, 32, 32), 1)
+    plan = api.plan(Float16Network(network))
+    x = (8 + RNG.standard_normal((1, 64, 32, 32))).astype("float16")
+    (y,) = Library.open(api.compile(plan, tmp_path / "norm.so").path).run({"x": x})
+    (want,) = network.reference({"x": x.astype("float32")})
+    assert relative_error(y.astype("float32"), want) < 2e-3
+
+
+def test_of_several_reshapes_only_the_last_is_computed():
+    nodes = [
+        helper.make_node("Reshape", ["x", "one"], ["a"]),
+        helper.make_node("Reshape", ["a", "two"], ["b"]),
+        helper.make_node("Relu", ["b"], ["y"]),
+    ]
+    network = model(nodes, (2, 6, 4), one=np.array([4, 12]), two=np.array([0, 3, -1]))
+    called = operators(api.plan(network).prepared.graph)
+    assert called.count("reshape") == 1
+    assert network.outputs[0].shape == (4, 3, 4)
