@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmtune import api
 from tvmtune.accuracy import relative_error
+from tvmtune.networks.bfloat16 import Bfloat16Network
 from tvmtune.networks.float16 import Float16Network
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.passes.bindings import bindings, operator_of
@@ -21,13 +22,16 @@ RNG = np.random.default_rng(0)
 
 
 def model(
-    nodes: list[onnx.NodeProto], extents: tuple[int, ...], **weights: np.ndarray
+    nodes: list[onnx.NodeProto],
+    extents: tuple[int, ...],
+    kind: int = TensorProto.FLOAT,
+    **weights: np.ndarray,
 ) -> OnnxNetwork:
     graph = helper.make_graph(
         nodes,
         "norm",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, extents)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("x", kind, extents)],
+        [helper.make_tensor_value_info("y", kind, None)],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
     opsets = [helper.make_opsetid("", 21)]
@@ -112,13 +116,27 @@ def test_group_norms_exported_by_pytorch_move_no_channels(shape, groups, layout,
     assert relative_error(y, want) < 1e-5
 
 
-def test_half_precision_is_summed_in_float32(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("half", "kind", "tolerance"),
+    [(Float16Network, "float16", 2e-3), (Bfloat16Network, "float32", 2e-2)],
+)
+def test_half_precision_is_summed_in_float32(half, kind, tolerance, tmp_path: Path):
     network = group_norm((1, 64, 32, 32), 1)
-    plan = api.plan(Float16Network(network))
+    plan = api.plan(half(network))
     x = (8 + RNG.standard_normal((1, 64, 32, 32))).astype("float16")
-    (y,) = Library.open(api.compile(plan, tmp_path / "norm.so").path).run({"x": x})
+    (y,) = Library.open(api.compile(plan, tmp_path / "norm.so").path).run({"x": x.astype(kind)})
     (want,) = network.reference({"x": x.astype("float32")})
-    assert relative_error(y.astype("float32"), want) < 2e-3
+    assert relative_error(y.astype("float32"), want) < tolerance
+
+
+def test_float64_is_summed_in_float64(tmp_path: Path):
+    node = helper.make_node("InstanceNormalization", ["x", "scale", "shift"], ["y"])
+    shape = (1, 6, 9, 9)
+    network = model([node], shape, TensorProto.DOUBLE, scale=np.ones(6), shift=np.zeros(6))
+    library = Library.open(api.compile(api.plan(network), tmp_path / "norm.so").path)
+    x = 1000 + RNG.standard_normal(shape)
+    (y,) = library.run({"x": x})
+    assert relative_error(y, normalized(x, 6)) < 1e-12
 
 
 def test_of_several_reshapes_only_the_last_is_computed():

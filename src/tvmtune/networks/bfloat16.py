@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tvmtune.types import Network
 
 DTYPE = "bfloat16"
+_IN_FLOAT32 = ("relax.nn.group_norm",)
+"""Operators that TVM refuses in bfloat16."""
 
 
 class Bfloat16Network:
@@ -84,6 +86,9 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
             args = [narrow(argument) for argument in expr.args]
             if expr.op.name == "relax.astype" and is_wide(expr):
                 return relax.op.astype(args[0], DTYPE)
+            if expr.op.name in _IN_FLOAT32:
+                wide_args = [builder.emit(relax.op.astype(each, "float32")) for each in args]
+                return rounded(relax.Call(expr.op, wide_args, expr.attrs))
             return relax.Call(expr.op, args, expr.attrs)
         return expr
 
