@@ -199,7 +199,8 @@ def convolution_of(network: Prepared) -> Any:
     calls = []
 
     def visit(node: Any) -> None:
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.nn.conv2d":
+        names = [f"relax.nn.conv{dims}d" for dims in (1, 2, 3)]
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") in names:
             calls.append(node)
 
     relax.analysis.post_order_visit(network.graph["main"], visit)

@@ -147,6 +147,8 @@ def test_all_that_follows_the_sums_is_computed_with_each_tile(network, tmp_path:
         {"constant": False},
         {"shape": (1, 3, 14, 14)},
         {"shape": (1, 16, 3, 5)},
+        {"shape": (1, 3, 53), "pads": (1, 1)},
+        {"shape": (1, 16, 5, 7, 7), "out": 20, "pads": (1,) * 6},
     ],
     ids=[
         "half a vector",
@@ -156,11 +158,13 @@ def test_all_that_follows_the_sums_is_computed_with_each_tile(network, tmp_path:
         "weights are data",
         "few channels",
         "few pixels",
+        "one dimension, few channels",
+        "three dimensions, half a vector",
     ],
 )
 def test_other_convolutions_are_left_to_other_implementations(case):
     call = convolution_of(prepared(one_conv(**{"out": 32, **case})))
-    assert not cpu_gemm.applies_to_conv2d(partial(cpu_tiles.padded_matrix, unit=AVX), call)
+    assert not cpu_gemm.applies_to_convolution(partial(cpu_tiles.padded_matrix, unit=AVX), call)
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,11 @@ def test_the_channels_of_an_image_are_summed_with_the_columns_of_the_kernel():
         (AVX, [3, 512], [[1, 3], [1, 512]]),
         (AVX, [3, 3, 4], [[1, 3], [1, 3], [1, 4]]),
         (AVX, [1, 1, 256], [[1, 1], [1, 1], [4, 64]]),
+        (SSE, [3, 3, 128], [[3, 1], [1, 3], [8, 16]]),
         (AVX512, [3, 3, 128], [[1, 3], [1, 3], [16, 8]]),
     ],
 )
-def test_with_few_registers_all_channels_of_a_line_of_the_kernel_are_added(unit, kernel, parts):
+def test_with_avx2_all_channels_of_a_line_of_the_kernel_are_added(unit, kernel, parts):
     pixels = [14] * (len(kernel) - 1)
     assert decisions([1, *pixels, 64], kernel, unit)[0].reduction == parts
 

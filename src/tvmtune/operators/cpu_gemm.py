@@ -83,6 +83,7 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
         for each in (call.attrs.strides, call.attrs.dilation, call.attrs.padding)
     )
     before, after = around[: len(strides)], around[len(strides) :]
+    name = f"conv{len(strides)}d_gemm"
 
     def program(data: Any, weight: Any) -> Any:
         from tvm import te, topi
@@ -92,8 +93,8 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
                 data, (0, *before, 0), (0, *after, 0), name="padding", attrs=LEFT_ALONE
             )
         *window, depth, _ = (int(n) for n in weight.shape)
-        names = [f"k{axis}" for axis in "zyx"[-len(window) :]]
-        taps = [te.reduce_axis((0, n), name) for n, name in zip(window, names, strict=True)]
+        axes = "zyx"[-len(window) :]
+        taps = [te.reduce_axis((0, n), f"k{axis}") for n, axis in zip(window, axes, strict=True)]
         k = te.reduce_axis((0, depth), "k")
 
         def term(pixel: Any, channel: Any) -> Any:
@@ -105,7 +106,6 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
 
         return _sums(matrix, output, term, [*taps, k], name)
 
-    name = f"conv{len(strides)}d_gemm"
     return _call(builder, program, call, matrix, values, name)
 
 

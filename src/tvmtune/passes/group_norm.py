@@ -9,6 +9,7 @@ neighboring channels fill the lanes of vectors where they come last.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,28 +18,40 @@ from tvmtune.passes import repeated_calls
 from tvmtune.static_shapes import has_static_shapes
 from tvmtune.types import product
 
+LONGEST = 1024
+"""Terms that are added one after another, at most, if a channel has several lines: of more, each line
+is summed by itself, so that the error does not grow with the image."""
+REMEMBERED = 4096
+"""Kernels that are remembered; see :mod:`tvmtune.passes.repeated_calls`."""
 _NAME = "relax.nn.group_norm"
-_SUMS = "float32"
-"""What all sums are computed in."""
 
 
 @dataclass(frozen=True)
 class _Groups:
     """What is normalized together."""
 
-    shape: Sequence[int]
+    shape: tuple[int, ...]
     """Of the data."""
     channel: int
     """The channels' axis."""
-    axes: Sequence[int]
+    axes: tuple[int, ...]
     """Those that are summed, besides channels."""
     size: int
     """Channels of a group."""
+    dtype: str
+    """Of sums."""
 
     @property
-    def sums(self) -> list[int]:
+    def sums(self) -> tuple[int, ...]:
         """Shape of the channels' sums: one along the axes that are summed."""
-        return [1 if axis in self.axes else extent for axis, extent in enumerate(self.shape)]
+        return _without(self.shape, self.axes)
+
+    @property
+    def passes(self) -> list[tuple[int, ...]]:
+        """The axes to sum, in so many kernels."""
+        if len(self.axes) > 1 and product([self.shape[axis] for axis in self.axes]) > LONGEST:
+            return [self.axes[-1:], self.axes[:-1]]
+        return [self.axes]
 
     @property
     def count(self) -> int:
@@ -51,72 +64,140 @@ class _Groups:
 
 
 def _group_norm(builder: Any, call: Any) -> Any:
+    from tvm import relax
+
     if not has_static_shapes(call):
         legalize = repeated_calls.legalizer(_NAME)
         assert legalize is not None
         return legalize(builder, call)
     attrs = call.attrs
     data, scale, shift = call.args
-    shape = [int(extent) for extent in data.ty.shape]
+    kind = str(data.ty.dtype)
+    shape = tuple(int(extent) for extent in data.ty.shape)
     channel = int(attrs.channel_axis) % len(shape)
     groups = _Groups(
         shape=shape,
         channel=channel,
-        axes=[int(axis) % len(shape) for axis in attrs.axes],
+        axes=tuple(int(axis) % len(shape) for axis in attrs.axes),
         size=shape[channel] // int(attrs.num_groups),
+        dtype="float64" if kind == "float64" else "float32",
     )
 
-    def emit(program: Callable[..., Any], *arguments: Any) -> Any:
-        return builder.emit(builder.call_te(program, *arguments, primfunc_name_hint="group_norm"))
+    def called(kernel: Any, output: tuple[int, ...], dtype: str, *arguments: Any) -> Any:
+        variable = builder.add_func(kernel, "group_norm")
+        return relax.call_tir(variable, [*arguments], relax.TensorType(output, dtype))
 
-    def average(sums: Any) -> Any:
-        return _per_group(groups, sums, lambda total, c: total / groups.count, "mean")
+    def summed(*mean: Any) -> Any:
+        """The channels' sums or, with their ``mean``, those of their squared differences from it."""
+        first, *rest = groups.passes
+        extents = _without(shape, first)
+        kernel = _sum_kernel(groups, shape, kind, first, bool(mean))
+        total = builder.emit(called(kernel, extents, groups.dtype, data, *mean))
+        for axes in rest:
+            kernel = _sum_kernel(groups, extents, groups.dtype, axes, False)
+            extents = _without(extents, axes)
+            total = builder.emit(called(kernel, extents, groups.dtype, total))
+        return total
 
-    def factor(squares: Any, scale: Any) -> Any:
-        from tvm import te, tirx
-
-        def inverse(total: Any, c: Any) -> Any:
-            deviation = te.sqrt(total / groups.count + tirx.const(float(attrs.epsilon), _SUMS))
-            return (scale(c).astype(_SUMS) if attrs.scale else 1.0) / deviation
-
-        return _per_group(groups, squares, inverse, "factor")
-
-    def normalize(x: Any, mean: Any, factor: Any, shift: Any) -> Any:
-        from tvm import te
-
-        def element(*i: Any) -> Any:
-            result = (x(*i).astype(_SUMS) - mean(*groups.of(i))) * factor(*groups.of(i))
-            if attrs.center:
-                result += shift(i[channel]).astype(_SUMS)
-            return result.astype(str(x.dtype))
-
-        return te.compute(shape, element, name="normalized")
-
-    mean = emit(average, emit(lambda x: _sums(groups, x), data))
-    factors = emit(factor, emit(lambda x, m: _sums(groups, x, m), data, mean), scale)
-    return builder.call_te(normalize, data, mean, factors, shift, primfunc_name_hint="group_norm")
+    mean = builder.emit(called(_mean_kernel(groups), groups.sums, groups.dtype, summed()))
+    factor = _factor_kernel(groups, str(scale.ty.dtype), float(attrs.epsilon), bool(attrs.scale))
+    factors = builder.emit(called(factor, groups.sums, groups.dtype, summed(mean), scale))
+    result = _result_kernel(groups, kind, str(shift.ty.dtype), bool(attrs.center))
+    return called(result, shape, kind, data, mean, factors, shift)
 
 
 LEGALIZERS = {_NAME: _group_norm}
 
 
-def _sums(groups: _Groups, x: Any, mean: Any = None) -> Any:
-    """The sum of each channel or, with a ``mean``, of its squared differences from that."""
+def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """The shape after summing ``axes``, which stay as axes of one step."""
+    return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+
+
+def _extents(shape: Sequence[int]) -> list[Any]:
+    """The shape as Relax has it, with 64-bit integers."""
+    from tvm import tirx
+
+    return [tirx.IntImm("int64", extent) for extent in shape]
+
+
+def _kernel(*tensors: Any) -> Any:
     from tvm import te
 
-    taps = [te.reduce_axis((0, groups.shape[axis]), "k") for axis in groups.axes]
+    return te.create_prim_func([*tensors]).without_attr("global_symbol")
+
+
+@functools.lru_cache(REMEMBERED)
+def _sum_kernel(
+    groups: _Groups, shape: tuple[int, ...], dtype: str, axes: tuple[int, ...], squared: bool
+) -> Any:
+    """(data of ``shape``, the channels' mean if ``squared``) to the sums along ``axes``."""
+    from tvm import te
+
+    x = te.placeholder(_extents(shape), dtype, "x")
+    mean = te.placeholder(_extents(groups.sums), groups.dtype, "mean")
+    extents = _extents(shape)
+    terms = [te.reduce_axis((0, extents[axis]), "k") for axis in axes]
 
     def total(*i: Any) -> Any:
         at = list(i)
-        for axis, tap in zip(groups.axes, taps, strict=True):
-            at[axis] = tap
-        value = x(*at).astype(_SUMS)
-        if mean is not None:
-            value -= mean(*i)
+        for axis, term in zip(axes, terms, strict=True):
+            at[axis] = term
+        value = x(*at).astype(groups.dtype)
+        if squared:
+            value -= mean(*groups.of(i))
             value *= value
-        return te.sum(value, axis=taps)
+        return te.sum(value, axis=terms)
 
-    return te.compute(groups.sums, total, name="sums")
+    sums = te.compute(_extents(_without(shape, axes)), total, name="sums")
+    return _kernel(x, *([mean] if squared else []), sums)
+
+
+@functools.lru_cache(REMEMBERED)
+def _mean_kernel(groups: _Groups) -> Any:
+    """The channels' sums to the mean of each channel's group."""
+    from tvm import te
+
+    sums = te.placeholder(_extents(groups.sums), groups.dtype, "sums")
+    mean = _per_group(groups, sums, lambda total, c: total / groups.count, "mean")
+    return _kernel(sums, mean)
+
+
+@functools.lru_cache(REMEMBERED)
+def _factor_kernel(groups: _Groups, dtype: str, epsilon: float, scaled: bool) -> Any:
+    """(sums of squared differences, scale) to what each channel is multiplied by."""
+    from tvm import te, tirx
+
+    squares = te.placeholder(_extents(groups.sums), groups.dtype, "squares")
+    scale = te.placeholder(_extents([groups.shape[groups.channel]]), dtype, "scale")
+
+    def inverse(total: Any, c: Any) -> Any:
+        deviation = te.sqrt(total / groups.count + tirx.const(epsilon, groups.dtype))
+        return (scale(c).astype(groups.dtype) if scaled else 1.0) / deviation
+
+    return _kernel(squares, scale, _per_group(groups, squares, inverse, "factor"))
+
+
+@functools.lru_cache(REMEMBERED)
+def _result_kernel(groups: _Groups, dtype: str, shift_dtype: str, centered: bool) -> Any:
+    """(data, mean, factors, shift) to the normalized data."""
+    from tvm import te
+
+    x = te.placeholder(_extents(groups.shape), dtype, "x")
+    mean, factor = (
+        te.placeholder(_extents(groups.sums), groups.dtype, n) for n in ("mean", "factor")
+    )
+    shift = te.placeholder(_extents([groups.shape[groups.channel]]), shift_dtype, "shift")
+
+    def element(*i: Any) -> Any:
+        result = (x(*i).astype(groups.dtype) - mean(*groups.of(i))) * factor(*groups.of(i))
+        if centered:
+            result += shift(i[groups.channel]).astype(groups.dtype)
+        return result.astype(dtype)
+
+    return _kernel(
+        x, mean, factor, shift, te.compute(_extents(groups.shape), element, name="normalized")
+    )
 
 
 def _per_group(groups: _Groups, sums: Any, value: Callable[[Any, Any], Any], name: str) -> Any:
@@ -124,15 +205,15 @@ def _per_group(groups: _Groups, sums: Any, value: Callable[[Any, Any], Any], nam
     from tvm import te
 
     channel, size = groups.channel, groups.size
-    k = te.reduce_axis((0, size), "k")
+    k = te.reduce_axis((0, *_extents([size])), "k")
 
     def total(*i: Any) -> Any:
         return te.sum(sums(*i[:channel], i[channel] * size + k, *i[channel + 1 :]), axis=k)
 
     shape = [*groups.sums[:channel], groups.sums[channel] // size, *groups.sums[channel + 1 :]]
-    totals = te.compute(shape, total, name="totals")
+    totals = te.compute(_extents(shape), total, name="totals")
 
     def element(*i: Any) -> Any:
         return value(totals(*i[:channel], i[channel] // size, *i[channel + 1 :]), i[channel])
 
-    return te.compute(groups.sums, element, name=name)
+    return te.compute(_extents(groups.sums), element, name=name)

@@ -183,7 +183,7 @@ def legalize(
 
 def _keep_layouts_of_parameters(mod: tvm.IRModule) -> tvm.IRModule:
     """Unmark kernels in which no reduction reads a constant: re-ordering gains nothing there, and fails
-    on constants that are read through a reshape, as in group normalization.
+    on constants that are read through a reshape.
 
     Of kernels whose weights are packed already, unmark all constants that no reduction reads, such as a
     bias: TVM would load the values of a vector that crosses blocks one by one. Others keep the mark,

@@ -24,12 +24,14 @@ CACHED = 512 * 1024
 TERMS = 128
 """Terms of a sum that are added for a block of rows at a time, at most."""
 CONVOLUTION_TERMS = 64
-"""The same for convolutions on CPUs with few registers, unless a line of the kernel has more terms: all
-its channels are then read one after another. In parts of so many terms, twenty convolutions with 3x3,
-5x5, 3 and 3x3x3 kernels took 1.1 times as long (geometric mean; 0.95 to 1.7) on a Zen 3."""
+"""The same for convolutions on CPUs with few registers, unless a line of the kernel has more terms:
+with AVX2, a whole line is then added at a time, which reads its channels in one piece. In parts of 64
+terms, twenty convolutions with 3x3, 5x5, 3 and 3x3x3 kernels took 1.1 times as long on a Zen 3
+(geometric mean; 0.95 to 1.7)."""
 WEIGHTS = 16 * 1024
 """Bytes of the weights of these terms for a register tile's columns. They stay in the first-level
-cache, of which a hardware thread may have half."""
+cache, of which a hardware thread may have half, unless they are those of a line of a kernel; see
+:data:`CONVOLUTION_TERMS`."""
 FEW_ROWS, FEW_TERMS = 64, 32
 """So few rows that their data of so few terms stay there, too."""
 WAITING_TERMS = 16
@@ -146,9 +148,8 @@ def decisions(
         )
         most = _most_terms(product(spatial[:-1]), columns, waits)
         if unit.has_few_registers and len(reduction) > 1 and group != 1:
-            most = min(most, CONVOLUTION_TERMS)
-            by_lines = not waits and product(reduction[:-1]) > 1 and product(reduction[-2:]) > most
-            terms = _lines(reduction) if by_lines else _terms(reduction, most)
+            by_lines = not waits and unit.lanes >= AVX.lanes
+            terms = _convolution_terms(reduction, min(most, CONVOLUTION_TERMS), by_lines)
         else:
             terms = _terms(reduction, most)
         result.append(Decisions(parts, terms))
@@ -265,8 +266,8 @@ def _abreast(spatial: Sequence[int], reduction: Sequence[int], columns: int, blo
 
 
 def _row_block(tiles: Sequence[int], rows: int, blocks: int) -> list[int]:
-    """How many of the tiles along each loop form a block that shares each group of :data:`TERMS`
-    weights. ``rows`` is a tile's height, and ``blocks`` how many blocks there should be at least."""
+    """How many of the tiles along each loop form a block that shares the weights of the inner
+    terms. ``rows`` is a tile's height, and ``blocks`` how many blocks there should be at least."""
     most = max(1, min(BLOCK_ROWS // rows, product(tiles) // max(1, blocks)))
     block = []
     for size in reversed(tiles):
@@ -294,10 +295,13 @@ def _terms(reduction: Sequence[int], most: int) -> list[list[int]]:
     return [*reversed(parts), [channels // inner, inner]]
 
 
-def _lines(reduction: Sequence[int]) -> list[list[int]]:
-    """Parts of the loops over a convolution's terms, the inner ones those of a line of the kernel."""
-    outer, inner = reduction[:-2], reduction[-2:]
-    return [*([size, 1] for size in outer), *([1, size] for size in inner)]
+def _convolution_terms(reduction: Sequence[int], most: int, by_lines: bool) -> list[list[int]]:
+    """As :func:`_terms`; with ``by_lines`` at least the terms of a line of the kernel, all its
+    channels."""
+    outer, line = reduction[:-2], reduction[-2:]
+    if by_lines and product(reduction[:-1]) > 1 and product(line) > most:
+        return [*([size, 1] for size in outer), *([1, size] for size in line)]
+    return _terms(reduction, most)
 
 
 def register_tiles(

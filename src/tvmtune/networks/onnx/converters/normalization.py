@@ -34,10 +34,10 @@ def layer_normalization(node: Node) -> Any:
 
 def instance_normalization(node: Node) -> Any:
     """As group normalization, whose kernels are better. PyTorch exports that as Reshape to (N, groups,
-    -1), InstanceNormalization and Reshape back; its channels then stay where they are. TVM has none in
-    float64."""
+    -1), InstanceNormalization and Reshape back; its channels then stay where they are. TVM has kernels
+    for two dtypes."""
     x, scale, shift = node.inputs
-    if dtype(x) == "float64":
+    if dtype(x) not in ("float32", "float16"):
         return node.standard(x, scale, shift)
     groups = shape(x)[1]
     data = reshaped_from(node.builder, x)
