@@ -10,9 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from models import one_node, tiny_cnn, tiny_encoder
+from tvmtune import api
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.types import TensorSpec
 
 
@@ -51,6 +53,26 @@ def test_tvm_computes_what_the_reference_computes(make):
     for spec, y, ref in zip(network.outputs, found, expected, strict=True):
         assert y.shape == ref.shape == spec.shape
         assert np.abs(y - ref).max() <= 1e-4 * np.abs(ref).max()
+
+
+def test_of_several_reshapes_only_the_last_is_computed():
+    nodes = [
+        helper.make_node("Reshape", ["x", "one"], ["a"]),
+        helper.make_node("Reshape", ["a", "two"], ["b"]),
+        helper.make_node("Relu", ["b"], ["y"]),
+    ]
+    shapes = {"one": np.array([4, 12]), "two": np.array([0, 3, -1])}
+    graph = helper.make_graph(
+        nodes,
+        "reshapes",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 3, 4])],
+        [numpy_helper.from_array(array, name) for name, array in shapes.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    network = OnnxNetwork(helper.make_model(graph, opset_imports=opsets, ir_version=8), name="net")
+    called = [operator_of(each.value) for each in bindings(api.plan(network).prepared.graph)]
+    assert called == ["reshape", "nn.relu"]
 
 
 def test_inputs_keep_the_names_and_the_order_of_the_file():
