@@ -210,7 +210,7 @@ def test_rounds_are_built_ahead_where_building_does_not_disturb(tmp_path, monkey
         tasks,
         scheduling="round-robin",
         exclusive=False,
-        trials=2 + 6 * BATCH,
+        trials=2 + 4 * BATCH,
     ) as session:
         measure = session.measurer.time
 
@@ -220,7 +220,7 @@ def test_rounds_are_built_ahead_where_building_does_not_disturb(tmp_path, monkey
 
         monkeypatch.setattr(session.measurer, "time", note)
         session.run()
-    assert session.new == 2 + 6 * BATCH
+    assert session.new == 2 + 4 * BATCH
     assert max(building) == 2 * BATCH
     pending = [impl.pending for state in session.states for impl in state.implementations]
     assert pending == [0, 0]
