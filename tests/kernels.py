@@ -197,9 +197,9 @@ def convolution_of(network: Prepared) -> Any:
     from tvm import relax
 
     calls = []
+    names = [f"relax.nn.conv{dims}d" for dims in (1, 2, 3)]
 
     def visit(node: Any) -> None:
-        names = [f"relax.nn.conv{dims}d" for dims in (1, 2, 3)]
         if isinstance(node, relax.Call) and getattr(node.op, "name", "") in names:
             calls.append(node)
 

@@ -10,7 +10,7 @@ from tvmtune.networks.float16 import float32_model, round_weights
 from tvmtune.networks.onnx.network import OnnxNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import tvm
@@ -83,12 +83,11 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
         if isinstance(expr, relax.Call) and len(expr.ty_args):
             return rounded(called(expr))
         if isinstance(expr, relax.Call):
+            if expr.op.name in _IN_FLOAT32:
+                return rounded(relax.Call(expr.op, widen(expr.args), expr.attrs))
             args = [narrow(argument) for argument in expr.args]
             if expr.op.name == "relax.astype" and is_wide(expr):
                 return relax.op.astype(args[0], DTYPE)
-            if expr.op.name in _IN_FLOAT32:
-                wide_args = [builder.emit(relax.op.astype(each, "float32")) for each in args]
-                return rounded(relax.Call(expr.op, wide_args, expr.attrs))
             return relax.Call(expr.op, args, expr.attrs)
         return expr
 
@@ -99,13 +98,15 @@ def _narrow(mod: tvm.IRModule) -> tvm.IRModule:
         kernel, operands = call.args[0], call.args[1]
         if isinstance(kernel, tvm.ir.GlobalVar):
             kernel = builder.add_func(mod[kernel], kernel.name_hint)
-        args = []
-        for field in operands.fields:
-            if field not in wide:
-                wide[field] = builder.emit(widened(builder.emit(narrow(field)), field))
-            args.append(wide[field])
-        given = relax.Tuple(args)
+        given = relax.Tuple(widen(operands.fields))
         return relax.Call(call.op, [kernel, given, *call.args[2:]], call.attrs, call.ty_args)
+
+    def widen(values: Sequence[Any]) -> list[Any]:
+        """The rounded values, in the program's dtypes."""
+        for each in values:
+            if each not in wide:
+                wide[each] = builder.emit(widened(builder.emit(narrow(each)), each))
+        return [wide[each] for each in values]
 
     def rounded(call: Any) -> Any:
         result = builder.emit(call)

@@ -9,8 +9,7 @@ neighboring channels fill the lanes of vectors where they come last.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,6 @@ from tvmtune.types import product
 LONGEST = 1024
 """Terms that are added one after another, at most, if a channel has several lines: of more, each line
 is summed by itself, so that the error does not grow with the image."""
-REMEMBERED = 4096
-"""Kernels that are remembered; see :mod:`tvmtune.passes.repeated_calls`."""
 _NAME = "relax.nn.group_norm"
 
 
@@ -64,15 +61,12 @@ class _Groups:
 
 
 def _group_norm(builder: Any, call: Any) -> Any:
-    from tvm import relax
-
     if not has_static_shapes(call):
         legalize = repeated_calls.legalizer(_NAME)
         assert legalize is not None
         return legalize(builder, call)
     attrs = call.attrs
     data, scale, shift = call.args
-    kind = str(data.ty.dtype)
     shape = tuple(int(extent) for extent in data.ty.shape)
     channel = int(attrs.channel_axis) % len(shape)
     groups = _Groups(
@@ -80,124 +74,82 @@ def _group_norm(builder: Any, call: Any) -> Any:
         channel=channel,
         axes=tuple(int(axis) % len(shape) for axis in attrs.axes),
         size=shape[channel] // int(attrs.num_groups),
-        dtype="float64" if kind == "float64" else "float32",
+        dtype="float64" if str(data.ty.dtype) == "float64" else "float32",
     )
 
-    def called(kernel: Any, output: tuple[int, ...], dtype: str, *arguments: Any) -> Any:
-        variable = builder.add_func(kernel, "group_norm")
-        return relax.call_tir(variable, [*arguments], relax.TensorType(output, dtype))
+    def called(program: Callable[..., Any], options: tuple[Hashable, ...], *tensors: Any) -> Any:
+        options = (groups, *options)
+        return repeated_calls.call_te(builder, "group_norm", program, options, *tensors)
 
     def summed(*mean: Any) -> Any:
         """The channels' sums or, with their ``mean``, those of their squared differences from it."""
         first, *rest = groups.passes
-        extents = _without(shape, first)
-        kernel = _sum_kernel(groups, shape, kind, first, bool(mean))
-        total = builder.emit(called(kernel, extents, groups.dtype, data, *mean))
+        total = builder.emit(called(_sums, (first,), data, *mean))
         for axes in rest:
-            kernel = _sum_kernel(groups, extents, groups.dtype, axes, False)
-            extents = _without(extents, axes)
-            total = builder.emit(called(kernel, extents, groups.dtype, total))
+            total = builder.emit(called(_sums, (axes,), total))
         return total
 
-    mean = builder.emit(called(_mean_kernel(groups), groups.sums, groups.dtype, summed()))
-    factor = _factor_kernel(groups, str(scale.ty.dtype), float(attrs.epsilon), bool(attrs.scale))
-    factors = builder.emit(called(factor, groups.sums, groups.dtype, summed(mean), scale))
-    result = _result_kernel(groups, kind, str(shift.ty.dtype), bool(attrs.center))
-    return called(result, shape, kind, data, mean, factors, shift)
+    mean = builder.emit(called(_mean, (), summed()))
+    options = (float(attrs.epsilon), bool(attrs.scale))
+    factors = builder.emit(called(_factors, options, summed(mean), scale))
+    return called(_normalized, (bool(attrs.center),), data, mean, factors, shift)
 
 
 LEGALIZERS = {_NAME: _group_norm}
 
 
-def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+def _without(shape: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
     """The shape after summing ``axes``, which stay as axes of one step."""
     return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
 
 
-def _extents(shape: Sequence[int]) -> list[Any]:
-    """The shape as Relax has it, with 64-bit integers."""
-    from tvm import tirx
-
-    return [tirx.IntImm("int64", extent) for extent in shape]
-
-
-def _kernel(*tensors: Any) -> Any:
+def _sums(groups: _Groups, axes: tuple[int, ...], x: Any, mean: Any = None) -> Any:
+    """The sums along ``axes`` or, with the channels' ``mean``, those of squared differences from it."""
     from tvm import te
 
-    return te.create_prim_func([*tensors]).without_attr("global_symbol")
-
-
-@functools.lru_cache(REMEMBERED)
-def _sum_kernel(
-    groups: _Groups, shape: tuple[int, ...], dtype: str, axes: tuple[int, ...], squared: bool
-) -> Any:
-    """(data of ``shape``, the channels' mean if ``squared``) to the sums along ``axes``."""
-    from tvm import te
-
-    x = te.placeholder(_extents(shape), dtype, "x")
-    mean = te.placeholder(_extents(groups.sums), groups.dtype, "mean")
-    extents = _extents(shape)
-    terms = [te.reduce_axis((0, extents[axis]), "k") for axis in axes]
+    terms = [te.reduce_axis((0, x.shape[axis]), "k") for axis in axes]
 
     def total(*i: Any) -> Any:
         at = list(i)
         for axis, term in zip(axes, terms, strict=True):
             at[axis] = term
         value = x(*at).astype(groups.dtype)
-        if squared:
+        if mean is not None:
             value -= mean(*groups.of(i))
             value *= value
         return te.sum(value, axis=terms)
 
-    sums = te.compute(_extents(_without(shape, axes)), total, name="sums")
-    return _kernel(x, *([mean] if squared else []), sums)
+    return te.compute(_without(x.shape, axes), total, name="sums")
 
 
-@functools.lru_cache(REMEMBERED)
-def _mean_kernel(groups: _Groups) -> Any:
-    """The channels' sums to the mean of each channel's group."""
-    from tvm import te
-
-    sums = te.placeholder(_extents(groups.sums), groups.dtype, "sums")
-    mean = _per_group(groups, sums, lambda total, c: total / groups.count, "mean")
-    return _kernel(sums, mean)
+def _mean(groups: _Groups, sums: Any) -> Any:
+    """The mean of each channel's group, from the channels' sums."""
+    return _per_group(groups, sums, lambda total, c: total / groups.count, "mean")
 
 
-@functools.lru_cache(REMEMBERED)
-def _factor_kernel(groups: _Groups, dtype: str, epsilon: float, scaled: bool) -> Any:
-    """(sums of squared differences, scale) to what each channel is multiplied by."""
+def _factors(groups: _Groups, epsilon: float, scaled: bool, squares: Any, scale: Any) -> Any:
+    """What each channel is multiplied by, from the sums of squared differences."""
     from tvm import te, tirx
-
-    squares = te.placeholder(_extents(groups.sums), groups.dtype, "squares")
-    scale = te.placeholder(_extents([groups.shape[groups.channel]]), dtype, "scale")
 
     def inverse(total: Any, c: Any) -> Any:
         deviation = te.sqrt(total / groups.count + tirx.const(epsilon, groups.dtype))
         return (scale(c).astype(groups.dtype) if scaled else 1.0) / deviation
 
-    return _kernel(squares, scale, _per_group(groups, squares, inverse, "factor"))
+    return _per_group(groups, squares, inverse, "factor")
 
 
-@functools.lru_cache(REMEMBERED)
-def _result_kernel(groups: _Groups, dtype: str, shift_dtype: str, centered: bool) -> Any:
-    """(data, mean, factors, shift) to the normalized data."""
+def _normalized(
+    groups: _Groups, centered: bool, x: Any, mean: Any, factors: Any, shift: Any
+) -> Any:
     from tvm import te
 
-    x = te.placeholder(_extents(groups.shape), dtype, "x")
-    mean, factor = (
-        te.placeholder(_extents(groups.sums), groups.dtype, n) for n in ("mean", "factor")
-    )
-    shift = te.placeholder(_extents([groups.shape[groups.channel]]), shift_dtype, "shift")
-
     def element(*i: Any) -> Any:
-        result = (x(*i).astype(groups.dtype) - mean(*groups.of(i))) * factor(*groups.of(i))
+        result = (x(*i).astype(groups.dtype) - mean(*groups.of(i))) * factors(*groups.of(i))
         if centered:
             result += shift(i[groups.channel]).astype(groups.dtype)
-        return result.astype(dtype)
+        return result.astype(str(x.dtype))
 
-    return _kernel(
-        x, mean, factor, shift, te.compute(_extents(groups.shape), element, name="normalized")
-    )
+    return te.compute(groups.shape, element, name="normalized")
 
 
 def _per_group(groups: _Groups, sums: Any, value: Callable[[Any, Any], Any], name: str) -> Any:
@@ -205,15 +157,15 @@ def _per_group(groups: _Groups, sums: Any, value: Callable[[Any, Any], Any], nam
     from tvm import te
 
     channel, size = groups.channel, groups.size
-    k = te.reduce_axis((0, *_extents([size])), "k")
+    k = te.reduce_axis((0, size), "k")
 
     def total(*i: Any) -> Any:
         return te.sum(sums(*i[:channel], i[channel] * size + k, *i[channel + 1 :]), axis=k)
 
     shape = [*groups.sums[:channel], groups.sums[channel] // size, *groups.sums[channel + 1 :]]
-    totals = te.compute(_extents(shape), total, name="totals")
+    totals = te.compute(shape, total, name="totals")
 
     def element(*i: Any) -> Any:
         return value(totals(*i[:channel], i[channel] // size, *i[channel + 1 :]), i[channel])
 
-    return te.compute(_extents(groups.sums), element, name=name)
+    return te.compute(groups.sums, element, name=name)

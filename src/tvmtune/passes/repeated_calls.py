@@ -7,7 +7,7 @@ legalizes a network once for each algorithm.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ def legalizers(graph: tvm.IRModule) -> dict[str, Legalizer]:
 @functools.cache
 def legalizer(operator: str) -> Legalizer | None:
     """TVM's legalizer of an operator, which remembers its kernels; None if TVM has none."""
-    from tvm import ir, relax
+    from tvm import ir
 
     legalize = ir.Op.get(operator).get_attr("FLegalize")
     if legalize is None:
@@ -59,21 +59,47 @@ def legalizer(operator: str) -> Legalizer | None:
 
     def legalize_or_recall(builder: Any, call: Any) -> Any:
         arguments = _flat(call)
-        key = _key(operator, call, arguments)
-        if key not in _kernels:
-            if len(_kernels) >= MOST:
-                _kernels.clear()
-            _kernels[key] = _legalized(legalize, call, arguments)
-        kernel = _kernels.get(key)
-        if kernel is None:
-            return legalize(builder, call)
-        return relax.call_tir(
-            builder.add_func(kernel.function, kernel.hint),
-            relax.Tuple([arguments[i] for i in kernel.sources]),
-            list(kernel.outputs),
-        )
+        return _recalled(builder, legalize, call, arguments, _key(operator, call, arguments))
 
     return legalize_or_recall
+
+
+def call_te(
+    builder: Any,
+    name: str,
+    program: Callable[..., Any],
+    options: tuple[Hashable, ...],
+    *arguments: Any,
+) -> Any:
+    """``builder.call_te`` of ``program(*options, *tensors)``, whose kernel is remembered."""
+
+    made = functools.partial(program, *options)
+
+    def legalize(builder: Any, arguments: Sequence[Any]) -> Any:
+        return builder.call_te(made, *arguments, primfunc_name_hint=name)
+
+    key = (program, options, *_arguments_key(arguments))
+    return _recalled(builder, legalize, arguments, arguments, key)
+
+
+def _recalled(
+    builder: Any, legalize: Legalizer, call: Any, arguments: Sequence[Any], key: Hashable
+) -> Any:
+    """``legalize(builder, call)``, whose kernel is made once for each ``key``."""
+    from tvm import relax
+
+    if key not in _kernels:
+        if len(_kernels) >= MOST:
+            _kernels.clear()
+        _kernels[key] = _legalized(legalize, call, arguments)
+    kernel = _kernels.get(key)
+    if kernel is None:
+        return legalize(builder, call)
+    return relax.call_tir(
+        builder.add_func(kernel.function, kernel.hint),
+        relax.Tuple([arguments[i] for i in kernel.sources]),
+        list(kernel.outputs),
+    )
 
 
 def _flat(call: Any) -> list[Any]:
@@ -86,8 +112,18 @@ def _flat(call: Any) -> list[Any]:
     return flat
 
 
-def _key(operator: str, call: Any, arguments: list[Any]) -> Hashable:
-    """Equal for calls that become equal kernels.
+def _key(operator: str, call: Any, arguments: Sequence[Any]) -> Hashable:
+    """Equal for calls that become equal kernels."""
+    import tvm_ffi
+    from tvm import relax
+
+    structure: Any = tvm_ffi.StructuralKey
+    fields = (len(a.fields) if isinstance(a, relax.Tuple) else -1 for a in call.args)
+    return (operator, structure(call.attrs), *fields, *_arguments_key(arguments))
+
+
+def _arguments_key(arguments: Sequence[Any]) -> tuple[Hashable, ...]:
+    """What a kernel depends on besides its program: the target, and the arguments' types.
 
     Which arguments are the same matters: a kernel's parameters are matched to them by identity.
     """
@@ -96,10 +132,7 @@ def _key(operator: str, call: Any, arguments: list[Any]) -> Hashable:
     from tvm import relax
 
     structure: Any = tvm_ffi.StructuralKey
-    target = tvm.target.Target.current(allow_none=True)
-    parts: list[Hashable] = [operator, structure(target), structure(call.attrs)]
-    for argument in call.args:
-        parts.append(len(argument.fields) if isinstance(argument, relax.Tuple) else -1)
+    parts: list[Hashable] = [structure(tvm.target.Target.current(allow_none=True))]
     for i, argument in enumerate(arguments):
         if is_constant(argument) and argument.ty.ndim == 0:
             # Its value becomes part of the kernel.
@@ -112,7 +145,7 @@ def _key(operator: str, call: Any, arguments: list[Any]) -> Hashable:
     return tuple(parts)
 
 
-def _legalized(legalize: Legalizer, call: Any, arguments: list[Any]) -> _Kernel | None:
+def _legalized(legalize: Legalizer, call: Any, arguments: Sequence[Any]) -> _Kernel | None:
     from tvm import ir, relax
 
     builder = relax.BlockBuilder()  # in an empty module a kernel's name is its hint

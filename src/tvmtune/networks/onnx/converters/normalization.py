@@ -12,6 +12,7 @@ from tvmtune.networks.onnx.converters.request import (
     Node,
     dtype,
     is_constant,
+    required,
     reshaped_from,
     shape,
 )
@@ -46,7 +47,8 @@ def instance_normalization(node: Node) -> Any:
     size = shape(data)[1] // groups
     if size > 1:
         scale, shift = (
-            relax.const(np.repeat(each.value.numpy(), size), dtype(each)) for each in (scale, shift)
+            relax.const(np.repeat(required(each, "scale"), size), dtype(each))
+            for each in (scale, shift)
         )
     result = node.op.nn.group_norm(
         data,
