@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
-from tvmtune import host
+from tvmtune import api, host
+from tvmtune.accuracy import relative_error
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators.implementations import AlgorithmSelection
 from tvmtune.passes import pipeline
 from tvmtune.passes.call_sites import as_workload, call_sites
 from tvmtune.passes.workload_keys import workload_key
+from tvmtune.runtime.library import Library
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.tuning.space_points import PointSpace
 from tvmtune.types import Algorithm, Device, Implementation, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import tvm
 
@@ -217,6 +221,18 @@ def sample_modules(mod: tvm.IRModule, space: RuleSpace, count: int) -> list[tvm.
     rng = random.Random(1)
     tried = (points.instantiate(points.draw(rng), seed) for seed in range(1, 100))
     return [*itertools.islice((sampled[0].mod for sampled in tried if sampled is not None), count)]
+
+
+def agrees_with_reference(model: onnx.ModelProto, folder: Path) -> None:
+    """Fails unless the model's library, without records, has the outputs of onnx's evaluator."""
+    plan = api.plan(OnnxNetwork(model, name="one"), attrs={"threads": 1})
+    path = folder / "one.so"
+    api.compile_untuned(plan, path)
+    library = Library.open(path)
+    inputs = library.random_inputs(0)
+    (output,) = library.run(inputs)
+    (wanted,) = ReferenceEvaluator(model).run(None, inputs)
+    assert relative_error(output, wanted) < 1e-5
 
 
 def run_network(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
-from kernels import error, one_conv, prepared, run_network, this_machine
+from kernels import error, one_conv, prepared, relax_conv, run_network, this_machine
 from models import tiny_cnn, tiny_encoder
 from tvmtune.errors import UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.passes import pipeline
+from tvmtune.passes.bindings import bindings
 from tvmtune.passes.call_sites import as_workload, call_sites
 
 
@@ -115,3 +117,17 @@ def test_axes_to_squeeze_may_count_from_the_end():
     assert "NHWC" in program.graph.script()
     (expected,) = program.network.reference(random_inputs(program.network.inputs))
     assert error(outputs_of(program)[0], expected) < 1e-5
+
+
+def test_padding_does_not_join_the_kernel_of_the_convolution_before_it():
+    """There it would be computed for the convolution's outputs only."""
+    mod, _ = relax_conv("NHWC", dtype="float32")
+    (conv,) = (b.value for b in bindings(mod))
+    builder = relax.BlockBuilder()
+    with builder.function("main", mod["main"].params):
+        with builder.dataflow():
+            padded = relax.op.nn.pad(builder.emit(conv), (0, 0, 0, 2, 0, 3, 0, 0))
+            output = builder.emit_output(padded)
+        builder.emit_func_output(output)
+    program = pipeline.legalize(builder.get(), this_machine())
+    assert len(call_sites(program)) == 2

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 from tvm import tirx
 
-from kernels import convolution_of, one_conv, prepared, relax_conv
-from tvmtune import api
-from tvmtune.accuracy import relative_error
+from kernels import agrees_with_reference, convolution_of, one_conv, prepared, relax_conv
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.passes import unread_taps
 from tvmtune.passes.bindings import bindings, operator_of
-from tvmtune.runtime.library import Library
 
 
 def kernel_of(model: onnx.ModelProto) -> tuple[int, ...]:
@@ -67,17 +61,6 @@ def test_what_is_left_of_the_kernel(model, kernel):
 )
 def test_the_results_are_those_of_the_whole_kernel(tmp_path, model):
     agrees_with_reference(model, tmp_path)
-
-
-def agrees_with_reference(model: onnx.ModelProto, folder: Path) -> None:
-    plan = api.plan(OnnxNetwork(model, name="one"), attrs={"threads": 1})
-    path = folder / "one.so"
-    api.compile_untuned(plan, path)
-    library = Library.open(path)
-    inputs = library.random_inputs(0)
-    (output,) = library.run(inputs)
-    (wanted,) = ReferenceEvaluator(model).run(None, inputs)
-    assert relative_error(output, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("rank", [1, 3])

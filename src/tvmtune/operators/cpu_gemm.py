@@ -83,15 +83,15 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
         for each in (call.attrs.strides, call.attrs.dilation, call.attrs.padding)
     )
     before, after = around[: len(strides)], around[len(strides) :]
+    skipped = [max(-n, 0) for n in before]
     name = f"conv{len(strides)}d_gemm"
 
     def program(data: Any, weight: Any) -> Any:
         from tvm import te, topi
 
-        if any(around):  # a check in each product would take as long as the product
-            data = topi.nn.pad(
-                data, (0, *before, 0), (0, *after, 0), name="padding", attrs=LEFT_ALONE
-            )
+        added = [(0, *(max(n, 0) for n in each), 0) for each in (before, after)]
+        if any(map(any, added)):  # a check in each product would take as long as the product
+            data = topi.nn.pad(data, *added, name="padding", attrs=LEFT_ALONE)
         *window, depth, _ = (int(n) for n in weight.shape)
         axes = "zyx"[-len(window) :]
         taps = [te.reduce_axis((0, n), f"k{axis}") for n, axis in zip(window, axes, strict=True)]
@@ -99,8 +99,8 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
 
         def term(pixel: Any, channel: Any) -> Any:
             image, *at = _position(pixel, output[:-1])
-            steps = zip(at, strides, taps, dilation, strict=True)
-            read = [position * stride + tap * apart for position, stride, tap, apart in steps]
+            steps = zip(at, strides, taps, dilation, skipped, strict=True)
+            read = [o * stride + tap * apart + crop for o, stride, tap, apart, crop in steps]
             first = channel // group * depth if groups > 1 else 0
             return data[(image, *read, first + k)] * weight[(*taps, k, channel)]
 

@@ -19,6 +19,7 @@ from tvmtune.passes import (
     constants,
     elementwise_layouts,
     folding,
+    fusable_calls,
     group_norm,
     packed_products,
     quantized_moves,
@@ -26,6 +27,7 @@ from tvmtune.passes import (
     quantized_sums,
     repeated_calls,
     rounding,
+    seldom_read_taps,
     softmax,
     squeeze_axes,
     transposed_convolutions,
@@ -67,12 +69,12 @@ def prepare(
     device: Device,
     layout: str | None = None,
     *,
-    keep_transposed: bool = False,
+    keep_convolutions: bool = False,
 ) -> Prepared:
     """Simplify the network, fold what is constant, and convert convolutions to ``layout``.
 
     The network's inputs and outputs keep their layout; conversions happen inside. With
-    ``keep_transposed``, transposed convolutions stay, for hardware that computes them. Raises
+    ``keep_convolutions``, none is replaced by others, so that hardware can compute whole ones. Raises
     :class:`UsageError` for an unknown layout.
     """
     from tvm import relax
@@ -98,12 +100,14 @@ def prepare(
             relax.transform.CanonicalizeBindings(),
         ],
     )
-    if not keep_transposed:
+    if not keep_convolutions:
         graph = transposed_convolutions.rewrite(graph)
     if LAYOUTS[chosen] and constants.has_convolutions(graph):
         graph = _convert(graph, device, LAYOUTS[chosen], network.name)
     elif quantized:
         graph = transposes.remove(graph)
+    if device.runtime == "cpu" and not keep_convolutions:
+        graph = seldom_read_taps.split(graph)
     graph = _run(graph, device, [relax.transform.DeadCodeElimination()])
     return Prepared(network=network, device=device, layout=chosen, graph=graph)
 
@@ -166,11 +170,13 @@ def legalize(
         **(custom or {}),
     }
     lowered = _run(graph, device, [relax.transform.LegalizeOps(legalizers)])
+    annotated = _run(
+        block_names.neutralize(lowered, own), device, [relax.transform.AnnotateTIROpPattern()]
+    )
     fused = _run(
-        block_names.neutralize(lowered, own),
+        fusable_calls.correct_patterns(annotated),
         device,
         [
-            relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),

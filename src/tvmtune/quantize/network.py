@@ -42,7 +42,7 @@ def prepare_float_graph(network: Network, device: Device, layout: str | None) ->
 
     if layout is not None and layout.upper() != LAYOUT:
         raise UsageError(f"layout '{layout}': int8 tensors are packed from {LAYOUT}; omit --layout")
-    prepared = pipeline.prepare(network, device, LAYOUT, keep_transposed=True)
+    prepared = pipeline.prepare(network, device, LAYOUT, keep_convolutions=True)
     prepared.graph = with_unique_names(prepared.graph)
     return prepared
 
