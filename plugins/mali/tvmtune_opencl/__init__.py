@@ -5,6 +5,7 @@ Every ``import tvm`` calls :func:`autoload`, so this module imports nothing slow
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import json
@@ -225,4 +226,6 @@ def _cache() -> Path:
 
 
 def _open(library: Path) -> None:
-    _loaded.append(ctypes.CDLL(str(library)))
+    loaded = ctypes.CDLL(str(library))
+    _loaded.append(loaded)
+    atexit.register(loaded.tvmtune_opencl_finish)

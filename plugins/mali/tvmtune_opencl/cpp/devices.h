@@ -29,6 +29,7 @@ namespace ffi = tvm::ffi;
 // is exiting and the driver has cleaned up.
 inline std::atomic<bool> forked{false};
 inline std::atomic<bool> ending{false};
+inline std::atomic<bool> created{false};  // the only Runtime
 
 struct ClDevice {
   int index;
@@ -56,6 +57,16 @@ class Runtime {
   static Runtime& Get() {
     static Runtime* runtime = new Runtime();
     return *runtime;
+  }
+
+  // Waits for all kernels, if any device was used.
+  static void FinishAll() {
+    if (!created || forked) return;
+    Runtime& self = Get();
+    for (auto& device : self.devices_) {
+      if (device->queue != nullptr) self.driver_.clFinish(device->queue);
+      if (device->timed_queue != nullptr) self.driver_.clFinish(device->timed_queue);
+    }
   }
 
   // Whether the driver may still be called to release objects.
@@ -127,14 +138,12 @@ class Runtime {
       Select();
     }
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
-    // Registered after the driver was loaded, so that it runs before the driver's own cleanup.
+    created = true;
+    // Registered after the driver was loaded, so that it runs before the driver's own cleanup. Not so
+    // for what the driver creates later, such as the compiler of PoCL, which compiles a kernel when it
+    // first runs: programs in Python finish earlier (tvmtune_opencl_finish).
     std::atexit([] {
-      if (forked) return;
-      Runtime& self = Get();
-      for (auto& device : self.devices_) {
-        if (device->queue != nullptr) self.driver_.clFinish(device->queue);
-        if (device->timed_queue != nullptr) self.driver_.clFinish(device->timed_queue);
-      }
+      FinishAll();
       ending = true;
     });
   }

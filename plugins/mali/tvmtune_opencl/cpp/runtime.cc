@@ -496,3 +496,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
 }
 
 }  // namespace tvmtune_opencl
+
+// Waits for all kernels. Python calls it when it exits, before static objects of the driver are
+// destroyed that its threads may be using.
+extern "C" void tvmtune_opencl_finish() { tvmtune_opencl::Runtime::FinishAll(); }
