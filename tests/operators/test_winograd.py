@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tvm
@@ -20,6 +22,7 @@ from tvmtune import api
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import winograd, winograd_rows
 from tvmtune.operators.winograd import Transform
+from tvmtune.passes.packed_products import Window
 from tvmtune.spaces.rule_space import RuleSpace, replay, tune_context
 from tvmtune.tasks.extract import extract_tasks
 
@@ -43,11 +46,15 @@ PROGRAMS = pytest.mark.parametrize(
 )
 
 
-def direct(data: np.ndarray, weight: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:
+def direct(
+    data: np.ndarray, weight: np.ndarray, pads: tuple[int, ...], dilation: tuple[int, int] = (1, 1)
+) -> np.ndarray:
     """The convolution of NHWC data with HWIO weights, in float64."""
-    top, left, bottom, right = pads
+    (top, left, bottom, right), (down, across) = pads, dilation
     padded = np.pad(data.astype("float64"), ((0, 0), (top, bottom), (left, right), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    extents = (2 * down + 1, 2 * across + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, extents, axis=(1, 2))
+    windows = windows[..., ::down, ::across]
     return np.einsum("nyxikl,klio->nyxo", windows, weight.astype("float64"))
 
 
@@ -58,12 +65,17 @@ def random_arrays(shape, out: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def program(
-    transform: Transform, shape, out: int, pads: tuple[int, ...], compute=winograd.convolution
+    transform: Transform,
+    shape,
+    out: int,
+    pads: tuple[int, ...],
+    compute=winograd.convolution,
+    dilation: tuple[int, int] = (1, 1),
 ) -> tvm.IRModule:
     data = te.placeholder(shape, "float32", name="data")
     alpha = transform.alpha
     weight = te.placeholder((alpha, alpha, shape[3], out), "float32", name="weight")
-    result = compute(transform, data, weight, list(pads))
+    result = compute(transform, data, weight, Window((1, 1), pads, dilation))
     func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
@@ -95,6 +107,33 @@ def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, tr
     schedule = RuleSpace(device.target).default(mod, tvm.target.Target(device.target))
     computed = run_kernel(schedule.mod, [data, winograd.transform_weight(transform, weight)])
     assert error(computed, direct(data, weight, pads)) < 1e-4
+
+
+@pytest.mark.sweep
+@PROGRAMS
+@pytest.mark.parametrize("transform", TRANSFORMS[:2], ids=NAMES[:2])
+@pytest.mark.parametrize(
+    ("shape", "out", "pads", "dilation"),
+    [
+        ((1, 17, 17, 16), 16, (2, 2, 2, 2), (2, 2)),
+        ((2, 13, 20, 32), 16, (4, 4, 4, 4), (4, 4)),
+        ((1, 9, 30, 16), 32, (0, 5, 3, 1), (1, 3)),
+        ((1, 5, 3, 16), 16, (7, 7, 6, 8), (7, 7)),
+    ],
+    ids=["2", "4", "across", "larger than the image"],
+)
+def test_interleaved_images_equal_the_dilated_convolution(
+    shape, out, pads, dilation, transform, compute
+):
+    data, weight = random_arrays(shape, out)
+    transformed = winograd.transform_weight(transform, weight)
+    wanted = direct(data, weight, pads, dilation)
+    mod = program(transform, shape, out, pads, compute, dilation)
+    assert error(run_kernel(mod, [data, transformed]), wanted) < 1e-5
+    device = this_machine()
+    schedule = RuleSpace(device.target).default(mod, tvm.target.Target(device.target))
+    assert error(run_kernel(schedule.mod, [data, transformed]), wanted) < 1e-5
+    assert {"parallel", "vectorized"} <= set(re.findall(r"T\.(\w+)\(", schedule.mod.script()))
 
 
 def test_f2_rounds_no_more_than_the_direct_algorithm_and_f4_less_than_with_integer_points():
@@ -158,7 +197,9 @@ def test_the_transforms_compute_a_convolution(transform):
     np.testing.assert_allclose(computed, wanted[0, :, :, 0], atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"pads": (0, 0, 0, 0)}, {"pads": (0, 1, 2, 0)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"pads": (0, 0, 0, 0)}, {"pads": (0, 1, 2, 0)}, {"dilation": 2}]
+)
 def test_it_applies_to_3x3_convolutions_of_stride_1(options):
     assert winograd.applies(convolution_of(prepared(one_conv(**options))))
 
@@ -169,7 +210,6 @@ def test_it_applies_to_3x3_convolutions_of_stride_1(options):
         {"groups": 2},
         {"groups": 16},
         {"stride": 2},
-        {"dilation": 2},
         {"shape": (1, 8, 14, 14)},
         {"shape": (1, 24, 14, 14)},
         {"out": 8},

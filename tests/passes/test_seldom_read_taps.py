@@ -40,11 +40,12 @@ def test_each_tap_is_a_convolution_of_the_pixels_that_it_reads():
     [
         atrous(1),
         atrous(2, size=65),
+        atrous(12, size=65),
         atrous(12, channels=16),
         atrous(12, groups=4),
         atrous(12, constant=False),
     ],
-    ids=["plain", "large images", "few channels", "groups", "computed weights"],
+    ids=["plain", "large images", "a quarter unread", "few channels", "groups", "computed weights"],
 )
 def test_what_stays_whole(model):
     assert len(convolutions(prepared(model))) == 1
@@ -73,9 +74,9 @@ def test_accelerators_keep_one_kernel():
     [
         atrous(12, tail=("norm", "relu")),
         atrous(9, stride=2, size=18, channels=1024),
-        one_conv((2, 512, 30, 8), 64, dilation=20, pads=(20,) * 4),
-        one_conv((2, 300, 33, 20), 96, kernel=5, dilation=6, stride=2, pads=(12, 3, 9, 20)),
-        one_conv((1, 1024, 40), 256, kernel=9, dilation=10, pads=(40, 40)),
+        one_conv((2, 1024, 30, 8), 64, dilation=20, pads=(20,) * 4),
+        one_conv((2, 300, 20, 12), 96, kernel=5, dilation=6, stride=2, pads=(12, 11, 9, 20)),
+        one_conv((1, 2048, 40), 256, kernel=9, dilation=10, pads=(40, 40)),
         one_conv((1, 64, 10, 10, 10), 64, dilation=8, pads=(8,) * 6),
     ],
     ids=[

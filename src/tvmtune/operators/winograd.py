@@ -4,6 +4,9 @@ An m x m output tile needs (m + 2)^2 multiplications per channel pair instead of
 fewer. The weights are transformed at compile time, in float64; at run time there are an input
 transform, (m + 2)^2 matrix products and an output transform. The transforms have fixed schedules
 (``rules.py`` registers them); the matrix products are left to the search.
+
+A convolution with a dilation of d computes d * d interleaved images, of which each has every d-th pixel
+of every d-th row, as one without dilation does. A tile belongs to one of them.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from tvmtune.arrays import empty
 from tvmtune.operators import convolution_calls, tiled_loops
 from tvmtune.passes import constants
 from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.packed_products import Window
 
 KERNEL = 3
 Matrix = tuple[tuple[float, ...], ...]
@@ -87,13 +91,14 @@ F4_INTEGERS = Transform.at(0, 1, -1, 2, -2)
 
 LEFT_ALONE = {"schedule_rule": "None"}
 """Attributes of stages that are scheduled with others."""
+_DILATION = "tvmtune.dilation"
+"""Annotation of the last stage: the dilation, down and across, if there is any."""
 LANES = 16
 """Channels per vector in the transforms; they must divide the numbers of channels."""
 
 
 def applies(call: Any) -> bool:
-    """3x3, stride 1, no dilation, one group, NHWC float32, constant weights, multiples of 16
-    channels."""
+    """3x3, stride 1, one group, NHWC float32, constant weights, multiples of 16 channels."""
     if not convolution_calls.is_plain(call):
         return False
     attrs = call.attrs
@@ -101,7 +106,6 @@ def applies(call: Any) -> bool:
     return (
         (kh, kw) == (3, 3)
         and all(int(s) == 1 for s in attrs.strides)
-        and all(int(d) == 1 for d in attrs.dilation)
         and ci % LANES == 0
         and co % LANES == 0
     )
@@ -133,8 +137,14 @@ def _time(transform: Transform | None, call: Any) -> float:
     n, height, width, _ = (int(extent) for extent in call.ty.shape)
     if transform is None:
         return 9 * ci * co * (n * height * width + _LOAD)
-    tiles = n * -(-height // transform.tile) * -(-width // transform.tile)
+    down, across = (int(d) for d in call.attrs.dilation)
+    tiles = n * tiles_along(transform, height, down) * tiles_along(transform, width, across)
     return transform.alpha**2 * (ci * co * (tiles + _LOAD) + _TRANSFORM * tiles * (ci + co))
+
+
+def tiles_along(transform: Transform, outputs: int, dilation: int) -> int:
+    """How many tiles an image has along an axis with so many outputs."""
+    return dilation * -(-outputs // (dilation * transform.tile))
 
 
 def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
@@ -146,7 +156,7 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
 
 
 def replace_by(
-    program: Callable[[Transform, Any, Any, Sequence[int]], Any],
+    program: Callable[[Transform, Any, Any, Window], Any],
     transform: Transform,
     builder: Any,
     call: Any,
@@ -158,10 +168,10 @@ def replace_by(
     else:
         _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
         weight = constants.share(empty((transform.alpha, transform.alpha, ci, co), "float32"))
-    padding = [int(p) for p in call.attrs.padding]  # top, left, bottom, right
+    window = Window.of(call.attrs)
 
     def compute(data: Any, transformed: Any) -> Any:
-        return program(transform, data, transformed, padding)
+        return program(transform, data, transformed, window)
 
     return call_fusable(builder, compute, call.args[0], weight, name="conv2d_winograd")
 
@@ -172,54 +182,117 @@ def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:
     return np.einsum("ak,bl,klio->abio", g, g, weight.astype("float64")).astype("float32")
 
 
-def convolution(transform: Transform, data: Any, weight: Any, padding: Sequence[int]) -> Any:
+def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:
     """TE program from (n, h, w, ci) and (alpha, alpha, ci, co) to (n, h', w', co)."""
-    from tvm import te
-
-    tile = transform.tile
-    padded, (n, out_h, out_w), (rows, cols) = tiled(transform, data, padding)
-
-    def patch(y: Any, x: Any, p: Any, c: Any) -> Any:
-        return padded[p // (rows * cols), (p // cols % rows) * tile + y, (p % cols) * tile + x, c]
-
+    tiles = Tiles.of(transform, data, window)
     inverse = stages(
-        *(transform, (n * rows * cols,), patch, weight),
+        *(transform, (tiles.rows * tiles.columns,)),
+        lambda y, x, p, c: tiles.element(p // tiles.columns, p % tiles.columns, y, x, c),
+        weight,
         input_attrs={"schedule_rule": "tvmtune.winograd_input"},
         # Without a write-cache level the rules try to merge the output transform into the product, for
         # which TVM 0.27 raises an exception.
         product_attrs={"s_tir.meta_schedule.write_cache_level": [2]},
-        output_attrs={"schedule_rule": "tvmtune.winograd_output"},
+        output_attrs={"schedule_rule": "tvmtune.winograd_output", **tiles.attrs},
     )
-    return te.compute(
-        (n, out_h, out_w, int(weight.shape[3])),
-        lambda b, y, x, c: inverse[
-            y % tile, x % tile, (b * rows + y // tile) * cols + x // tile, c
-        ],
-        name="conv2d_winograd",
-        attrs=LEFT_ALONE,
+    return tiles.stored(
+        int(weight.shape[3]), lambda o, p, i, j, c: inverse[i, j, o * tiles.columns + p, c]
     )
 
 
-def tiled(
-    transform: Transform, data: Any, padding: Sequence[int]
-) -> tuple[Any, tuple[int, int, int], tuple[int, int]]:
-    """The (n, h, w, c) data, padded to whole tiles; (n, h', w') of the output; rows and columns of
-    tiles."""
-    from tvm import topi
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of all images, in rows."""
 
-    tile = transform.tile
-    n, h, w, _ = (int(d) for d in data.shape)
-    top, left, bottom, right = padding
-    out_h, out_w = h + top + bottom - 2, w + left + right - 2
-    rows, columns = -(-out_h // tile), -(-out_w // tile)
-    padded = topi.nn.pad(
-        data,
-        (0, top, left, 0),
-        (0, rows * tile + 2 - h - top, columns * tile + 2 - w - left, 0),
-        name="winograd_pad",
-        attrs=LEFT_ALONE,
-    )
-    return padded, (n, out_h, out_w), (rows, columns)
+    transform: Transform
+    padded: Any
+    """(n, h, w, c) data, padded to whole tiles; with dilation (n, d, h / d, d', w / d', c)."""
+    output: tuple[int, int, int]
+    """n, h' and w'."""
+    dilation: tuple[int, int]
+    lines: int
+    """Rows of each interleaved image."""
+    places: int
+    """Tiles in a row of it."""
+
+    @classmethod
+    def of(cls, transform: Transform, data: Any, window: Window) -> Tiles:
+        """Those of the (n, h, w, c) ``data``."""
+        n, h, w, _ = (int(d) for d in data.shape)
+        top, left, bottom, right = window.padding
+        down, across = window.dilation
+        out_h, out_w = h + top + bottom - 2 * down, w + left + right - 2 * across
+        lines, places = (
+            tiles_along(transform, outputs, apart) // apart
+            for outputs, apart in ((out_h, down), (out_w, across))
+        )
+        rows, columns = (count * transform.tile + KERNEL - 1 for count in (lines, places))
+        padded = _padded(data, (top, left), (down, across), (rows, columns))
+        return cls(transform, padded, (n, out_h, out_w), (down, across), lines, places)
+
+    @property
+    def rows(self) -> int:
+        """Of all images."""
+        return self.output[0] * self.lines * self.dilation[0]
+
+    @property
+    def columns(self) -> int:
+        """Tiles in a row, those of interleaved images next to each other."""
+        return self.places * self.dilation[1]
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Of the last stage, for its schedule."""
+        return {} if self.dilation == (1, 1) else {_DILATION: [*self.dilation]}
+
+    def element(self, row: Any, column: Any, y: Any, x: Any, c: Any) -> Any:
+        """In TE, an input of a tile."""
+        tile, (down, across) = self.transform.tile, self.dilation
+        if self.dilation == (1, 1):
+            return self.padded[row // self.lines, row % self.lines * tile + y, column * tile + x, c]
+        line, place = row // down, column // across
+        at = (row % down, line % self.lines * tile + y, column % across, place * tile + x)
+        return self.padded[(line // self.lines, *at, c)]
+
+    def stored(self, channels: int, load: Callable[..., Any]) -> Any:
+        """In TE, the (n, h', w', channels) output, from ``load(row, column, i, j, channel)``."""
+        from tvm import te
+
+        tile, (down, across) = self.transform.tile, self.dilation
+
+        def element(b: Any, y: Any, x: Any, c: Any) -> Any:
+            row, column = b * self.lines + y // (down * tile), x // (across * tile)
+            i, j = y % tile, x % tile
+            if self.dilation != (1, 1):
+                row, column = row * down + y % down, column * across + x % across
+                i, j = y // down % tile, x // across % tile
+            return load(row, column, i, j, c)
+
+        return te.compute(
+            (*self.output, channels), element, name="conv2d_winograd", attrs=LEFT_ALONE
+        )
+
+
+def _padded(
+    data: Any, before: tuple[int, int], dilation: tuple[int, int], extents: tuple[int, int]
+) -> Any:
+    """In TE, the data with so many zeros before, as interleaved images of these extents if there is
+    dilation."""
+    from tvm import te, tirx, topi
+
+    n, h, w, channels = (int(d) for d in data.shape)
+    (top, left), (down, across), (rows, columns) = before, dilation, extents
+    if dilation == (1, 1):
+        after = (0, rows - h - top, columns - w - left, 0)
+        return topi.nn.pad(data, (0, top, left, 0), after, name="winograd_pad", attrs=LEFT_ALONE)
+
+    def element(b: Any, r: Any, y: Any, s: Any, x: Any, c: Any) -> Any:
+        at_y, at_x = y * down + r - top, x * across + s - left
+        inside = tirx.all(at_y >= 0, at_y < h, at_x >= 0, at_x < w)
+        return tirx.if_then_else(inside, data[b, at_y, at_x, c], tirx.const(0.0, "float32"))
+
+    shape = (n, down, rows, across, columns, channels)
+    return te.compute(shape, element, name="winograd_pad", attrs=LEFT_ALONE)
 
 
 def stages(
@@ -327,13 +400,18 @@ def schedule_output(sch: Any, block: Any) -> list[Any]:
 def tile_output(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
     """Inline what follows the last stage into the kernel's last block, and tile that: the loops over
     images, rows and columns of tiles, and groups of 16 channels; and those over a tile's columns and
-    the 16 channels."""
+    the 16 channels.
+
+    With dilation, the tiles that are interleaved with each other are one: TVM cannot tell which
+    elements of the last stage one of them reads.
+    """
     last = tiled_loops.inline_epilogue(sch, block)
     n, y, x, c = sch.get_loops(last)
     *_, side, _, _ = sch.get_loops(block)
     tile = int(sch.get(side).extent)
-    rows, i = sch.split(y, [None, tile])
-    columns, j = sch.split(x, [None, tile])
+    down, across = _dilation(sch, block)
+    rows, i = sch.split(y, [None, tile * down])
+    columns, j = sch.split(x, [None, tile * across])
     outer, lanes = sch.split(c, [None, LANES])
     sch.reorder(n, rows, columns, outer, i, j, lanes)
     return [n, rows, columns, outer], [j, lanes]
@@ -346,10 +424,20 @@ def transform_output(sch: Any, block: Any, task: Any, pixel: Sequence[Any]) -> N
     j, lanes = pixel
     sch.vectorize(lanes)
     sch.compute_at(block, task, preserve_unit_loops=True)
+    is_dilated = _dilation(sch, block) != (1, 1)
+    if is_dilated:  # one at a time of the tiles that are interleaved
+        *_, height, width, task, _ = sch.get_loops(block)
+        sch.reorder(task, height, width)
     sch.compute_at(back, task, preserve_unit_loops=True)
-    for inner in (block, back):
+    for inner, place in ((block, -3 if is_dilated else -4), (back, -4)):
         loops = sch.get_loops(inner)
-        for loop in loops[-4:-2]:
+        for loop in loops[place : place + 2]:
             sch.unroll(loop)
         sch.vectorize(loops[-1])
     sch.unroll(j)
+
+
+def _dilation(sch: Any, block: Any) -> tuple[int, int]:
+    """Down and across, from the last stage."""
+    down, across = sch.get(block).annotations.get(_DILATION, (1, 1))
+    return int(down), int(across)

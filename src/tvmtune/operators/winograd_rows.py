@@ -8,12 +8,11 @@ memory twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tvmtune.operators import tiled_loops, winograd
-from tvmtune.operators.winograd import LEFT_ALONE, Transform
-from tvmtune.passes.packed_products import padded_rows
+from tvmtune.operators.winograd import LEFT_ALONE, Tiles, Transform
+from tvmtune.passes.packed_products import Window, padded_rows
 
 FEWEST, FEWEST_CACHED = 12, 7
 """The fewest tiles in a row: the former if the weights are loaded again for each row, the latter if
@@ -29,14 +28,16 @@ def applies(transform: Transform, call: Any) -> bool:
         return False
     _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
     weights = 4 * transform.alpha**2 * ci * co
-    width = int(call.ty.shape[2])
-    return -(-width // transform.tile) >= (FEWEST_CACHED if weights <= CACHED else FEWEST)
+    tiles = winograd.tiles_along(transform, int(call.ty.shape[2]), int(call.attrs.dilation[1]))
+    return tiles >= (FEWEST_CACHED if weights <= CACHED else FEWEST)
 
 
 def is_parallel(transform: Transform, cores: int, call: Any) -> bool:
-    """Whether there are at least two rows of tiles for each core."""
+    """Whether there are at least two rows of tiles for each core; those of interleaved images are
+    computed by one."""
     n, height, *_ = (int(extent) for extent in call.ty.shape)
-    return n * -(-height // transform.tile) >= 2 * cores
+    down = int(call.attrs.dilation[0])
+    return n * winograd.tiles_along(transform, height, down) // down >= 2 * cores
 
 
 def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
@@ -44,31 +45,25 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
     return winograd.replace_by(convolution, transform, builder, call, values)
 
 
-def convolution(transform: Transform, data: Any, weight: Any, padding: Sequence[int]) -> Any:
+def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:
     """As :func:`winograd.convolution`, in TE."""
-    from tvm import te, tirx
+    from tvm import tirx
 
-    tile = transform.tile
-    padded, (n, out_h, out_w), (rows, columns) = winograd.tiled(transform, data, padding)
-    tiles = padded_rows(columns)
+    tiles = Tiles.of(transform, data, window)
+    computed = padded_rows(tiles.columns)
 
     def patch(o: Any, y: Any, x: Any, p: Any, c: Any) -> Any:
-        if tiles > columns:  # what is computed beyond the last tile is not used
-            p = tirx.min(p, columns - 1)
-        return padded[o // rows, o % rows * tile + y, p * tile + x, c]
+        if computed > tiles.columns:  # what is computed beyond the last tile is not used
+            p = tirx.min(p, tiles.columns - 1)
+        return tiles.element(o, p, y, x, c)
 
     inverse = winograd.stages(
-        *(transform, (n * rows, tiles), patch, weight),
+        *(transform, (tiles.rows, computed), patch, weight),
         input_attrs=LEFT_ALONE,
         product_attrs={"schedule_rule": "tvmtune.winograd_rows"},
-        output_attrs=LEFT_ALONE,
+        output_attrs={**LEFT_ALONE, **tiles.attrs},
     )
-    return te.compute(
-        (n, out_h, out_w, int(weight.shape[3])),
-        lambda b, y, x, c: inverse[b * rows + y // tile, y % tile, x % tile, x // tile, c],
-        name="conv2d_winograd",
-        attrs=LEFT_ALONE,
-    )
+    return tiles.stored(int(weight.shape[3]), lambda o, p, i, j, c: inverse[o, i, j, p, c])
 
 
 def schedule(sch: Any, product: Any) -> list[Any]:

@@ -22,8 +22,9 @@ from tvmtune.types import product
 if TYPE_CHECKING:
     import tvm
 
-_SAVED = 0.2
-"""Share of the time that splitting must save, as far as :func:`_saves` can tell."""
+_SAVED = 1 / 3
+"""Share of the time that splitting must save, as far as :func:`_saves` can tell: Winograd's algorithm
+saves as much of most convolutions."""
 _MOVING = 64
 """Multiplications that take as long as writing a result of a tap, and adding it to the others."""
 _STARTING = 1e6
