@@ -100,6 +100,18 @@ def test_it_equals_the_product_in_its_default_and_in_sampled_schedules(left, rig
     assert_every_schedule_is_right(network, "flattened", tmp_path)
 
 
+def test_it_equals_the_direct_algorithm_where_it_reads_a_part_of_the_image():
+    atrous = one_conv((1, 256, 14, 14), 64, dilation=12, pads=(12,) * 4)
+    plan = api.plan(OnnxNetwork(atrous, name="conv"), attrs=ATTRS)
+    by_gemm = [task for task in plan.tasks if task.untuned.name == NAME]
+    assert len(by_gemm) == 5  # the center and the edges of the kernel; corners read too few pixels
+    for task in by_gemm:
+        args = random_args(task.untuned.mod)
+        want = run_kernel(task.implementations[0].mod, args)
+        (sampled,) = sample_modules(task.untuned.mod, RuleSpace(plan.device.target), 1)
+        assert error(run_kernel(sampled, args), want) < 1e-5
+
+
 def assert_every_schedule_is_right(network: OnnxNetwork, name: str, folder: Path) -> None:
     plan = api.plan(network, attrs=ATTRS)
     (task,) = [t for t in plan.tasks if name in [i.name for i in t.implementations]]

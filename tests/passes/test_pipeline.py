@@ -7,12 +7,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from kernels import error, one_conv, prepared, relax_conv, run_network, this_machine
+from kernels import error, one_conv, prepared, run_network, this_machine
 from models import tiny_cnn, tiny_encoder
 from tvmtune.errors import UsageError
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.passes import pipeline
-from tvmtune.passes.bindings import bindings
 from tvmtune.passes.call_sites import as_workload, call_sites
 
 
@@ -119,14 +118,16 @@ def test_axes_to_squeeze_may_count_from_the_end():
     assert error(outputs_of(program)[0], expected) < 1e-5
 
 
-def test_padding_does_not_join_the_kernel_of_the_convolution_before_it():
-    """There it would be computed for the convolution's outputs only."""
-    mod, _ = relax_conv("NHWC", dtype="float32")
-    (conv,) = (b.value for b in bindings(mod))
+@pytest.mark.parametrize(("rows", "width"), [(8, (0, 3)), (1, (0, 3)), (1, (2, 0))])
+def test_padding_does_not_join_the_kernel_before_it(rows, width):
+    """There it would be computed for the outputs of that kernel only."""
+    weight = np.random.RandomState(0).standard_normal((64, 48)).astype("float32")
+    x = relax.Var("x", relax.TensorType((rows, 64), "float32"))
     builder = relax.BlockBuilder()
-    with builder.function("main", mod["main"].params):
+    with builder.function("main", [x]):
         with builder.dataflow():
-            padded = relax.op.nn.pad(builder.emit(conv), (0, 0, 0, 2, 0, 3, 0, 0))
+            products = builder.emit(relax.op.matmul(x, relax.const(weight)))
+            padded = relax.op.nn.pad(products, (*width, 0, 0))
             output = builder.emit_output(padded)
         builder.emit_func_output(output)
     program = pipeline.legalize(builder.get(), this_machine())

@@ -93,12 +93,13 @@ def test_a_tap_reads_the_image_for_the_outputs_that_the_axis_tells():
     rng = np.random.RandomState(0)
     for _ in range(500):
         extent, taps, stride, dilation = rng.randint(1, 9, 4)
-        before, after = rng.randint(0, 12, 2)
+        before, after = rng.randint(-3, 12, 2)
         outputs = (extent + before + after - (taps - 1) * dilation - 1) // stride + 1
         if outputs < 1:
             continue
         axis = Axis("H", extent, outputs, taps, stride, dilation, before, after)
-        padded = np.pad(np.ones(extent, bool), (before, after))
+        padded = np.pad(np.ones(extent, bool), (max(before, 0), max(after, 0)))
+        padded = padded[max(-before, 0) :]
         for tap in range(taps):
             first = tap * dilation
             reads = padded[first : first + (outputs - 1) * stride + 1 : stride]

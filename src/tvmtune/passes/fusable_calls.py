@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tvm
 
-_BROADCAST, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 1, 2, 4, 8
+_ELEMENTWISE, _BROADCAST, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 1, 2, 4, 8
 """``OpPatternKind`` of TVM's fusion."""
 
 
@@ -38,27 +38,34 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
     """
     from tvm import tirx
 
-    for variable, function in mod.functions_items():
+    for variable, function in list(mod.functions_items()):
         if not isinstance(function, tirx.PrimFunc):
             continue
         pattern = function.attrs.get("op_pattern")
-        if pattern is not None and int(pattern) <= _BROADCAST and _changes_extents(function):
+        if pattern is not None and _changes_extents(function, int(pattern)):
             mod.update_func(variable, function.with_attr("op_pattern", _INJECTIVE))
     return mod
 
 
-def _changes_extents(function: Any) -> bool:
-    *read, written = [list(p.shape) for p in function.params if hasattr(p, "shape")]
-    return any(
-        len(shape) == len(written)
-        and any(_is_other(n, m) for n, m in zip(shape, written, strict=True))
-        for shape in read
+def _changes_extents(function: Any, pattern: int) -> bool:
+    """Whether none of the tensors that an element-wise kernel reads has the extents of its result; or,
+    for one that only broadcasts, whether one has others that are not 1."""
+    from tvm import tirx
+
+    *read, written = [
+        [int(n) if isinstance(n, int | tirx.IntImm) else None for n in p.shape]
+        for p in function.params
+        if hasattr(p, "shape")
+    ]
+    read = [shape for shape in read if len(shape) == len(written)]
+    pairs = [[*zip(shape, written, strict=True)] for shape in read]
+    if pattern == _ELEMENTWISE:
+        return bool(read) and all(any(_differ(n, m) for n, m in each) for each in pairs)
+    return pattern == _BROADCAST and any(
+        _differ(n, m) and n != 1 for each in pairs for n, m in each
     )
 
 
-def _is_other(extent: Any, written: Any) -> bool:
-    """Whether both are numbers, and one is not broadcast to the other."""
-    from tvm import tirx
-
-    numbers = [int(n) for n in (extent, written) if isinstance(n, int | tirx.IntImm)]
-    return len(numbers) == 2 and numbers[0] not in (1, numbers[1])
+def _differ(one: int | None, other: int | None) -> bool:
+    """Whether both are known, and not equal."""
+    return None not in (one, other) and one != other

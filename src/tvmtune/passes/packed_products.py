@@ -32,7 +32,7 @@ class Window:
 
     strides: tuple[int, ...]
     padding: tuple[int, ...]
-    """Top, left, bottom, right."""
+    """Top, left, bottom, right; if negative, so many elements are not read."""
     dilation: tuple[int, ...]
 
     @classmethod

@@ -28,7 +28,7 @@ saves as much of most convolutions."""
 _MOVING = 64
 """Multiplications that take as long as writing a result of a tap, and adding it to the others."""
 _STARTING = 1e6
-"""Multiplications that take as long as starting a kernel."""
+"""Multiplications that take as long as starting a kernel. Both are estimates for two AVX2 cores."""
 
 
 @dataclass(frozen=True)

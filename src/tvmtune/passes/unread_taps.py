@@ -37,8 +37,8 @@ def _kept(axis: Axis) -> range:
     if not read:
         return range(axis.taps)
     # What remains needs padding of at least 0.
-    first = min(read[0], axis.before // axis.dilation)
-    last = max(read[-1], axis.taps - 1 - axis.after // axis.dilation)
+    first = min(read[0], max(axis.before, 0) // axis.dilation)
+    last = max(read[-1], axis.taps - 1 - max(axis.after, 0) // axis.dilation)
     return range(first, last + 1)
 
 
