@@ -29,10 +29,10 @@ SAMPLE = {
 }
 """A network of each family, with smaller inputs if the default size takes minutes."""
 
-QUICKER = {"mobilenet_v3", "resnet3d", "squeezenet"}
-"""Families that stand for the others in CI: depthwise convolutions with gates, three dimensions, and
-concatenation. The examples of the docs (tests/docs) tune resnet-18 there, the tests of boards
-mobilenet, and tests/cli/test_encoder.py attention."""
+QUICKER = {"mobilenet_v3"}
+"""Families that stand for the others in CI: depthwise convolutions with gates. The examples of the docs
+(tests/docs) tune resnet-18 there, the tests of boards mobilenet, and tests/cli/test_encoder.py
+attention."""
 
 
 def samples() -> list[object]:

@@ -97,6 +97,9 @@ TOKENS = {
 LARGER = ["resnet-101", "resnet-152", "vgg-13", "vgg-16", "vgg-19"]
 """Built by the same code as smaller ones of their families."""
 
+COMPARED = [*LARGER, "bert-base", "gpt2", "vgg-11"]
+"""Those, and large ones whose parameters test_zoo_torch.py gives to PyTorch's network one by one."""
+
 
 def sized(quick: list[str], soak: list[str] | None = None, *, tokens: bool = True) -> list[object]:
     """All networks, as parameters of a test that is slow but for the ``quick`` ones.
@@ -150,7 +153,9 @@ def test_all_published_networks_are_registered():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "resnet-50", "inception_v3"], LARGER))
+@pytest.mark.parametrize(
+    "name", sized([*SMALL, "resnet-18", "resnet-50", "inception_v3"], COMPARED)
+)
 def test_parameter_counts_match_the_published_ones(name: str):
     weights = model_of(load(name)).graph.initializer
     trainable = [w for w in weights if w.name.endswith((".weight", ".bias"))]

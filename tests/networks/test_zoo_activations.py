@@ -17,7 +17,6 @@ pytest.importorskip("onnxruntime", reason="224x224 takes onnx's evaluator minute
 
 QUICK = ["mobilenet", "mobilenet-v2", "mobilenet-v3-small", "squeezenet_v1.1"]
 SLOW = [
-    "bert-base",
     "convnext-tiny",
     "densenet-121",
     "efficientnet-b0",
@@ -27,10 +26,10 @@ SLOW = [
     "resnet-18",
     "resnet-50",
     "resnet3d-18",
-    "vgg-11",
     "vit-b-16",
 ]
-"""With the quick ones, a network of each kind of layer in each family."""
+"""With the quick ones, a network of each kind of layer; vgg-11 and bert-base, whose layers others have,
+take the longest."""
 
 
 def marks(name: str) -> pytest.MarkDecorator | tuple[()]:

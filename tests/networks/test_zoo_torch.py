@@ -90,6 +90,6 @@ def test_inputs_of_the_usual_size_give_the_logits_of_the_same_network_in_pytorch
     check(networks.load(name))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_larger_images_are_averaged_down_to_vggs_grid():
     check(networks.load("vgg-11", shapes={"data": (1, 3, 448, 224)}))

@@ -183,7 +183,9 @@ def test_an_implementation_that_cannot_be_searched_is_reported(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduling", ["gradient", "round-robin"])
+@pytest.mark.parametrize(
+    "scheduling", ["gradient", pytest.param("round-robin", marks=pytest.mark.soak)]
+)
 def test_proposing_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling):
     """A task that takes nearly all of the time must not wait for the others."""
     tasks = [
