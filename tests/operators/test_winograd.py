@@ -283,6 +283,16 @@ def test_rows_are_preferred_if_there_are_enough_for_all_cores():
     assert task.untuned_exact.name == "winograd-2x2-rows"
 
 
+@pytest.mark.parametrize(
+    ("channels", "dilation", "held"), [(256, 2, True), (512, 4, False), (512, 1, True)]
+)
+def test_rows_of_interleaved_images_are_preferred_while_a_thread_can_hold_them(
+    channels, dilation, held
+):
+    model = one_conv((1, channels, 65, 65), channels, dilation=dilation, pads=(dilation,) * 4)
+    assert winograd_rows.fits(winograd.F4, convolution_of(prepared(model))) == held
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "transform"),

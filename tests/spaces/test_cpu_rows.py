@@ -59,6 +59,32 @@ def test_layer_norm(shape):
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("shape", "axes", "tile"),
+    [
+        ((1, 56, 56, 64), (0, 3, 1, 2), [16, 16]),
+        ((1, 48, 13, 65), (0, 2, 3, 1), [13, 16]),
+        ((2, 197, 96), (0, 2, 1), [16, 1]),
+        ((1, 32, 6, 48), (0, 2, 3, 1), [16, 16]),
+        ((1, 3, 64, 64), (0, 2, 3, 1), None),
+        ((1, 64, 12, 32), (0, 2, 1, 3), None),
+    ],
+    ids=[
+        *("from channels last", "to channels last", "a prime", "heads of keys"),
+        *("few channels", "heads"),
+    ],
+)
+def test_transpositions_are_computed_in_tiles_of_lines_of_the_cache(shape, axes, tile):
+    def transposed(x, bias):
+        return topi.nn.relu(topi.transpose(x, axes) + bias)
+
+    text = scheduled(kernel(transposed, shape, (1,)))
+    loops = re.findall(r" in (?:range|T\.vectorized)\((?:T\.int64\()?(\d+)", text)
+    assert "T.parallel" in text
+    assert tile is None or loops == [str(n) for n in tile]
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("cores", [1, 2, 16])
 @pytest.mark.parametrize(
     "shape", [(1, 112, 112, 32), (1, 7, 7, 1280), (2, 5, 3, 24), (1, 1, 9, 7), (1, 40, 40, 1)]

@@ -110,8 +110,9 @@ def _by_rows(whole: Algorithm, transform: winograd.Transform, cores: int) -> Alg
     preferred = whole.prefers
 
     def prefers(call: Any) -> bool:
-        is_shared = winograd_rows.is_parallel(transform, cores, call)
-        return is_shared and preferred is not None and preferred(call)
+        is_quick = winograd_rows.is_parallel(transform, cores, call)
+        is_quick = is_quick and winograd_rows.fits(transform, call)
+        return is_quick and preferred is not None and preferred(call)
 
     return dataclasses.replace(
         whole,

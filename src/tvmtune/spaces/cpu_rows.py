@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 VECTORS = 4
 """Vectors per step of a loop over a row, for independent sums and fewer jumps."""
+LINE = 16
+"""Elements of a line of the cache, of 64 bytes, if they have 32 bits."""
+SHORT = 4
+"""Elements in a row below which a transposition is computed in the order of its output."""
 SERIAL = 4096
 """Values below which threads cost more than they bring."""
 
@@ -146,6 +150,11 @@ def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> Non
     size = product(_extents(sch, block))
     if not loops:
         return
+    if (column := _read_across(sch, block)) is not None:
+        rows = _tile_transposed(sch, loops, column)
+        if size >= SERIAL:
+            sch.parallel(rows)
+        return
     *outer, last = loops
     extent = int(sch.get(last).extent)
     count = product(_extents(sch, block)[:-1])
@@ -161,6 +170,35 @@ def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> Non
     _vectorize(sch, last, unit)
     if size >= SERIAL:
         sch.parallel(rows)
+
+
+def _read_across(sch: Schedule, block: Any) -> int | None:
+    """The axis of the output, not its last, whose neighbors are neighbors in memory where the block
+    reads most, as in a transposition; None if there is none, or if it or those after it are short."""
+    stage = sch.get(block)
+    variables = [v.var for v in stage.iter_vars]
+    extents = _extents(sch, block)
+    reads = [read for read in stage.reads if len(read.region)]
+    if not reads:
+        return None
+    largest = max(reads, key=lambda read: product([int(n) for n in read.source.shape]))
+    found = [n for n, v in enumerate(variables[:-1]) if largest.region[-1].min.same_as(v)]
+    if not found or min(extents[found[0]], product(extents[found[0] + 1 :])) < SHORT:
+        return None
+    return found[0]
+
+
+def _tile_transposed(sch: Schedule, loops: list[Any], column: int) -> Any:
+    """The loop over tiles of as many elements in each direction as a line of the cache has: element by
+    element, each line would be loaded again for every element of it."""
+    last = _fuse(sch, loops[column + 1 :])
+    down, across = (divisor(int(sch.get(loop).extent), LINE) for loop in (loops[column], last))
+    outer, inner = sch.split(loops[column], [None, down])
+    tile, lanes = sch.split(last, [None, across])
+    sch.reorder(*loops[:column], tile, outer, inner, lanes)
+    if across & (across - 1) == 0:
+        sch.vectorize(lanes)
+    return _fuse(sch, [*loops[:column], tile, outer])
 
 
 def _columns(sch: Schedule, total: Any, output: Any, unit: VectorUnit, cores: int) -> None:
