@@ -30,9 +30,9 @@ SAMPLE = {
 """A network of each family, with smaller inputs if the default size takes minutes."""
 
 QUICKER = {"mobilenet_v3"}
-"""Families that stand for the others in CI: depthwise convolutions with gates. The examples of the docs
-(tests/docs) tune resnet-18 there, the tests of boards mobilenet, and tests/cli/test_encoder.py
-attention."""
+"""What stands for the others in CI: depthwise convolutions with gates. The examples of the docs
+(tests/docs) tune resnet-18 there, the tests of boards mobilenet, tests/cli/test_encoder.py attention.
+3D convolutions are in tests/operators/test_cpu_gemm.py, concatenations in tests/spaces."""
 
 
 def samples() -> list[object]:

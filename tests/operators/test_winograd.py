@@ -213,7 +213,7 @@ def test_it_applies_to_3x3_convolutions_of_stride_1(options):
         {"groups": 2},
         {"groups": 16},
         {"stride": 2},
-        {"dilation": 4, "pads": (4, 4, 4, 4)},
+        {"dilation": 5, "pads": (5, 5, 5, 5)},
         {"shape": (1, 8, 14, 14)},
         {"shape": (1, 24, 14, 14)},
         {"out": 8},

@@ -118,16 +118,31 @@ def test_axes_to_squeeze_may_count_from_the_end():
     assert error(outputs_of(program)[0], expected) < 1e-5
 
 
-@pytest.mark.parametrize(("rows", "width"), [(8, (0, 3)), (1, (0, 3)), (1, (2, 0))])
-def test_padding_does_not_join_the_kernel_before_it(rows, width):
+@pytest.mark.parametrize(
+    ("shape", "width"),
+    [
+        ((8, 64), (0, 3, 0, 0)),
+        ((1, 64), (0, 3, 0, 0)),
+        ((1, 64), (2, 0, 0, 0)),
+        ((1, 8, 8, 64), (0, 0, 0, 2, 0, 3, 0, 0)),
+        ((1, 8, 1, 64), (0, 0, 0, 0, 0, 3, 0, 0)),
+    ],
+    ids=["product", "a row", "before a row", "convolution", "of one column"],
+)
+def test_padding_does_not_join_the_kernel_before_it(shape, width):
     """There it would be computed for the outputs of that kernel only."""
     weight = np.random.RandomState(0).standard_normal((64, 48)).astype("float32")
-    x = relax.Var("x", relax.TensorType((rows, 64), "float32"))
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            products = builder.emit(relax.op.matmul(x, relax.const(weight)))
-            padded = relax.op.nn.pad(products, (*width, 0, 0))
+            if len(shape) == 2:
+                sums = relax.op.matmul(x, relax.const(weight))
+            else:
+                kernel = relax.const(weight[None, None])
+                layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+                sums = relax.op.nn.conv2d(x, kernel, **layouts)
+            padded = relax.op.nn.pad(builder.emit(sums), width)
             output = builder.emit_output(padded)
         builder.emit_func_output(output)
     program = pipeline.legalize(builder.get(), this_machine())

@@ -66,22 +66,33 @@ def test_layer_norm(shape):
         ((1, 48, 13, 65), (0, 2, 3, 1), [13, 16]),
         ((2, 197, 96), (0, 2, 1), [16, 1]),
         ((1, 32, 6, 48), (0, 2, 3, 1), [16, 16]),
-        ((1, 3, 64, 64), (0, 2, 3, 1), None),
-        ((1, 64, 12, 32), (0, 2, 1, 3), None),
+        ((1, 3, 64, 64), (0, 2, 3, 1), []),
+        ((1, 64, 12, 32), (0, 2, 1, 3), []),
+        ((4, 197, 197), (0, 2, 1), [197]),
     ],
     ids=[
         *("from channels last", "to channels last", "a prime", "heads of keys"),
-        *("few channels", "heads"),
+        *("few channels", "heads", "two primes"),
     ],
 )
 def test_transpositions_are_computed_in_tiles_of_lines_of_the_cache(shape, axes, tile):
-    def transposed(x, bias):
-        return topi.nn.relu(topi.transpose(x, axes) + bias)
+    def transposed(x, bias, residual):
+        return topi.nn.relu(residual + topi.transpose(x, axes) + bias)
 
-    text = scheduled(kernel(transposed, shape, (1,)))
+    text = scheduled(kernel(transposed, shape, (1,), tuple(shape[axis] for axis in axes)))
     loops = re.findall(r" in (?:range|T\.vectorized)\((?:T\.int64\()?(\d+)", text)
     assert "T.parallel" in text
-    assert tile is None or loops == [str(n) for n in tile]
+    if tile:
+        assert loops == [str(n) for n in tile]
+    else:
+        assert len(loops) < 2  # in the order of the output
+
+
+def test_a_broadcast_is_no_transposition():
+    def broadcast(x):
+        return topi.broadcast_to(topi.expand_dims(x, 1), (256, 1031))
+
+    assert re.search(r"range\((T\.int64\()?1031\b", scheduled(kernel(broadcast, (256,))))
 
 
 @pytest.mark.sweep

@@ -26,14 +26,14 @@ def offered(device: Device) -> Iterator[Algorithm | ExtraSpace]:
     yield from tensor_cores.implementations(device)
     for each in backend_defaults.implementations_gpu(device):
         if isinstance(each, Algorithm) and each.name == WINOGRAD.name:
-            yield replace(each, prefers=_is_plain_with_many_pixels)
+            yield replace(each, prefers=_is_undilated_with_many_pixels)
         elif isinstance(each, Algorithm) and each.name == SPLIT_K.name:
             yield replace(each, prefers=lambda call: True)
         else:
             yield each
 
 
-def _is_plain_with_many_pixels(call: Any) -> bool:
+def _is_undilated_with_many_pixels(call: Any) -> bool:
     image, height, width, _ = (int(extent) for extent in call.ty.shape)
     is_dilated = any(int(d) > 1 for d in call.attrs.dilation)
     return not is_dilated and product((image, height, width)) >= WINOGRAD_PIXELS

@@ -93,32 +93,32 @@ LEFT_ALONE = {"schedule_rule": "None"}
 """Attributes of stages that are scheduled with others."""
 _DILATION = "tvmtune.dilation"
 """Annotation of the last stage: the dilation, down and across, if there is any."""
-DILATED = 4
-"""Outputs of an interleaved image along each axis, at least: then F(2x2) and F(4x4) save a third of the
-multiplications or more."""
 LANES = 16
 """Channels per vector in the transforms; they must divide the numbers of channels."""
 
 
 def applies(call: Any) -> bool:
-    """3x3, stride 1, one group, NHWC float32, constant weights, multiples of 16 channels, and a
-    dilation of which the image has at least :data:`DILATED`: smaller interleaved images are mostly
-    padding."""
+    """3x3, stride 1, one group, NHWC float32, constant weights, multiples of 16 channels; with
+    dilation, images of which F(2x2) saves a third of the multiplications."""
     if not convolution_calls.is_plain(call):
         return False
     attrs = call.attrs
     kh, kw, ci, co = (int(d) for d in call.args[1].ty.shape)
-    _, *image, _ = (int(extent) for extent in call.ty.shape)
     return (
         (kh, kw) == (3, 3)
         and all(int(s) == 1 for s in attrs.strides)
-        and all(
-            int(d) == 1 or extent >= DILATED * int(d)
-            for extent, d in zip(image, attrs.dilation, strict=True)
-        )
         and ci % LANES == 0
         and co % LANES == 0
+        and (all(int(d) == 1 for d in attrs.dilation) or _saves_a_third(call))
     )
+
+
+def _saves_a_third(call: Any) -> bool:
+    """Whether interleaved images are not mostly what is added to fill tiles."""
+    _, height, width, _ = (int(extent) for extent in call.ty.shape)
+    down, across = (int(d) for d in call.attrs.dilation)
+    tiles = tiles_along(F2, height, down) * tiles_along(F2, width, across)
+    return 3 * F2.alpha**2 * tiles <= 2 * KERNEL**2 * height * width
 
 
 _TRANSFORM = 25

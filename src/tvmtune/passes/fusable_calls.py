@@ -48,8 +48,11 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _changes_extents(function: Any, pattern: int) -> bool:
-    """Whether none of the tensors that an element-wise kernel reads has the extents of its result; or,
-    for one that only broadcasts, whether one has others that are not 1."""
+    """Whether an element-wise kernel reads extents that are neither its result's nor 1, or, if it is
+    not called a broadcast either, no tensor with those of its result.
+
+    Extents that are not known are taken for equal.
+    """
     from tvm import tirx
 
     *read, written = [
@@ -59,10 +62,14 @@ def _changes_extents(function: Any, pattern: int) -> bool:
     ]
     read = [shape for shape in read if len(shape) == len(written)]
     pairs = [[*zip(shape, written, strict=True)] for shape in read]
-    if pattern == _ELEMENTWISE:
-        return bool(read) and all(any(_differ(n, m) for n, m in each) for each in pairs)
-    return pattern == _BROADCAST and any(
-        _differ(n, m) and n != 1 for each in pairs for n, m in each
+    if pattern not in (_ELEMENTWISE, _BROADCAST):
+        return False
+    if any(_differ(n, m) and n != 1 for each in pairs for n, m in each):
+        return True
+    return (
+        pattern == _ELEMENTWISE
+        and bool(read)
+        and all(any(_differ(n, m) for n, m in each) for each in pairs)
     )
 
 

@@ -24,6 +24,8 @@ LINE = 16
 """Elements of a line of the cache, of 64 bytes, if they have 32 bits."""
 SHORT = 4
 """Elements in a row below which a transposition is computed in the order of its output."""
+SMALLEST = 8
+"""Elements of a tile of a transposition, at least; two prime extents have tiles of one."""
 SERIAL = 4096
 """Values below which threads cost more than they bring."""
 
@@ -174,25 +176,37 @@ def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> Non
 
 def _read_across(sch: Schedule, block: Any) -> int | None:
     """The axis of the output, not its last, whose neighbors are neighbors in memory where the block
-    reads most, as in a transposition; None if there is none, or if it or those after it are short."""
+    reads most, as in a transposition; None if there is none, or if tiles of it would be too small.
+
+    Not found: what is read through a reshape, or at a distance, as behind a concatenation.
+    """
     stage = sch.get(block)
     variables = [v.var for v in stage.iter_vars]
     extents = _extents(sch, block)
-    reads = [read for read in stage.reads if len(read.region)]
-    if not reads:
-        return None
-    largest = max(reads, key=lambda read: product([int(n) for n in read.source.shape]))
-    found = [n for n, v in enumerate(variables[:-1]) if largest.region[-1].min.same_as(v)]
-    if not found or min(extents[found[0]], product(extents[found[0] + 1 :])) < SHORT:
-        return None
-    return found[0]
+    sizes = [product([int(n) for n in read.source.shape]) for read in stage.reads]
+    for read, size in zip(stage.reads, sizes, strict=True):
+        if size < max(sizes) or not len(read.region):
+            continue
+        *others, last = (axis.min for axis in read.region)
+        for column, variable in enumerate(variables[:-1]):
+            after = variables[column + 1 :]
+            if not last.same_as(variable) or not any(o.same_as(v) for o in others for v in after):
+                continue  # in the order of the output, or the same value for a whole row
+            parts = _line(extents[column]), _line(product(extents[column + 1 :]))
+            rows = min(extents[column], product(extents[column + 1 :]))
+            return column if rows >= SHORT and product(parts) >= SMALLEST else None
+    return None
+
+
+def _line(extent: int) -> int:
+    return divisor(extent, LINE)
 
 
 def _tile_transposed(sch: Schedule, loops: list[Any], column: int) -> Any:
-    """The loop over tiles of as many elements in each direction as a line of the cache has: element by
-    element, each line would be loaded again for every element of it."""
+    """The loop over tiles of at most as many elements in each direction as a line of the cache has:
+    element by element, each line would be loaded again for every element of it."""
     last = _fuse(sch, loops[column + 1 :])
-    down, across = (divisor(int(sch.get(loop).extent), LINE) for loop in (loops[column], last))
+    down, across = (_line(int(sch.get(loop).extent)) for loop in (loops[column], last))
     outer, inner = sch.split(loops[column], [None, down])
     tile, lanes = sch.split(last, [None, across])
     sch.reorder(*loops[:column], tile, outer, inner, lanes)
