@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvmtune.passes.bindings import is_float32
 from tvmtune.static_shapes import has_static_shapes
 
 _LAYOUTS = (("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC"), ("NDHWC", "DHWIO", "NDHWC"))
@@ -22,5 +23,5 @@ def is_plain(call: Any, *, grouped: bool = False) -> bool:
         and (grouped or attrs.groups == 1)
         and layouts in _LAYOUTS
         and isinstance(call.args[1], tvm.ir.GenericConst)
-        and all(str(each.ty.dtype) == "float32" for each in (*call.args, call))
+        and is_float32(call)
     )

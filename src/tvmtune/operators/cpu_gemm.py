@@ -18,6 +18,7 @@ from typing import Any
 
 from tvmtune.operators import convolution_calls, padded, tiled_loops
 from tvmtune.operators.winograd import LEFT_ALONE
+from tvmtune.passes.bindings import is_float32
 from tvmtune.passes.blocks import blocks
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST
@@ -62,7 +63,7 @@ def applies_to_matmul(padding: Padding, call: Any) -> bool:
 
     if not has_static_shapes(call) or not isinstance(call.args[1], tvm.ir.GenericConst):
         return False
-    if any(str(each.ty.dtype) != "float32" for each in (*call.args, call)):
+    if not is_float32(call):
         return False
     *image, inputs = (int(extent) for extent in call.args[0].ty.shape)
     matrix = call.args[1].ty.shape

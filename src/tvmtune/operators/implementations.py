@@ -110,9 +110,12 @@ def _by_rows(whole: Algorithm, transform: winograd.Transform, cores: int) -> Alg
     preferred = whole.prefers
 
     def prefers(call: Any) -> bool:
-        is_quick = winograd_rows.is_parallel(transform, cores, call)
-        is_quick = is_quick and winograd_rows.fits(transform, call)
-        return is_quick and preferred is not None and preferred(call)
+        return (
+            preferred is not None
+            and winograd_rows.is_parallel(transform, cores, call)
+            and winograd_rows.fits(transform, call)
+            and preferred(call)
+        )
 
     return dataclasses.replace(
         whole,

@@ -271,12 +271,9 @@ class Tiles:
         tile, (down, across) = self.transform.tile, self.dilation
 
         def element(b: Any, y: Any, x: Any, c: Any) -> Any:
-            row, column = b * self.lines + y // (down * tile), x // (across * tile)
-            i, j = y % tile, x % tile
-            if self.dilation != (1, 1):
-                row, column = row * down + y % down, column * across + x % across
-                i, j = y // down % tile, x // across % tile
-            return load(row, column, i, j, c)
+            row = (b * self.lines + y // (down * tile)) * down + y % down
+            column = x // (across * tile) * across + x % across
+            return load(row, column, y // down % tile, x // across % tile, c)
 
         return te.compute(
             (*self.output, channels), element, name="conv2d_winograd", attrs=LEFT_ALONE

@@ -42,6 +42,11 @@ def is_constant(expr: Any) -> bool:
     return isinstance(expr, GenericConst)
 
 
+def is_float32(call: Any) -> bool:
+    """Whether the operands and the result of a call are of float32."""
+    return all(str(each.ty.dtype) == "float32" for each in (*call.args, call))
+
+
 def reads(mod: tvm.IRModule) -> dict[Any, int]:
     """How many bindings of ``main`` read each variable; its result counts as one more."""
     from tvm.relax.analysis import free_vars

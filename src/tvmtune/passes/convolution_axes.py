@@ -52,12 +52,11 @@ def axes_of(expr: Any) -> list[Axis]:
         return []
     spatial = [letter for letter in str(attrs.data_layout) if letter in "DHW"]
     before, after = attrs.padding[: len(spatial)], attrs.padding[len(spatial) :]
-    out_layout = str(attrs.out_layout) or str(attrs.data_layout)
     return [
         Axis(
             letter,
             data[str(attrs.data_layout).index(letter)],
-            output[out_layout.index(letter)],
+            output[output_layout(expr).index(letter)],
             kernel[str(attrs.kernel_layout).index(letter)],
             int(attrs.strides[i]),
             int(attrs.dilation[i]),
@@ -66,6 +65,11 @@ def axes_of(expr: Any) -> list[Axis]:
         )
         for i, letter in enumerate(spatial)
     ]
+
+
+def output_layout(call: Any) -> str:
+    """That of the result of a convolution, e.g. ``NHWC``."""
+    return str(call.attrs.out_layout) or str(call.attrs.data_layout)
 
 
 def with_taps(call: Any, data: Any, axes: Sequence[Axis], taps: Sequence[slice]) -> Any:

@@ -41,8 +41,8 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, function in list(mod.functions_items()):
         if not isinstance(function, tirx.PrimFunc):
             continue
-        pattern = function.attrs.get("op_pattern")
-        if pattern is not None and _changes_extents(function, int(pattern)):
+        pattern = int(function.attrs.get("op_pattern", _OPAQUE))
+        if pattern in (_ELEMENTWISE, _BROADCAST) and _changes_extents(function, pattern):
             mod.update_func(variable, function.with_attr("op_pattern", _INJECTIVE))
     return mod
 
@@ -60,19 +60,11 @@ def _changes_extents(function: Any, pattern: int) -> bool:
         for p in function.params
         if hasattr(p, "shape")
     ]
-    read = [shape for shape in read if len(shape) == len(written)]
-    pairs = [[*zip(shape, written, strict=True)] for shape in read]
-    if pattern not in (_ELEMENTWISE, _BROADCAST):
-        return False
-    if any(_differ(n, m) and n != 1 for each in pairs for n, m in each):
+    others = [
+        [n for n, m in zip(shape, written, strict=True) if None not in (n, m) and n != m]
+        for shape in read
+        if len(shape) == len(written)
+    ]
+    if any(n != 1 for each in others for n in each):
         return True
-    return (
-        pattern == _ELEMENTWISE
-        and bool(read)
-        and all(any(_differ(n, m) for n, m in each) for each in pairs)
-    )
-
-
-def _differ(one: int | None, other: int | None) -> bool:
-    """Whether both are known, and not equal."""
-    return None not in (one, other) and one != other
+    return pattern == _ELEMENTWISE and bool(others) and all(others)

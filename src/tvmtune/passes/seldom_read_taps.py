@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import bindings, rebind
-from tvmtune.passes.convolution_axes import Axis, axes_of, with_taps
+from tvmtune.passes.bindings import bindings, is_float32, rebind
+from tvmtune.passes.convolution_axes import Axis, axes_of, output_layout, with_taps
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.static_shapes import static_shape
 from tvmtune.types import product
@@ -51,17 +51,16 @@ def split(mod: tvm.IRModule) -> tvm.IRModule:
     made: dict[Any, Callable[[Any], Any]] = {}
     for binding in bindings(mod):
         axes = axes_of(binding.value)
-        if axes and _is_plain(binding.value) and any(axis.dilation > 1 for axis in axes):
-            taps = _taps(axes)
-            if _saves(binding.value, axes, taps):
-                made[binding.var] = functools.partial(_sum, binding.value, axes, taps)
+        if not any(axis.dilation > 1 for axis in axes):
+            continue
+        taps = _taps(axes)
+        if _is_plain(binding.value) and _saves(binding.value, axes, taps):
+            made[binding.var] = functools.partial(_sum, binding.value, axes, taps)
     return rebind(mod, made)
 
 
 def _is_plain(call: Any) -> bool:
-    return call.attrs.groups == 1 and all(
-        str(each.ty.dtype) == "float32" for each in (*call.args, call)
-    )
+    return call.attrs.groups == 1 and is_float32(call)
 
 
 def _taps(axes: list[Axis]) -> list[_Tap]:
@@ -91,7 +90,7 @@ def _sum(call: Any, axes: list[Axis], taps: list[_Tap], mutator: Any) -> Any:
     *some, last = sorted(taps, key=lambda each: each.count)
     covers = last.count == product([axis.outputs for axis in axes])
     added = some if covers else taps
-    layout = str(call.attrs.out_layout) or str(call.attrs.data_layout)
+    layout = output_layout(call)
     whole = dict(zip(layout, map(range, static_shape(call) or ()), strict=True))
     letters = [axis.letter for axis in axes]
     places = [{**whole, **dict(zip(letters, tap.outputs, strict=True))} for tap in added]

@@ -152,8 +152,8 @@ def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> Non
     size = product(_extents(sch, block))
     if not loops:
         return
-    if (column := _read_across(sch, block)) is not None:
-        rows = _tile_transposed(sch, loops, column)
+    if (tile := _transposed_tile(sch, block)) is not None:
+        rows = _tile_transposed(sch, loops, *tile)
         if size >= SERIAL:
             sch.parallel(rows)
         return
@@ -174,39 +174,44 @@ def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> Non
         sch.parallel(rows)
 
 
+def _transposed_tile(sch: Schedule, block: Any) -> tuple[int, int, int] | None:
+    """The axis of the output that :func:`_read_across` finds, and how many elements of it, and of all
+    axes after it, make a tile: no more than a line of the cache has. None if that is too little."""
+    column = _read_across(sch, block)
+    if column is None:
+        return None
+    extents = _extents(sch, block)
+    sides = extents[column], product(extents[column + 1 :])
+    down, across = (divisor(side, LINE) for side in sides)
+    return (column, down, across) if min(sides) >= SHORT and down * across >= SMALLEST else None
+
+
 def _read_across(sch: Schedule, block: Any) -> int | None:
     """The axis of the output, not its last, whose neighbors are neighbors in memory where the block
-    reads most, as in a transposition; None if there is none, or if tiles of it would be too small.
+    reads most, as in a transposition; None if there is none.
 
     Not found: what is read through a reshape, or at a distance, as behind a concatenation.
     """
     stage = sch.get(block)
     variables = [v.var for v in stage.iter_vars]
-    extents = _extents(sch, block)
     sizes = [product([int(n) for n in read.source.shape]) for read in stage.reads]
     for read, size in zip(stage.reads, sizes, strict=True):
         if size < max(sizes) or not len(read.region):
             continue
         *others, last = (axis.min for axis in read.region)
-        for column, variable in enumerate(variables[:-1]):
-            after = variables[column + 1 :]
-            if not last.same_as(variable) or not any(o.same_as(v) for o in others for v in after):
-                continue  # in the order of the output, or the same value for a whole row
-            parts = _line(extents[column]), _line(product(extents[column + 1 :]))
-            rows = min(extents[column], product(extents[column + 1 :]))
-            return column if rows >= SHORT and product(parts) >= SMALLEST else None
+        column = next((n for n, v in enumerate(variables[:-1]) if last.same_as(v)), None)
+        # Else the same value is read for the whole row.
+        if column is not None and any(
+            o.same_as(v) for o in others for v in variables[column + 1 :]
+        ):
+            return column
     return None
 
 
-def _line(extent: int) -> int:
-    return divisor(extent, LINE)
-
-
-def _tile_transposed(sch: Schedule, loops: list[Any], column: int) -> Any:
-    """The loop over tiles of at most as many elements in each direction as a line of the cache has:
-    element by element, each line would be loaded again for every element of it."""
+def _tile_transposed(sch: Schedule, loops: list[Any], column: int, down: int, across: int) -> Any:
+    """The loop over tiles of ``down`` elements of an axis and ``across`` of those after it: element by
+    element, each line of the cache would be loaded again for every element of it."""
     last = _fuse(sch, loops[column + 1 :])
-    down, across = (_line(int(sch.get(loop).extent)) for loop in (loops[column], last))
     outer, inner = sch.split(loops[column], [None, down])
     tile, lanes = sch.split(last, [None, across])
     sch.reorder(*loops[:column], tile, outer, inner, lanes)
