@@ -26,6 +26,12 @@ def test_tvm_is_imported_without_pytorch():
     assert run(OURS + "import tvm; print('torch' in sys.modules)") == "False\n"
 
 
+def test_the_garbage_collector_does_not_traverse_what_the_import_of_tvm_creates():
+    told = "import gc, tvm; print(gc.get_freeze_count() > 100_000, gc.isenabled())"
+    assert run(OURS + told) == "True True\n"
+    assert run(OURS + "import gc; gc.disable(); " + told) == "False False\n"
+
+
 @pytest.mark.slow
 def test_pytorch_can_be_imported_later_and_tvm_accepts_its_tensors():
     later = (
