@@ -24,6 +24,8 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/cpu.md": "benchmarks-cpu.md",
+    "benchmarks/low-precision.md": "benchmarks-low-precision.md",
 }
 """Files of the repository that become pages, and their names among those of docs/."""
 

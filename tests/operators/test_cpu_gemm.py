@@ -58,6 +58,13 @@ CASES = {
         "tail": ("bias", "swish"),
     },
     "seven vectors and one of zeros": {"shape": (2, 16, 9, 9), "out": 56, "stride": 2},
+    "two vectors and two channels": {"shape": (1, 18, 14, 14), "out": 18},
+    "three vectors and seven channels, pixels of two lines": {
+        "shape": (2, 16, 9, 9),
+        "out": 31,
+        "tail": ("bias", "sum"),
+    },
+    "one vector and one channel": {"shape": (1, 32, 7, 7), "out": 9, "tail": ("bias", "swish")},
 }
 OTHER_DIMENSIONS = {
     "one dimension, 37 pixels": {"shape": (1, 32, 73), "stride": 2, "pads": (1, 1)},
@@ -68,6 +75,11 @@ OTHER_DIMENSIONS = {
         "stride": 2,
         "pads": (0, 1, 1, 1, 0, 1),
     },
+    "three dimensions, two vectors and four channels": {
+        "shape": (1, 16, 5, 7, 7),
+        "out": 20,
+        "pads": (1,) * 6,
+    },
     "three dimensions, dilation": {"shape": (1, 16, 5, 9, 9), "dilation": 2, "pads": (2,) * 6},
 }
 PRODUCTS = {
@@ -76,6 +88,8 @@ PRODUCTS = {
     "one window, padded rows": ((1, 1, 49, 24), (24, 32)),
     "two axes of rows, padded": ((2, 29, 16), (16, 64)),
     "vectors, rows and columns padded": ((53, 24), (24, 136)),
+    "rows and columns that fill no tile": ((50, 24), (24, 1003)),
+    "windows, columns that fill no vector": ((4, 49, 32), (32, 37)),
 }
 
 
@@ -152,7 +166,7 @@ def test_all_that_follows_the_sums_is_computed_with_each_tile(network, tmp_path:
 @pytest.mark.parametrize(
     "case",
     [
-        {"out": 20},
+        {"out": 5},
         {"out": 8},
         {"shape": (1, 64, 14, 14), "groups": 4},
         {"shape": (1, 64, 14, 14), "out": 96, "groups": 4},
@@ -160,10 +174,10 @@ def test_all_that_follows_the_sums_is_computed_with_each_tile(network, tmp_path:
         {"shape": (1, 3, 14, 14)},
         {"shape": (1, 16, 3, 5)},
         {"shape": (1, 3, 53), "pads": (1, 1)},
-        {"shape": (1, 16, 5, 7, 7), "out": 20, "pads": (1,) * 6},
+        {"shape": (1, 16, 5, 7, 7), "out": 5, "pads": (1,) * 6},
     ],
     ids=[
-        "half a vector",
+        "less than a vector",
         "one vector",
         "half a tile per group",
         "three vectors per group",
@@ -171,7 +185,7 @@ def test_all_that_follows_the_sums_is_computed_with_each_tile(network, tmp_path:
         "few channels",
         "few pixels",
         "one dimension, few channels",
-        "three dimensions, half a vector",
+        "three dimensions, less than a vector",
     ],
 )
 def test_other_convolutions_are_left_to_other_implementations(case):

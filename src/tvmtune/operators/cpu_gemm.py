@@ -201,11 +201,12 @@ def schedule(sch: Any, block: Any) -> list[Any]:
 
     lanes = _lanes(sch.get(block))
     last = tiled_loops.inline_epilogue(sch, block)
-    *outer, _ = (int(v.dom.extent) for v in sch.get(last).iter_vars)
+    *outer, columns = (int(v.dom.extent) for v in sch.get(last).iter_vars)
+    is_whole = lanes > 1 and columns % lanes == 0
 
     def flat(*at: Any) -> tuple[Any, ...]:
         row, column = ravel_index(at[:-1], outer), at[-1]
-        return (row, column) if lanes == 1 else (row, column // lanes, column % lanes)
+        return (row, column // lanes, column % lanes) if is_whole else (row, column)
 
     loops = sch.get_loops(block)
     if lanes == 1:
@@ -215,6 +216,8 @@ def schedule(sch: Any, block: Any) -> list[Any]:
     sch.transform_block_layout(last, IndexMap.from_func(flat, ndim=len(outer) + 1))
     around = tiled_loops.tile(sch, block, tiled, terms, *innermost)
     sch.reverse_compute_at(last, around, preserve_unit_loops=True)
+    if lanes > 1 and not is_whole:
+        sch.split(sch.get_loops(last)[-1], [None, lanes])
     return [sch]
 
 

@@ -14,6 +14,7 @@ from tvmtune.operators import (
     tile_functions,
     tile_products,
     vector_math,
+    vector_tails,
 )
 
 DEFAULT_PIPELINE = "default"
@@ -52,9 +53,38 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name="tvmtune.LowerForCPU")
     def lower(mod: Any, context: Any) -> Any:
-        return passes(tile_products.insert(mod))
+        return passes(rewritten(mod))
 
     return lower, lambda: finalize, finalize_device
+
+
+def rewritten(mod: Any) -> Any:
+    """The module, whose functions have blocks; with flat buffers if loops of them are rewritten. TVM must
+    know what these read and write until buffers have their places."""
+    import tvm
+    from tvm import s_tir, tirx
+
+    functions = [each for each in mod.functions.values() if isinstance(each, tirx.PrimFunc)]
+    if not any(tile_products.is_marked(f) or vector_tails.has_tails(f) for f in functions):
+        return mod
+    rewrite = {"TileProducts": tile_products.with_calls, "VectorTails": vector_tails.with_parts}
+    flatten = [
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerCrossThreadReduction(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        # Otherwise the sums of a tile whose rows are pixels of several lines get a buffer for all rows.
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+    ]
+    for name, each in rewrite.items():
+        flatten.append(tirx.transform.prim_func_pass(each, opt_level=0, name=f"tvmtune.{name}"))
+    return tvm.ir.transform.Sequential(flatten)(mod)
 
 
 def _complete() -> Any:

@@ -20,42 +20,18 @@ MARK = "tvmtune.tile_products"
 """Annotation of the outermost of the loops: lines of an image, rows, columns, terms."""
 
 
-def insert(mod: Any) -> Any:
-    """A module with blocks; functions that have marked loops get flat buffers and calls instead."""
-    import tvm
-    from tvm import s_tir, tirx
-
-    if not any(_is_marked(func) for func in mod.functions.values()):
-        return mod
-    flatten = tvm.ir.transform.Sequential(
-        [
-            s_tir.transform.CanonicalizeLoop(),
-            s_tir.transform.LowerCrossThreadReduction(),
-            s_tir.transform.LowerInitBlock(),
-            s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-            s_tir.transform.ConvertBlocksToOpaque(),
-            s_tir.transform.CompactBufferAllocation(),
-            s_tir.transform.LowerMatchBuffer(),
-            s_tir.transform.StmtSimplify(),
-            s_tir.transform.LowerOpaqueBlock(),
-            tirx.transform.FlattenBuffer(),
-            tirx.transform.prim_func_pass(_with_calls, opt_level=0, name="tvmtune.TileProducts"),
-        ]
-    )
-    return flatten(mod)
-
-
-def _is_marked(func: Any) -> bool:
+def is_marked(func: Any) -> bool:
+    """Whether a PrimFunc has marked loops."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 
     found: list[Any] = []
-    if isinstance(func, tirx.PrimFunc):
-        structural_walk(func.body, (tirx.For, lambda loop: found.append(MARK in loop.annotations)))
+    structural_walk(func.body, (tirx.For, lambda loop: found.append(MARK in loop.annotations)))
     return any(found)
 
 
-def _with_calls(func: Any, mod: Any, context: Any) -> Any:
+def with_calls(func: Any, mod: Any, context: Any) -> Any:
+    """The PrimFunc, which has flat buffers, with calls instead of its marked loops."""
     from tvm import tirx
     from tvm_ffi import structural_mutate
 

@@ -346,8 +346,8 @@ def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Mat
     are no such tiles. ``columns`` are those of each of so many groups."""
     if columns % (GEMM_VECTORS * unit.lanes) == 0:
         return Matrix(_padded_rows(rows, unit), columns)
-    vectors = columns // unit.lanes
-    if columns % unit.lanes or vectors < min(VECTORS_PER_TILE) or groups > 1:
+    vectors = -(-columns // unit.lanes)
+    if vectors < min(VECTORS_PER_TILE) or groups > 1:
         return None
 
     def extents(tile: tuple[int, int]) -> tuple[int, int]:

@@ -1,0 +1,135 @@
+"""Vectors at the end of an axis whose extent is no multiple of theirs.
+
+A schedule computes such an axis in whole vectors, and checks whether each element exists. With such a
+check, TVM stores all vectors element by element. Here whole ones are stored as such, and the last one
+in parts whose numbers of elements are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tvmtune.operators import linear_indices
+
+
+def has_tails(func: Any) -> bool:
+    """Whether a PrimFunc, which has blocks, has such checks."""
+    from tvm import s_tir, tirx
+    from tvm_ffi import structural_walk
+
+    found: list[bool] = []
+
+    def visit(loop: Any) -> None:
+        if loop.kind == tirx.ForKind.VECTORIZED and isinstance(loop.body, s_tir.SBlockRealize):
+            found.append(linear_indices.uses(loop.body.predicate, {loop.loop_var}))
+
+    structural_walk(func.body, (tirx.For, visit))
+    return any(found)
+
+
+def with_parts(func: Any, mod: Any, context: Any) -> Any:
+    """The PrimFunc, which has flat buffers, with such parts instead of loops over lanes that check."""
+    from tvm import tirx
+    from tvm_ffi import structural_mutate
+
+    def visit(loop: Any, mutator: Any) -> Any:
+        checks = _checks(loop)
+        if checks is None:
+            return mutator.default_mutate(loop)
+        others, check = checks
+        left = _elements_left(loop, check)
+        if not left:
+            return loop
+        lanes = int(loop.extent)
+        parts = [_part(loop, first, size) for first, size in _powers_of_two(left)]
+        last = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+        stored = tirx.IfThenElse(
+            _at(check, loop, lanes - 1),
+            _part(loop, 0, lanes),
+            tirx.IfThenElse(_at(check, loop, 0), last, None),
+        )
+        for other in others:
+            stored = tirx.IfThenElse(other, stored, None)
+        return stored
+
+    return func.with_body(structural_mutate(func.body, (tirx.For, visit)))
+
+
+def _checks(loop: Any) -> tuple[list[Any], Any] | None:
+    """The checks of a loop over lanes that stores values: those that do not depend on the lane, and the
+    one that does. None if it is no such loop, or several do."""
+    from tvm import tirx
+
+    body = loop.body
+    if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(body, tirx.IfThenElse):
+        return None
+    if body.else_case is not None or not isinstance(body.then_case, tirx.BufferStore):
+        return None
+    checks = list(_conjunction(body.condition))
+    own = [each for each in checks if linear_indices.uses(each, {loop.loop_var})]
+    if len(own) != 1:
+        return None
+    return [each for each in checks if not each.same_as(own[0])], own[0]
+
+
+def _conjunction(condition: Any) -> Iterator[Any]:
+    from tvm import tirx
+
+    if isinstance(condition, tirx.And):
+        yield from _conjunction(condition.a)
+        yield from _conjunction(condition.b)
+    else:
+        yield condition
+
+
+def _elements_left(loop: Any, check: Any) -> int:
+    """How many elements the last vector has, if ``check`` is that one exists; 0 if it is not, or whole
+    vectors are enough."""
+    from tvm import sym, tirx
+
+    if not isinstance(check, tirx.LT):
+        return 0
+    index = linear_indices.linear(check.a, {}, {loop.loop_var})
+    limit = linear_indices.constant(check.b)
+    if index is None or limit is None or index.get(loop.loop_var) != 1:
+        return 0
+    lanes = int(loop.extent)
+    first = sym.Analyzer().modular_set(_at(check.a, loop, 0))
+    if first.coeff % lanes or first.base % lanes:
+        return 0
+    return limit % lanes
+
+
+def _powers_of_two(number: int) -> Iterator[tuple[int, int]]:
+    """First element and size of the parts of so many elements, the largest first."""
+    first = 0
+    while first < number:
+        size = 1 << ((number - first).bit_length() - 1)
+        yield first, size
+        first += size
+
+
+def _part(loop: Any, first: int, size: int) -> Any:
+    """Some of the elements that a loop over lanes stores, without a check."""
+    from tvm import tirx
+
+    store, kind = loop.body.then_case, loop.loop_var.ty
+    if size == 1:
+        return _at(store, loop, first)
+    lane = tirx.Var(loop.loop_var.name, kind)
+    body = _replaced(store, {loop.loop_var: lane + first if first else lane})
+    return tirx.For(lane, tirx.const(0, kind), tirx.const(size, kind), loop.kind, body)
+
+
+def _at(node: Any, loop: Any, lane: int) -> Any:
+    from tvm import tirx
+
+    return _replaced(node, {loop.loop_var: tirx.const(lane, loop.loop_var.ty)})
+
+
+def _replaced(node: Any, values: Mapping[Any, Any]) -> Any:
+    from tvm import tirx
+    from tvm_ffi import structural_mutate
+
+    return structural_mutate(node, (tirx.Var, lambda each, mutator: values.get(each, each)))
