@@ -86,8 +86,8 @@ def _onnx() -> list[str]:
     return [
         "## ONNX",
         _wrapped(
-            "Opset 9 and later. `If` is supported if its condition is constant, `Loop` and `Scan` are "
-            f"not. Not supported: {_names(missing)}."
+            "Opset 9 and later. `If` and `Loop` are supported if their conditions do not depend on the "
+            f"data, `Scan` is not. Not supported: {_names(missing)}."
         ),
         _table(standard, CONVERTERS, LIMITS, expanded),
         "## ONNX Runtime",

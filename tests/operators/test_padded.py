@@ -80,8 +80,8 @@ def test_operands_in_half_precision_are_converted_first(left, right, kind, tmp_p
 
 
 def attrs() -> dict[str, str]:
-    """Of a CPU like this one that takes such kernels by default: with AVX and few registers, tiles of all
-    rows take their place."""
+    """Of a CPU like this one that takes such kernels by default: with AVX and few registers, tiles of
+    all rows take their place."""
     unit = cpu_features.vector_unit(this_machine().target)
     return {"mcpu": "nehalem"} if unit == cpu_features.AVX else {}
 

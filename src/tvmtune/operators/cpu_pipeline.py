@@ -59,8 +59,8 @@ def _pipeline() -> Any:
 
 
 def rewritten(mod: Any) -> Any:
-    """The module, whose functions have blocks; with flat buffers if loops of them are rewritten. TVM must
-    know what these read and write until buffers have their places."""
+    """The module, whose functions have blocks; with flat buffers if loops of them are rewritten. TVM
+    must know what these read and write until buffers have their places."""
     import tvm
     from tvm import s_tir, tirx
 

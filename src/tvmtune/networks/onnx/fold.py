@@ -58,39 +58,6 @@ def fold(model: onnx.ModelProto) -> onnx.ModelProto:
         result = folded
 
 
-def decide_branches(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with the branch taken in place of each If with a constant condition.
-
-    Exporters emit such nodes where the program tested a shape. The model itself is not changed.
-    """
-    while True:
-        conditions = {
-            tensor.name: bool(numpy_helper.to_array(tensor).reshape(-1)[0])
-            for tensor in model.graph.initializer
-            if tensor.data_type == TensorProto.BOOL and math.prod(tensor.dims) == 1
-        }
-        if not any(_decided(node, conditions) for node in model.graph.node):
-            return model
-        result = onnx.ModelProto()
-        result.CopyFrom(model)
-        del result.graph.node[:]
-        for node in model.graph.node:
-            if not _decided(node, conditions):
-                result.graph.node.append(node)
-                continue
-            name = "then_branch" if conditions[node.input[0]] else "else_branch"
-            branch = next(a.g for a in node.attribute if a.name == name)
-            result.graph.initializer.extend(branch.initializer)
-            result.graph.node.extend(branch.node)
-            for inner, outer in zip(branch.output, node.output, strict=True):
-                result.graph.node.append(helper.make_node("Identity", [inner.name], [outer]))
-        model = fold(result)  # what was inside may be constant, too
-
-
-def _decided(node: onnx.NodeProto, conditions: Mapping[str, bool]) -> bool:
-    return node.op_type == "If" and node.input[0] in conditions
-
-
 def skeleton(model: onnx.ModelProto, *, largest: int = _LARGEST) -> onnx.ModelProto:
     """The model with weights of more than ``largest`` elements as inputs, for checks and inference.
 

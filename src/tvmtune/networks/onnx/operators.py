@@ -26,7 +26,8 @@ _IMPORTER_MICROSOFT = {"DequantizeLinear", "GridSample", "MatMulInteger16", "Qua
 """Operators of ONNX Runtime's domain that are left to the importer's converters."""
 
 _QUANTIZED = "give the network in float32, or with QuantizeLinear and DequantizeLinear pairs"
-_LOOP = "export the network with the loop unrolled"
+_LOOP = "export the network with a number of iterations that does not depend on the data"
+_SCAN = "export the network with the loop unrolled"
 _LAYOUT = (
     "ONNX Runtime makes it for one machine's layout of weights: save the optimized model at the level "
     "ORT_ENABLE_EXTENDED or ORT_ENABLE_BASIC, or give the network as it was before"
@@ -34,7 +35,7 @@ _LAYOUT = (
 
 _REMEDIES = {
     "Loop": _LOOP,
-    "Scan": _LOOP,
+    "Scan": _SCAN,
     "If": "its condition depends on the data: export the network with the branch decided",
     "ConvInteger": _QUANTIZED,
 }

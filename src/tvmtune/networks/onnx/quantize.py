@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper, version_converter
 from tvmtune.errors import UsageError
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
-from tvmtune.networks.onnx.fold import decide_branches, fold
+from tvmtune.networks.onnx.control_flow import resolve
 from tvmtune.networks.onnx.integer_layers import IntegerLayers, Layer, constants
 from tvmtune.networks.onnx.operators import STANDARD, opsets
 
@@ -60,7 +60,7 @@ def prepared(content: bytes, name: str) -> onnx.ModelProto:
                 f"{name} has ONNX opset {version}, --dtype int8 needs {OPSET}, and onnx cannot convert "
                 f"it ({one_line(error)}): export it with opset {OPSET} or later"
             ) from error
-    return fold_batch_norms(_with_weights(decide_branches(fold(model))))
+    return fold_batch_norms(_with_weights(resolve(model)))
 
 
 def quantize(

@@ -16,7 +16,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
-from tvmtune.networks.onnx.fold import decide_branches, fold
+from tvmtune.networks.onnx.control_flow import resolve
 from tvmtune.networks.onnx.operators import (
     STANDARD,
     convertible,
@@ -56,7 +56,7 @@ def to_relax(
 
     supported = convertible()
     arrays = dict(weights or {})
-    model = fold_batch_norms(decide_branches(fold(_expand(fold(model), supported))), arrays)
+    model = fold_batch_norms(resolve(_expand(resolve(model), supported)), arrays)
     model = fold_recurrent_weights(model, arrays)
     versions = opsets(model)
     for node in nodes(model.graph):
