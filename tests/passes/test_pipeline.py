@@ -147,3 +147,22 @@ def test_padding_does_not_join_the_kernel_before_it(shape, width):
         builder.emit_func_output(output)
     program = pipeline.legalize(builder.get(), this_machine())
     assert len(call_sites(program)) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "kernels"), [("linear", 3), ("cubic", 3), ("nearest_neighbor", 1)]
+)
+def test_interpolation_does_not_compute_anew_what_comes_before_it(method, kernels):
+    """Each result reads several elements."""
+    x = relax.Var("x", relax.TensorType((1, 6, 6, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit(relax.op.sigmoid(x))
+            for size in (12, 24):
+                larger = relax.op.image.resize2d(result, (size, size), layout="NHWC", method=method)
+                result = builder.emit(larger)
+            output = builder.emit_output(relax.op.nn.relu(result))
+        builder.emit_func_output(output)
+    program = pipeline.legalize(builder.get(), this_machine())
+    assert len(call_sites(program)) == kernels

@@ -30,11 +30,14 @@ def call_fusable(
 
 
 def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` after ``AnnotateTIROpPattern``, without kernels that are called element-wise although
-    their results have other extents.
+    """``mod`` after ``AnnotateTIROpPattern``, without what fusion would take for something else.
 
-    So it calls padding at the end of an axis. Fused into a convolution, it would be computed where that
-    has a result, and what is added would stay uninitialized.
+    Kernels whose results have other extents are called element-wise, such as padding at the end of an
+    axis. Fused into a convolution, they would be computed where that has a result, and what is added
+    would stay uninitialized.
+
+    Kernels that read several elements of an operand for each result, such as bilinear interpolation,
+    are called injective. What comes before them would be computed anew for each element that is read.
     """
     from tvm import tirx
 
@@ -43,8 +46,29 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
             continue
         pattern = int(function.attrs.get("op_pattern", _OPAQUE))
         if pattern in (_ELEMENTWISE, _BROADCAST) and _changes_extents(function, pattern):
-            mod.update_func(variable, function.with_attr("op_pattern", _INJECTIVE))
+            pattern = _INJECTIVE
+        if pattern == _INJECTIVE and _reads_several_elements(function):
+            pattern = _OUT_ELEMENTWISE_FUSABLE
+        if pattern != int(function.attrs.get("op_pattern", _OPAQUE)):
+            mod.update_func(variable, function.with_attr("op_pattern", pattern))
     return mod
+
+
+def _reads_several_elements(function: Any) -> bool:
+    """Whether a kernel reads an operand at several places for each result."""
+    from tvm import ir
+    from tvm_ffi import structural_equal, structural_walk
+
+    places: dict[Any, Any] = {}
+    several = False
+
+    def visit(load: Any) -> None:
+        nonlocal several
+        first = places.setdefault(load.source, load.indices)
+        several = several or not structural_equal(first, load.indices)
+
+    structural_walk(function.body, (ir.TensorLoad, visit))
+    return several
 
 
 def _changes_extents(function: Any, pattern: int) -> bool:
