@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import DotInstruction, TileInstruction
-from tvmtune.spaces import cpu_tiles, tile_rules
+from tvmtune.spaces import choice_rule, cpu_tiles, tile_rules
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -31,7 +31,7 @@ def for_cpu(
         *(tile_rules.rule(each) for each in tiles),
         *(_tiling(each) for each in instructions),
     ]
-    chosen = []
+    chosen = [choice_rule.rule()]
     for rule in ScheduleRule.create("llvm"):
         if isinstance(rule, schedule_rule.MultiLevelTiling):
             chosen += tilings

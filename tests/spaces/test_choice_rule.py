@@ -1,0 +1,47 @@
+"""Kernels that choose among values after a product have schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import tvm
+from onnx import parser
+
+from kernels import agrees_with_reference
+from tvmtune import api
+from tvmtune.networks.onnx.network import OnnxNetwork
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]>
+main (float[4,16,24] x, float[4,24,32] w, float[4,16,1] a, bool[4,16,32] m) => (float[4,16,32] y)
+<float half = {0.5}>
+{
+  sums = MatMul (x, w)
+  first = LeakyRelu <alpha = 0.1> (sums)
+  chosen = %s
+  scaled = Mul (chosen, half)
+  t = Add (sums, scaled)
+  y = Mul (t, t)
+}
+"""
+CHOICES = {
+    "where": "Where (m, a, half)",
+    "leaky ReLU": "Identity (first)",
+    "a choice of a choice": "Where (m, first, half)",
+}
+
+
+def model(choice: str) -> onnx.ModelProto:
+    return parser.parse_model(MODEL % choice)
+
+
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+def test_a_product_with_a_choice_after_it_is_tiled(choice, tmp_path: Path):
+    plan = api.plan(OnnxNetwork(model(choice), name="choice"))
+    (task,) = (each for each in plan.tasks if each.flop > 1e4)
+    target = tvm.target.Target(plan.device.target)
+    script = task.untuned.space.default(task.untuned.mod, target).mod.script()
+    assert "T.parallel" in script and "T.vectorized" in script
+    assert "where_intermediate" not in script and "leaky" not in script
+    agrees_with_reference(model(choice), tmp_path)
