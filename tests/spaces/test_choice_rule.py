@@ -9,9 +9,10 @@ import pytest
 import tvm
 from onnx import parser
 
-from kernels import agrees_with_reference
+from kernels import agrees_with_reference, this_machine
 from tvmtune import api
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.spaces.rule_space import RuleSpace
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
 main (float[4,16,24] x, float[4,24,32] w, float[4,16,1] a, bool[4,16,32] m) => (float[4,16,32] y)
@@ -45,3 +46,20 @@ def test_a_product_with_a_choice_after_it_is_tiled(choice, tmp_path: Path):
     assert "T.parallel" in script and "T.vectorized" in script
     assert "where_intermediate" not in script and "leaky" not in script
     agrees_with_reference(model(choice), tmp_path)
+
+
+def test_a_choice_that_is_a_result_itself_stays_a_block():
+    from tvm import te, tirx
+
+    x, w = (te.placeholder((64, 64), name=name) for name in "xw")
+    k = te.reduce_axis((0, 64), "k")
+    sums = te.compute((64, 64), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), name="sums")
+    choice = te.compute(
+        (64, 64), lambda i, j: tirx.Select(sums[i, j] > 0, sums[i, j], -sums[i, j]), name="choice"
+    )
+    more = te.compute((64, 64), lambda i, j: choice[i, j] + 1.0, name="more")
+    function = te.create_prim_func([x, w, choice, more]).with_attr("global_symbol", "main")
+    target = this_machine().target
+    space, mod = RuleSpace(target), tvm.IRModule({"main": function})
+    script = space.default(mod, tvm.target.Target(target)).mod.script()
+    assert "T.parallel" in script and 'T.sblock("choice")' in script

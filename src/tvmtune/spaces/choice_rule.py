@@ -58,7 +58,7 @@ def _chooses(block: Any) -> bool:
 def _follows_sums(sch: Schedule, block: Any) -> bool:
     """Whether the kernel has sums, none of which read what ``block`` computes, and others do."""
     following = list(sch.get_consumers(block))
-    if not following:
+    if not following or _is_result(sch, block):
         return False
     while following:
         each = following.pop()
@@ -67,6 +67,12 @@ def _follows_sums(sch: Schedule, block: Any) -> bool:
         following += sch.get_consumers(each)
     root = sch.get_sblock("root")
     return any(_sums(sch.get(each)) for each in sch.get_child_blocks(root))
+
+
+def _is_result(sch: Schedule, block: Any) -> bool:
+    """Whether it writes a parameter of the kernel, which others read as well."""
+    function = sch.mod["main"]
+    return any(sch.get(block).body.buffer.same_as(each) for each in function.params)
 
 
 def _sums(block: Any) -> bool:

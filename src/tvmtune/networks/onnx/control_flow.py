@@ -119,7 +119,7 @@ class _Unrolled:
         while most is not None and goes_on is not None:
             if iteration >= most or not goes_on:
                 break
-            if len(self.nodes) + len(self._body.node) > MOST_NODES:
+            if (iteration + 1) * max(1, len(self._body.node)) > MOST_NODES:
                 return
             condition, *results = self._iterate(iteration, bool(goes_on), carried)
             carried = results[: len(carried)]
