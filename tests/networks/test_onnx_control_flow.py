@@ -141,6 +141,12 @@ def test_a_loop_until_the_data_say_so_is_refused():
         OnnxNetwork(parser.parse_model(HEADER + text), name="loop").to_relax()
 
 
+def test_random_numbers_in_a_loop_are_not_taken_for_constants():
+    text = COUNTED.replace("Cast <to = 1> (i)", "RandomUniform <shape = [2, 3]> ()")
+    with pytest.raises(TvmtuneError, match=r"\(RandomUniform, opset 17\) of .* is not supported"):
+        OnnxNetwork(parser.parse_model(HEADER + text), name="loop").to_relax()
+
+
 def test_a_loop_of_too_many_iterations_is_refused():
     model = parser.parse_model(HEADER + COUNTED)
     count = next(each for each in model.graph.initializer if each.name == "count")

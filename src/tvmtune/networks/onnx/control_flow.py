@@ -14,9 +14,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from tvmtune.networks.onnx.fold import evaluate, fold
+from tvmtune.networks.onnx.fold import constant_result, fold, small_constants
 from tvmtune.networks.onnx.sequences import take_apart
-from tvmtune.networks.onnx.weights import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,11 +73,7 @@ def _unroll(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    known = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for tensor in model.graph.initializer
-        if math.prod(tensor.dims) <= LARGEST
-    }
+    known = small_constants(model)
     del result.graph.node[:]
     unrolled = False
     for node in model.graph.node:
@@ -166,14 +161,11 @@ class _Unrolled:
 
     def _add(self, node: onnx.NodeProto) -> None:
         """The node, or its result if that is constant."""
-        kinds = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-        is_plain = len(node.output) == 1 and not any(a.type in kinds for a in node.attribute)
-        if is_plain and all(not name or name in self._known for name in node.input):
-            values = evaluate(node, self._known, self._opsets)
-            if values is not None and values[0].size <= LARGEST:
-                self._constant(node.output[0], values[0])
-                return
-        self.nodes.append(node)
+        value = constant_result(node, self._known, self._opsets)
+        if value is None:
+            self.nodes.append(node)
+        else:
+            self._constant(node.output[0], value)
 
     def _constant(self, name: str, value: np.ndarray) -> None:
         self._known[name] = value

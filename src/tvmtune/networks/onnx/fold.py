@@ -86,34 +86,58 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     if not any(node.op_type in ("Constant", "Shape", "Size") for node in model.graph.node):
         return {}
     shapes = static_shapes(model)
-    known = {
-        tensor.name: numpy_helper.to_array(tensor)
-        for tensor in model.graph.initializer
-        if math.prod(tensor.dims) <= _LARGEST
-    }
+    known = small_constants(model)
     outputs = {info.name for info in model.graph.output}
     folded: dict[str, np.ndarray] = {}
     for node in model.graph.node:
-        if len(node.output) != 1 or node.domain not in ("", "ai.onnx") or node.op_type in _KEPT:
+        if not _is_foldable(node):
             continue
         name = node.output[0]
         if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
             # The evaluator needs only the shape: broadcasting makes one without the memory.
             shape = shapes[node.input[0]]
             hollow = {node.input[0]: np.broadcast_to(np.float32(0), shape)}
-            values = evaluate(node, hollow, model.opset_import)
-        elif all(not source or source in known for source in node.input):
-            if math.prod(shapes.get(name, ())) > _LARGEST or _has_subgraph(node):
-                continue
-            values = evaluate(node, known, model.opset_import)
+            value = constant_result(node, hollow, model.opset_import)
+        elif math.prod(shapes.get(name, ())) <= _LARGEST:
+            value = constant_result(node, known, model.opset_import)
         else:
             continue
-        if values is None or values[0].size > _LARGEST:
+        if value is None:
             continue
-        known[name] = values[0]
+        known[name] = value
         if name not in outputs:
-            folded[name] = values[0]
+            folded[name] = value
     return folded
+
+
+def small_constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """The weights that may be folded, by name."""
+    return {
+        tensor.name: numpy_helper.to_array(tensor)
+        for tensor in model.graph.initializer
+        if math.prod(tensor.dims) <= _LARGEST
+    }
+
+
+def constant_result(
+    node: onnx.NodeProto,
+    known: Mapping[str, np.ndarray],
+    opsets: Iterable[onnx.OperatorSetIdProto],
+) -> np.ndarray | None:
+    """The result of a node whose inputs are ``known``; None if they are not, or it is not folded."""
+    if not _is_foldable(node) or any(source and source not in known for source in node.input):
+        return None
+    values = evaluate(node, known, opsets)
+    return None if values is None or values[0].size > _LARGEST else values[0]
+
+
+def _is_foldable(node: onnx.NodeProto) -> bool:
+    return (
+        len(node.output) == 1
+        and node.domain in ("", "ai.onnx")
+        and node.op_type not in _KEPT
+        and not _has_subgraph(node)
+    )
 
 
 def static_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
