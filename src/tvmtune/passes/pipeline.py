@@ -27,6 +27,7 @@ from tvmtune.passes import (
     quantized_sums,
     repeated_calls,
     rounding,
+    scatters,
     seldom_read_taps,
     softmax,
     squeeze_axes,
@@ -166,7 +167,7 @@ def legalize(
         **SCANS_AND_SORTS,
         **rounding.LEGALIZERS,
         **group_norm.LEGALIZERS,
-        **(softmax.LEGALIZERS if device.runtime == "cpu" else {}),
+        **(scatters.LEGALIZERS | softmax.LEGALIZERS if device.runtime == "cpu" else {}),
         **(custom or {}),
     }
     lowered = _run(graph, device, [relax.transform.LegalizeOps(legalizers)])

@@ -17,6 +17,7 @@ from tvmtune.networks.onnx.converters.request import (
     required,
     shape,
 )
+from tvmtune.networks.scatters import scatter
 
 
 def indices(node: Node, tensor: Any, extents: list[int]) -> Any:
@@ -73,7 +74,11 @@ def scatter_elements(node: Node) -> Any:
     """The importer's kernel writes out of bounds for an index out of range."""
     data, ids, updates = node.inputs
     axis = node.attrs.get("axis", 0) % len(shape(data))
-    return node.standard(data, indices(node, ids, [shape(data)[axis]]), updates)
+    reduction = node.text("reduction", "none").replace("none", "update")
+    return scatter(
+        *(node.builder, data, ids, updates, axis, reduction),
+        checked=lambda index: indices(node, index, [shape(data)[axis]]),
+    )
 
 
 def scatter_nd(node: Node) -> Any:
@@ -130,6 +135,7 @@ CONVERTERS: dict[str, Converter] = {
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
     "OneHot": one_hot,
+    "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Slice": slice_,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tvmtune.networks.torch.converters import (
     arithmetic,
+    indexing,
     normalization,
     products,
     quantized,
@@ -20,6 +21,7 @@ __all__ = ["CONVERTERS"]
 
 CONVERTERS = {
     **arithmetic.CONVERTERS,
+    **indexing.CONVERTERS,
     **normalization.CONVERTERS,
     **products.CONVERTERS,
     **quantized.CONVERTERS,

@@ -1,0 +1,92 @@
+"""Scatters and assignments to indices in PyTorch programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from networks.in_tvm import assert_equal, run_in_tvm
+from tvmtune.networks.torch.network import TorchNetwork
+
+torch = pytest.importorskip("torch")
+
+from networks.torch_models import Function  # noqa: E402
+
+IDS = torch.tensor([[0, 2, 1], [2, 2, 0]])
+RNG = np.random.default_rng(0)
+
+
+def assert_correct(function: Any, *tensors: Any) -> None:
+    program = torch.export.export(Function(function).eval(), tensors)
+    network = TorchNetwork(program, name="net", label="net.pt2")
+    inputs = {
+        spec.name: tensor.numpy() for spec, tensor in zip(network.inputs, tensors, strict=True)
+    }
+    assert_equal(run_in_tvm(network, inputs), network.reference(inputs))
+
+
+def floats(*shape: int) -> Any:
+    return torch.from_numpy(RNG.standard_normal(shape).astype("float32"))
+
+
+def test_indices_smaller_than_the_tensor():
+    def scatters(x: Any, ids: Any, y: Any) -> Any:
+        return (
+            x.scatter(0, ids, y),
+            x.scatter(1, ids, 2.5),
+            x.scatter_add(1, ids, y),
+            x.scatter(0, ids, y, reduce="multiply"),
+            x.scatter(1, ids, 2.0, reduce="add"),
+        )
+
+    assert_correct(scatters, floats(3, 5), IDS, floats(2, 4))
+
+
+@pytest.mark.parametrize("includes_self", [True, False])
+def test_reductions_with_and_without_the_tensors_own_values(includes_self):
+    def scatters(x: Any, ids: Any, y: Any) -> Any:
+        kinds = ["sum", "prod", "mean", "amax", "amin"]
+        whole = (x * 10).int(), (y * 10).int()
+        return (
+            *(x.scatter_reduce(1, ids, y, kind, include_self=includes_self) for kind in kinds),
+            whole[0].scatter_reduce(0, ids, whole[1], "amax", include_self=includes_self),
+        )
+
+    assert_correct(scatters, floats(3, 4), IDS, floats(2, 3))
+
+
+def test_sums_of_rows_over_the_edges_of_a_graph():
+    def messages(x: Any, edges: Any) -> Any:
+        sources, targets = edges
+        rows = targets[:, None].expand(-1, x.shape[1])
+        sums = torch.zeros_like(x).scatter_add(0, rows, x[sources])
+        means = torch.zeros_like(x).scatter_reduce(0, rows, x[sources], "mean", include_self=False)
+        return sums, means, torch.zeros_like(x).index_add(0, targets, x[sources])
+
+    assert_correct(messages, floats(7, 5), torch.from_numpy(RNG.integers(0, 7, (2, 20))))
+
+
+def test_assignments_to_some_axes_whether_adjacent_or_not():
+    def put(x: Any, ids: Any, y: Any) -> Any:
+        results = [x.clone() for _ in range(6)]
+        results[0][ids] = 1.0
+        results[1][:, ids] = y
+        results[2][:, :, ids[0]] = 3.0
+        results[3][ids[0], :, ids[1]] = y[0, 0, :, 0]
+        results[4][:, ids[0], -ids[1] - 1] = y[0, 0, :, :3]
+        results[5].index_put_((ids, ids), y[0, 0, 0], accumulate=True)
+        return tuple(results)
+
+    assert_correct(put, floats(3, 3, 4), IDS, floats(3, 2, 3, 4))
+
+
+def test_assignments_by_a_mask():
+    def put(x: Any) -> Any:
+        first, second = x.clone(), x.clone()
+        first[x > 0] = 2.0
+        second[x[:, 0] > 0] = x.sum()
+        return first, second
+
+    assert_correct(put, floats(5, 4))
