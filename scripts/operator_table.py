@@ -12,6 +12,7 @@ import importlib.metadata
 import sys
 import textwrap
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from tvmtune.networks.onnx.fold import NOT_PURE
 PAGE = Path(__file__).parent.parent / "docs" / "operators.md"
 
 PACKAGES = ("apache-tvm", "onnx", "torch")
-
-_CONTROL_FLOW = ("If", "Loop", "Scan")
 
 _NOT_EXPANDED = NOT_PURE | {"SequenceMap"}
 """Operators whose definitions consist of random numbers or loops."""
@@ -64,10 +63,20 @@ def page() -> str:
 def _onnx() -> list[str]:
     from onnx import defs
 
+    from tvmtune.networks.onnx import control_flow, sequences
     from tvmtune.networks.onnx.converters import CONVERTERS, LIMITS
-    from tvmtune.networks.onnx.operators import MICROSOFT, UNOFFICIAL, convertible
+    from tvmtune.networks.onnx.operators import (
+        MICROSOFT,
+        SEQUENCE_MAKERS,
+        SEQUENCE_READERS,
+        UNOFFICIAL,
+        convertible,
+    )
 
-    supported = convertible()
+    replaced = {*control_flow.LIMITS, *SEQUENCE_MAKERS, *SEQUENCE_READERS}
+    ours = {*CONVERTERS, *replaced}
+    limits = {**LIMITS, **control_flow.LIMITS, **sequences.LIMITS}
+    supported = convertible() | replaced
     schemas = defaultdict(list)
     for schema in defs.get_all_schemas_with_history():
         if schema.domain == "":
@@ -80,16 +89,16 @@ def _onnx() -> list[str]:
             s.has_function or s.has_context_dependent_function for s in schemas[name]
         ):
             expanded.append(name)
-        elif name not in _CONTROL_FLOW:
+        else:
             missing.append(name)
     microsoft = sorted(name for name in supported if name.startswith(MICROSOFT))
     return [
         "## ONNX",
         _wrapped(
-            "Opset 9 and later. `If` and `Loop` are supported if their conditions do not depend on the "
-            f"data, `Scan` is not. Not supported: {_names(missing)}."
+            "Opset 9 and later. Branches are decided, loops unrolled and sequences replaced by their "
+            f"tensors at import. Not supported: {_names(missing)}."
         ),
-        _table(standard, CONVERTERS, LIMITS, expanded),
+        _table(standard, ours, limits, expanded),
         "## ONNX Runtime",
         _wrapped(
             f"Operators of the domain `{MICROSOFT}`, which ONNX Runtime's optimizers write. Those of "
@@ -101,7 +110,10 @@ def _onnx() -> list[str]:
 
 
 def _table(
-    names: list[str], ours: dict, limits: dict[str, str], expanded: list[str] | None = None
+    names: list[str],
+    ours: Collection[str],
+    limits: dict[str, str],
+    expanded: list[str] | None = None,
 ) -> str:
     rows = [(name, "tvmtune" if name in ours else "TVM") for name in names]
     rows += [(name, "definition") for name in expanded or ()]

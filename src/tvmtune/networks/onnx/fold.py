@@ -115,8 +115,13 @@ def small_constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in model.graph.initializer
-        if math.prod(tensor.dims) <= _LARGEST
+        if is_small(tensor)
     }
+
+
+def is_small(tensor: onnx.TensorProto) -> bool:
+    """Whether a weight may be folded."""
+    return math.prod(tensor.dims) <= _LARGEST
 
 
 def constant_result(

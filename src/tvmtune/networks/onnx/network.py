@@ -21,12 +21,12 @@ from tvmtune.networks.onnx.hash import hashes
 from tvmtune.networks.onnx.index_ranges import index_ranges
 from tvmtune.networks.onnx.operators import (
     MICROSOFT,
-    STANDARD,
     UNOFFICIAL,
     check_domains,
     check_operators,
     nodes,
     opsets,
+    standard_version,
 )
 from tvmtune.networks.onnx.relax import to_relax
 from tvmtune.networks.shapes import resolve
@@ -137,6 +137,7 @@ class OnnxNetwork:
         _check(self._model, self._label)
         self._bind(batch, shapes)
         graph = self._model.graph
+        _write_defaults(graph)
         self.inputs = tuple(_spec(info, self._label) for info in _true_inputs(graph))
         self._infer_output_shapes(chosen=batch != 1 or bool(shapes))
         self.outputs = tuple(_spec(info, self._label) for info in graph.output)
@@ -369,9 +370,16 @@ def _shifted(feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+def _write_defaults(graph: onnx.GraphProto) -> None:
+    """Write ``onesided=1``, the default, into transforms: shape inference takes another one."""
+    for node in nodes(graph):
+        if node.op_type == "STFT" and not any(a.name == "onesided" for a in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
+
+
 def _missing(model: onnx.ModelProto) -> list[type]:
     """Operators that onnx's evaluator has only for later versions than the model's."""
-    version = next((v for domain, v in opsets(model).items() if domain in STANDARD), 1)
+    version = standard_version(model)
     if version >= 19:
         return []
     from onnx.reference.op_run import OpRun

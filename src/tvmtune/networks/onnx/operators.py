@@ -26,18 +26,31 @@ _IMPORTER_MICROSOFT = {"DequantizeLinear", "GridSample", "MatMulInteger16", "Qua
 """Operators of ONNX Runtime's domain that are left to the importer's converters."""
 
 _QUANTIZED = "give the network in float32, or with QuantizeLinear and DequantizeLinear pairs"
-_LOOP = "export the network with a number of iterations that does not depend on the data"
+_LOOP = "export the network with a fixed, small number of iterations"
+_SEQUENCE = (
+    "export the network with sequences whose lengths and positions do not depend on the data"
+)
 _SCAN = "export the network with the loop unrolled"
 _LAYOUT = (
     "ONNX Runtime makes it for one machine's layout of weights: save the optimized model at the level "
     "ORT_ENABLE_EXTENDED or ORT_ENABLE_BASIC, or give the network as it was before"
 )
 
+SEQUENCE_MAKERS = (
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SplitToSequence",
+)
+SEQUENCE_READERS = ("ConcatFromSequence", "SequenceAt", "SequenceLength")
+
 _REMEDIES = {
     "Loop": _LOOP,
     "Scan": _SCAN,
-    "If": "its condition depends on the data: export the network with the branch decided",
+    "If": "export the network with the branch decided",
     "ConvInteger": _QUANTIZED,
+    **dict.fromkeys((*SEQUENCE_MAKERS, *SEQUENCE_READERS), _SEQUENCE),
 }
 """Remedies for operators of the standard without a converter."""
 
@@ -65,8 +78,11 @@ def convertible() -> set[str]:
 
     from tvmtune.networks.onnx.converters import CONVERTERS
 
-    # The importer lists operators of both domains by bare name.
-    theirs = {name for name in _get_convert_map() if defs.has(name)}
+    # The importer lists operators of both domains by bare name. Sequences are replaced before.
+    theirs = {name for name in _get_convert_map() if defs.has(name)} - {
+        *SEQUENCE_MAKERS,
+        *SEQUENCE_READERS,
+    }
     return (
         theirs | {f"{MICROSOFT}.{name}" for name in _IMPORTER_MICROSOFT} | {*CONVERTERS, "Constant"}
     )
@@ -124,6 +140,12 @@ def check_domains(model: onnx.ModelProto, label: str) -> None:
 def opsets(model: onnx.ModelProto) -> dict[str, int]:
     """Versions by domain."""
     return {opset.domain: opset.version for opset in model.opset_import}
+
+
+def standard_version(model: onnx.ModelProto) -> int:
+    """The version of the standard's operators."""
+    versions = opsets(model)
+    return next((versions[domain] for domain in STANDARD if domain in versions), 1)
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper, version_converter
 from tvmtune.errors import UsageError
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
-from tvmtune.networks.onnx.control_flow import resolve
+from tvmtune.networks.onnx.control_flow import without_control_flow
 from tvmtune.networks.onnx.integer_layers import IntegerLayers, Layer, constants
-from tvmtune.networks.onnx.operators import STANDARD, opsets
+from tvmtune.networks.onnx.operators import STANDARD, standard_version
 
 OPSET = 13
 """From here on, weights may have a scale for each output."""
@@ -51,7 +51,7 @@ def prepared(content: bytes, name: str) -> onnx.ModelProto:
     Raises :class:`UsageError` for an old version that cannot be converted; ``name`` is the network's.
     """
     model = onnx.load_model_from_string(content)
-    version = next((v for domain, v in opsets(model).items() if domain in STANDARD), 1)
+    version = standard_version(model)
     if version < OPSET:
         try:
             model = version_converter.convert_version(model, OPSET)
@@ -60,7 +60,7 @@ def prepared(content: bytes, name: str) -> onnx.ModelProto:
                 f"{name} has ONNX opset {version}, --dtype int8 needs {OPSET}, and onnx cannot convert "
                 f"it ({one_line(error)}): export it with opset {OPSET} or later"
             ) from error
-    return fold_batch_norms(_with_weights(resolve(model)))
+    return fold_batch_norms(_with_weights(without_control_flow(model)))
 
 
 def quantize(

@@ -16,7 +16,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
-from tvmtune.networks.onnx.control_flow import resolve
+from tvmtune.networks.onnx.control_flow import why_kept, without_control_flow
 from tvmtune.networks.onnx.operators import (
     STANDARD,
     convertible,
@@ -25,6 +25,7 @@ from tvmtune.networks.onnx.operators import (
     operator_name,
     opsets,
     remedy,
+    standard_version,
 )
 from tvmtune.networks.onnx.recurrent_weights import fold_recurrent_weights
 
@@ -56,15 +57,19 @@ def to_relax(
 
     supported = convertible()
     arrays = dict(weights or {})
-    model = fold_batch_norms(resolve(_expand(resolve(model), supported)), arrays)
+    model = _expand(without_control_flow(model), supported)
+    model = fold_batch_norms(without_control_flow(model), arrays)
     model = fold_recurrent_weights(model, arrays)
     versions = opsets(model)
-    for node in nodes(model.graph):
-        if operator_name(node) not in supported:
-            raise TvmtuneError(
-                f"{describe(node, versions)} of {label} is not supported by the importer; "
-                f"{remedy(node)}"
-            )
+    unsupported = [node for node in nodes(model.graph) if operator_name(node) not in supported]
+    if unsupported:
+        # Sequences that a loop fills stay because of the loop.
+        node = min(unsupported, key=lambda node: node.op_type not in ("If", "Loop"))
+        reason = f"{why_kept(model, node)}; " if node.op_type in ("If", "Loop") else ""
+        raise TvmtuneError(
+            f"{describe(node, versions)} of {label} is not supported by the importer; "
+            f"{reason}{remedy(node)}"
+        )
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
         raise TvmtuneError(
@@ -75,8 +80,7 @@ def to_relax(
     try:
         # It prints what it fails on, and warns of renamed inputs, which we identify by position.
         with quiet():
-            version = next((versions[d] for d in STANDARD if d in versions), 1)
-            module = importer.from_onnx(_with_full_names(model).graph, version)
+            module = importer.from_onnx(_with_full_names(model).graph, standard_version(model))
     except Exception as error:
         end_block(importer.bb)
         culprit = local_in(error.__traceback__, "node", onnx.NodeProto)
@@ -116,8 +120,7 @@ def _expand(model: onnx.ModelProto, supported: set[str]) -> onnx.ModelProto:
 
 def _definable(model: onnx.ModelProto, supported: set[str]) -> set[str]:
     """Standard operators of ``model`` that have no converter but a definition."""
-    versions = opsets(model)
-    version = next((versions[d] for d in STANDARD if d in versions), 1)
+    version = standard_version(model)
     definable = set()
     for node in nodes(model.graph):
         if node.domain in STANDARD and node.op_type not in supported:

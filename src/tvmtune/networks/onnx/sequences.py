@@ -1,6 +1,6 @@
-"""Sequences of ONNX models that grow by insertion, taken apart into their tensors.
+"""Sequences of ONNX models whose length is known, replaced by their tensors.
 
-The importer of TVM 0.27 does not return from an insertion into an empty sequence.
+TVM's importer inserts at the end where a position of -1 asks for the place before the last element.
 """
 
 from __future__ import annotations
@@ -11,93 +11,214 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tvmtune.networks.onnx.fold import small_constants, static_shapes
+from tvmtune.networks.onnx.operators import (
+    SEQUENCE_MAKERS,
+    SEQUENCE_READERS,
+    standard_version,
+)
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
+
+LIMITS = {
+    "ConcatFromSequence": "an empty sequence",
+    "SequenceAt": "a position that depends on the data",
+    "SequenceErase": "a position that depends on the data",
+    "SequenceInsert": "a position that depends on the data",
+    "SplitToSequence": "a split that depends on the data",
+}
+"""What is not supported, by operator."""
 
 
-def take_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` without sequences, if it inserts into any, and all are of known tensors.
+def without_sequences(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` with the tensors of its sequences in place of them.
 
-    The model should be folded. It is not changed, and returned if there is nothing to do.
+    The model should be folded. It is not changed, and returned if it has no sequences, or one that is
+    not known.
     """
-    if not any(node.op_type == "SequenceInsert" for node in model.graph.node):
+    if not any(node.op_type in SEQUENCE_MAKERS for node in model.graph.node):
         return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    sequences: dict[str, list[str]] = {}
-    known = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        elements = _elements(node, sequences, known)
-        if elements is not None:
-            sequences[node.output[0]] = elements
-        elif any(name in sequences for name in node.input):
-            read = _read(node, sequences[node.input[0]], known) if node.input else None
-            if read is None:
-                return model
-            nodes, tensors = read
-            result.graph.node.extend(nodes)
-            result.graph.initializer.extend(tensors)
-        else:
-            result.graph.node.append(node)
-    if any(info.name in sequences for info in model.graph.output):
+    try:
+        return _Replacement(model).result()
+    except _Unknown:
         return model
-    return result
 
 
-def _elements(
-    node: onnx.NodeProto,
-    sequences: Mapping[str, list[str]],
-    known: Mapping[str, onnx.TensorProto],
-) -> list[str] | None:
-    """The tensors of the sequence that a node makes; None if it makes none that is known."""
-    if node.op_type == "SequenceEmpty":
-        return []
-    if node.op_type == "SequenceConstruct":
-        return list(node.input)
-    if not node.input or node.input[0] not in sequences:
-        return None
-    elements = list(sequences[node.input[0]])
-    if node.op_type == "Identity":
+class _Unknown(Exception):
+    """A sequence whose tensors are not known, or not all of them."""
+
+
+class _Replacement:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+        self._known = small_constants(model)
+        self._opset = standard_version(model)
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._sequences: dict[str, list[str]] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, np.ndarray] = {}
+
+    def result(self) -> onnx.ModelProto:
+        for node in self._model.graph.node:
+            copied = node.op_type == "Identity" and node.input[0] in self._sequences
+            if node.op_type in SEQUENCE_MAKERS or copied:
+                self._sequences[node.output[0]] = self._elements(node)
+            elif node.op_type in SEQUENCE_READERS:
+                self._read(node, self._elements_of(node.input[0]))
+            else:
+                self._nodes.append(node)
+        kept = onnx.ModelProto()
+        kept.CopyFrom(self._model)
+        del kept.graph.node[:]
+        kept.graph.node.extend(self._nodes)
+        for name, value in self._constants.items():
+            kept.graph.initializer.append(numpy_helper.from_array(value, name))
+        if not self._sequences.keys().isdisjoint(_names_read(kept.graph)):
+            raise _Unknown
+        return kept
+
+    def _elements_of(self, sequence: str) -> list[str]:
+        if sequence not in self._sequences:
+            raise _Unknown
+        return list(self._sequences[sequence])
+
+    def _elements(self, node: onnx.NodeProto) -> list[str]:
+        """The tensors of the sequence that a node makes."""
+        if node.op_type == "SequenceEmpty":
+            return []
+        if node.op_type == "SequenceConstruct":
+            return list(node.input)
+        if node.op_type == "SplitToSequence":
+            return self._split(node)
+        elements = self._elements_of(node.input[0])
+        if node.op_type == "SequenceErase":
+            del elements[self._position(node, 1, len(elements), default=len(elements) - 1)]
+        elif node.op_type == "SequenceInsert":
+            # The standard counts from the end of the sequence before the insertion.
+            end = len(elements)
+            elements.insert(
+                self._position(node, 2, end + 1, from_end=end, default=end), node.input[1]
+            )
         return elements
-    if node.op_type != "SequenceInsert":
-        return None
-    place = len(elements)
-    if len(node.input) > 2 and node.input[2]:
-        position = _position(node.input[2], known)
-        if position is None:
-            return None
-        place = position + len(elements) if position < 0 else position
-    elements.insert(place, node.input[1])
-    return elements
+
+    def _position(
+        self, node: onnx.NodeProto, number: int, count: int, *, default: int, from_end: int = -1
+    ) -> int:
+        """The position, of ``count``, that is a node's input of this number."""
+        name = node.input[number] if len(node.input) > number else ""
+        value = self._known.get(name)
+        if name and value is None:
+            raise _Unknown
+        position = default if value is None else int(value.reshape(-1)[0])
+        if position < 0:
+            position += count if from_end < 0 else from_end
+        if not 0 <= position < count:
+            raise _Unknown
+        return position
+
+    def _split(self, node: onnx.NodeProto) -> list[str]:
+        """Parts of a tensor, whose extents are given or are 1."""
+        if self._shapes is None:
+            self._shapes = static_shapes(self._model)
+        shape, output = self._shapes.get(node.input[0]), node.output[0]
+        attributes = {each.name: each.i for each in node.attribute}
+        split = node.input[1] if len(node.input) > 1 else ""
+        if shape is None or (split and split not in self._known):
+            raise _Unknown
+        axis = attributes.get("axis", 0) % len(shape)
+        sizes = _sizes(shape[axis], self._known[split] if split else None)
+        parts = [f"{output}/{i}" for i in range(len(sizes))]
+        squeezed = not split and not attributes.get("keepdims", 1)
+        whole = [f"{part}/whole" for part in parts] if squeezed else parts
+        if len(sizes) == 1:
+            self._nodes.append(helper.make_node("Identity", [node.input[0]], whole))
+        else:
+            self._add("Split", node.input[0], whole, "split", sizes)
+            self._nodes[-1].attribute.append(helper.make_attribute("axis", axis))
+        if squeezed:
+            for one, part in zip(whole, parts, strict=True):
+                self._add("Squeeze", one, [part], "axes", [axis])
+        return parts
+
+    def _add(
+        self, operator: str, source: str, outputs: Sequence[str], name: str, values: Sequence[int]
+    ) -> None:
+        """As :func:`_with_values`."""
+        self._nodes.append(
+            _with_values(operator, source, outputs, name, values, self._opset, self._constants)
+        )
+
+    def _read(self, node: onnx.NodeProto, elements: Sequence[str]) -> None:
+        """Add what takes the place of a node that reads a sequence."""
+        output = node.output[0]
+        if node.op_type == "SequenceLength":
+            self._constants[output] = np.array(len(elements), "int64")
+            return
+        if node.op_type == "SequenceAt":
+            position = self._position(node, 1, len(elements), default=0)
+            self._nodes.append(helper.make_node("Identity", [elements[position]], [output]))
+            return
+        if not elements:
+            raise _Unknown
+        attributes = {each.name: each.i for each in node.attribute}
+        axis = attributes["axis"]
+        if attributes.get("new_axis"):
+            nodes, constants = stack(elements, axis, output, self._opset)
+            self._nodes += nodes
+            self._constants |= constants
+        else:
+            self._nodes.append(helper.make_node("Concat", elements, [output], axis=axis))
 
 
-def _read(
-    node: onnx.NodeProto, elements: list[str], known: Mapping[str, onnx.TensorProto]
-) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]] | None:
-    """Nodes and constants in place of one that reads a sequence; None if there are none."""
-    output = node.output[0]
-    if node.op_type == "SequenceLength":
-        return [], [numpy_helper.from_array(np.array(len(elements), "int64"), output)]
-    if node.op_type == "SequenceAt":
-        position = _position(node.input[1], known)
-        if position is None or not -len(elements) <= position < len(elements):
-            return None
-        return [helper.make_node("Identity", [elements[position]], [output])], []
-    if node.op_type != "ConcatFromSequence" or not elements:
-        return None
-    attributes = {each.name: each.i for each in node.attribute}
-    axis, nodes, tensors = attributes["axis"], [], []
-    if attributes.get("new_axis"):
-        tensors = [numpy_helper.from_array(np.array([axis]), f"{output}/axis")]
-        parts = [f"{output}/{i}" for i in range(len(elements))]
-        for element, part in zip(elements, parts, strict=True):
-            nodes.append(helper.make_node("Unsqueeze", [element, f"{output}/axis"], [part]))
-        elements = parts
-    return [*nodes, helper.make_node("Concat", elements, [output], axis=axis)], tensors
+def stack(
+    tensors: Sequence[str], axis: int, output: str, opset: int
+) -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
+    """Nodes that stack tensors along a new axis, and the constants that they read, by name."""
+    constants: dict[str, np.ndarray] = {}
+    parts = [f"{output}/{i}" for i in range(len(tensors))]
+    nodes = [
+        _with_values("Unsqueeze", tensor, [part], "axes", [axis], opset, constants)
+        for tensor, part in zip(tensors, parts, strict=True)
+    ]
+    return [*nodes, helper.make_node("Concat", parts, [output], axis=axis)], constants
 
 
-def _position(name: str, known: Mapping[str, onnx.TensorProto]) -> int | None:
-    """Of a constant; None for anything else."""
-    tensor = known.get(name)
-    return None if tensor is None else int(numpy_helper.to_array(tensor).reshape(-1)[0])
+def _with_values(
+    operator: str,
+    source: str,
+    outputs: Sequence[str],
+    name: str,
+    values: Sequence[int],
+    opset: int,
+    constants: dict[str, np.ndarray],
+) -> onnx.NodeProto:
+    """A node with integers that are an attribute before opset 13, and then an input."""
+    if opset < 13:
+        node = helper.make_node(operator, [source], outputs)
+        node.attribute.append(helper.make_attribute(name, list(values)))
+        return node
+    constant = f"{outputs[0]}/{name}"
+    constants[constant] = np.array(values, "int64")
+    return helper.make_node(operator, [source, constant], outputs)
+
+
+def _sizes(extent: int, split: np.ndarray | None) -> list[int]:
+    """Extents of the parts of a ``SplitToSequence``."""
+    if split is None:
+        return [1] * extent
+    if split.ndim:
+        return [int(size) for size in split]
+    size = int(split)
+    return [min(size, extent - start) for start in range(0, extent, size)]
+
+
+def _names_read(graph: onnx.GraphProto) -> set[str]:
+    """What nodes read, in subgraphs, too, and the results."""
+    names = {info.name for info in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                names |= _names_read(inner)
+    return names

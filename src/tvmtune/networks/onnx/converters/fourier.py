@@ -62,9 +62,9 @@ def stft(node: Node) -> Any:
     points = window.size
     if length is not None and int(length.item()) != points:
         raise ValueError(f"its window has {points} values, and its frames have {length.item()}")
+    if step < 1 or samples < points:
+        raise ValueError(f"its signal of {samples} samples has no frame of {points}, {step} apart")
     frames = (samples - points) // step + 1
-    if step < 1 or frames < 1:
-        raise ValueError(f"its signal of {samples} samples has no frame of {points}")
     onesided = bool(node.attrs.get("onesided", 1))
     matrix = _matrix(points, points, parts, onesided=onesided) * np.repeat(window, parts)[:, None]
     starts = step * np.arange(frames)
@@ -102,6 +102,7 @@ CONVERTERS: dict[str, Converter] = {"DFT": dft, "STFT": stft}
 LIMITS = {
     "DFT": "onesided=1 for complex values or with inverse=1; a length or axis that is not constant; "
     "matrices of more than 256 MB",
-    "STFT": "a step, window or length that is not constant; matrices of more than 256 MB",
+    "STFT": "a step, window or length that is not constant; a window of another length than the "
+    "frames; onesided=1 for complex values; matrices of more than 256 MB",
 }
 """What is not supported, by operator."""

@@ -1,0 +1,91 @@
+"""Copies of the graphs inside ONNX nodes, under names that are unique in the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+from onnx import AttributeProto, numpy_helper
+
+from tvmtune.networks.onnx.fold import constant_result, is_small
+from tvmtune.networks.onnx.operators import standard_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+
+class Inlined:
+    """Nodes and weights that take the place of a node of ``model``.
+
+    ``known`` are the values of the constants that nodes may read. Nodes whose results are constant
+    become constants.
+    """
+
+    def __init__(self, known: Mapping[str, np.ndarray], model: onnx.ModelProto) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self._known = dict(known)
+        self._opsets = model.opset_import
+        self.opset = standard_version(model)
+
+    def scalar(self, name: str) -> float | None:
+        """The value of a constant with one element; None for anything else."""
+        value = self._known.get(name)
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+    def add_weights(self, graph: onnx.GraphProto, prefix: str) -> dict[str, str]:
+        """Add the weights of ``graph``; returns their new names."""
+        for tensor in graph.initializer:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(tensor)
+            copy.name = prefix + tensor.name
+            self.weights.append(copy)
+            if is_small(tensor):
+                self._known[copy.name] = numpy_helper.to_array(tensor)
+        return {tensor.name: prefix + tensor.name for tensor in graph.initializer}
+
+    def add_nodes(self, graph: onnx.GraphProto, prefix: str, names: Mapping[str, str]) -> list[str]:
+        """Add the nodes of ``graph``, which read what ``names`` maps to; returns the names of the
+        graph's results."""
+        names = dict(names)
+        for node in graph.node:
+            names.update((output, prefix + output) for output in node.output if output)
+        for node in graph.node:
+            self.add(_renamed(node, names))
+        return [names.get(info.name, info.name) for info in graph.output]
+
+    def add(self, node: onnx.NodeProto) -> None:
+        """Add the node, or its result if that is constant."""
+        value = constant_result(node, self._known, self._opsets)
+        if value is None:
+            self.nodes.append(node)
+        else:
+            self.add_constant(node.output[0], value)
+
+    def add_constant(self, name: str, value: np.ndarray) -> None:
+        self._known[name] = value
+        self.weights.append(numpy_helper.from_array(value, name))
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy that reads and defines these names. Those that its subgraphs define stay: they get others
+    when the subgraphs are inlined in turn."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = ""
+    for fields in (copy.input, copy.output):
+        fields[:] = [names.get(name, name) for name in fields]
+    for attribute in copy.attribute:
+        graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
+        for graph in graphs:
+            own = {each.name for each in (*graph.input, *graph.initializer)}
+            own.update(output for each in graph.node for output in each.output)
+            outer = {name: new for name, new in names.items() if name not in own}
+            for info in graph.output:
+                info.name = outer.get(info.name, info.name)
+            nodes = [_renamed(each, outer) for each in graph.node]
+            del graph.node[:]
+            graph.node.extend(nodes)
+    return copy
