@@ -166,3 +166,17 @@ def test_interpolation_does_not_compute_anew_what_comes_before_it(method, kernel
         builder.emit_func_output(output)
     program = pipeline.legalize(builder.get(), this_machine())
     assert len(call_sites(program)) == kernels
+
+
+def test_interpolation_of_what_exists_is_part_of_the_kernel_after_it():
+    x, other = (
+        relax.Var(name, relax.TensorType((1, n, n, 8), "float32"))
+        for name, n in {"x": 6, "other": 12}.items()
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, other]):
+        with builder.dataflow():
+            larger = builder.emit(relax.op.image.resize2d(x, (12, 12), layout="NHWC"))
+            output = builder.emit_output(relax.op.concat([larger, other], axis=3))
+        builder.emit_func_output(output)
+    assert len(call_sites(pipeline.legalize(builder.get(), this_machine()))) == 1

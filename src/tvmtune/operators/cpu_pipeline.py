@@ -53,21 +53,24 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name="tvmtune.LowerForCPU")
     def lower(mod: Any, context: Any) -> Any:
-        return passes(rewritten(mod))
+        return passes(lower_marked_loops(mod))
 
     return lower, lambda: finalize, finalize_device
 
 
-def rewritten(mod: Any) -> Any:
-    """The module, whose functions have blocks; with flat buffers if loops of them are rewritten. TVM
-    must know what these read and write until buffers have their places."""
+def lower_marked_loops(mod: Any) -> Any:
+    """Flatten buffers, then replace marked loops by calls and split the tails of vectorized loops.
+
+    Both come after flattening, because TVM needs the loops' reads and writes to place buffers. A module
+    without either is returned as it is.
+    """
     import tvm
     from tvm import s_tir, tirx
 
     functions = [each for each in mod.functions.values() if isinstance(each, tirx.PrimFunc)]
     if not any(tile_products.is_marked(f) or vector_tails.has_tails(f) for f in functions):
         return mod
-    rewrite = {"TileProducts": tile_products.with_calls, "VectorTails": vector_tails.with_parts}
+    rewrites = {"TileProducts": tile_products.with_calls, "VectorTails": vector_tails.with_parts}
     flatten = [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerCrossThreadReduction(),
@@ -82,8 +85,8 @@ def rewritten(mod: Any) -> Any:
         s_tir.transform.LowerOpaqueBlock(),
         tirx.transform.FlattenBuffer(),
     ]
-    for name, each in rewrite.items():
-        flatten.append(tirx.transform.prim_func_pass(each, opt_level=0, name=f"tvmtune.{name}"))
+    for name, rewrite in rewrites.items():
+        flatten.append(tirx.transform.prim_func_pass(rewrite, opt_level=0, name=f"tvmtune.{name}"))
     return tvm.ir.transform.Sequential(flatten)(mod)
 
 

@@ -1,8 +1,8 @@
-"""Vectors at the end of an axis whose extent is no multiple of theirs.
+"""Tails of vectorized loops: axes whose extent is not a multiple of the vector's lanes.
 
-A schedule computes such an axis in whole vectors, and checks whether each element exists. With such a
-check, TVM stores all vectors element by element. Here whole ones are stored as such, and the last one
-in parts whose numbers of elements are powers of two.
+A schedule pads such an axis to whole vectors, with a predicate that says which elements exist. TVM
+stores every vector of a loop with a predicate on the lane element by element. Here whole vectors are
+stored as such, and the tail in vectors of 8, 4, 2 and 1 lanes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvmtune.operators import linear_indices
 
 
 def has_tails(func: Any) -> bool:
-    """Whether a PrimFunc, which has blocks, has such checks."""
+    """Whether a PrimFunc, which has blocks, has vectorized loops with a predicate on the lane."""
     from tvm import s_tir, tirx
     from tvm_ffi import structural_walk
 
@@ -29,7 +29,7 @@ def has_tails(func: Any) -> bool:
 
 
 def with_parts(func: Any, mod: Any, context: Any) -> Any:
-    """The PrimFunc, which has flat buffers, with such parts instead of loops over lanes that check."""
+    """The PrimFunc, which has flat buffers, with whole vectors and tails in place of such loops."""
     from tvm import tirx
     from tvm_ffi import structural_mutate
 
@@ -39,16 +39,15 @@ def with_parts(func: Any, mod: Any, context: Any) -> Any:
             return mutator.default_mutate(loop)
         others, check = checks
         left = _elements_left(loop, check)
-        if not left:
+        if left is None:
             return loop
         lanes = int(loop.extent)
-        parts = [_part(loop, first, size) for first, size in _powers_of_two(left)]
-        last = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
-        stored = tirx.IfThenElse(
-            _at(check, loop, lanes - 1),
-            _part(loop, 0, lanes),
-            tirx.IfThenElse(_at(check, loop, 0), last, None),
-        )
+        last = None
+        if left:
+            parts = [_part(loop, first, size) for first, size in _powers_of_two(left)]
+            last = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+            last = tirx.IfThenElse(_at(check, loop, 0), last, None)
+        stored = tirx.IfThenElse(_at(check, loop, lanes - 1), _part(loop, 0, lanes), last)
         for other in others:
             stored = tirx.IfThenElse(other, stored, None)
         return stored
@@ -57,8 +56,8 @@ def with_parts(func: Any, mod: Any, context: Any) -> Any:
 
 
 def _checks(loop: Any) -> tuple[list[Any], Any] | None:
-    """The checks of a loop over lanes that stores values: those that do not depend on the lane, and the
-    one that does. None if it is no such loop, or several do."""
+    """The predicates of a vectorized loop that stores values: those that do not depend on the lane, and
+    the one that does. None if it is no such loop, or several do."""
     from tvm import tirx
 
     body = loop.body
@@ -83,21 +82,21 @@ def _conjunction(condition: Any) -> Iterator[Any]:
         yield condition
 
 
-def _elements_left(loop: Any, check: Any) -> int:
-    """How many elements the last vector has, if ``check`` is that one exists; 0 if it is not, or whole
-    vectors are enough."""
+def _elements_left(loop: Any, check: Any) -> int | None:
+    """How many elements remain after the last whole vector, if ``check`` is that an element exists;
+    else None."""
     from tvm import sym, tirx
 
     if not isinstance(check, tirx.LT):
-        return 0
+        return None
     index = linear_indices.linear(check.a, {}, {loop.loop_var})
     limit = linear_indices.constant(check.b)
     if index is None or limit is None or index.get(loop.loop_var) != 1:
-        return 0
+        return None
     lanes = int(loop.extent)
     first = sym.Analyzer().modular_set(_at(check.a, loop, 0))
     if first.coeff % lanes or first.base % lanes:
-        return 0
+        return None
     return limit % lanes
 
 

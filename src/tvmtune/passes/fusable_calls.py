@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.passes.blocks import blocks
+
 if TYPE_CHECKING:
     import tvm
 
@@ -30,44 +33,61 @@ def call_fusable(
 
 
 def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` after ``AnnotateTIROpPattern``, without what fusion would take for something else.
+    """``mod`` after ``AnnotateTIROpPattern``, with two kinds of kernels marked as what they are.
 
-    Kernels whose results have other extents are called element-wise, such as padding at the end of an
-    axis. Fused into a convolution, they would be computed where that has a result, and what is added
-    would stay uninitialized.
+    TVM marks kernels that change extents, such as padding at the end of an axis, as element-wise. Fused
+    into a convolution, they would be computed where that has a result, and what is added would stay
+    uninitialized. They become injective.
 
-    Kernels that read several elements of an operand for each result, such as bilinear interpolation,
-    are called injective. What comes before them would be computed anew for each element that is read.
+    TVM marks kernels that read an operand several times per result, such as bilinear interpolation, as
+    injective. Fused with what comes before them, that would be computed anew for each read. They become
+    out-element-wise-fusable, if that could be fused.
     """
     from tvm import tirx
 
+    fusable = _fusable_operands(mod)
     for variable, function in list(mod.functions_items()):
         if not isinstance(function, tirx.PrimFunc):
             continue
         pattern = int(function.attrs.get("op_pattern", _OPAQUE))
         if pattern in (_ELEMENTWISE, _BROADCAST) and _changes_extents(function, pattern):
             pattern = _INJECTIVE
-        if pattern == _INJECTIVE and _reads_several_elements(function):
+        if pattern == _INJECTIVE and variable in fusable and _reads_several_elements(function):
             pattern = _OUT_ELEMENTWISE_FUSABLE
         if pattern != int(function.attrs.get("op_pattern", _OPAQUE)):
             mod.update_func(variable, function.with_attr("op_pattern", pattern))
     return mod
 
 
+def _fusable_operands(mod: tvm.IRModule) -> set[Any]:
+    """The kernels of which an operand is the result of a kernel that fusion may put before them."""
+    patterns: dict[Any, int] = {}
+    found = set()
+    for binding in bindings(mod):
+        if operator_of(binding.value) != "call_tir":
+            continue
+        kernel, operands = binding.value.args[:2]
+        patterns[binding.var] = int(mod[kernel].attrs.get("op_pattern", _OPAQUE))
+        if any(patterns.get(operand, _OPAQUE) <= _INJECTIVE for operand in operands.fields):
+            found.add(kernel)
+    return found
+
+
 def _reads_several_elements(function: Any) -> bool:
-    """Whether a kernel reads an operand at several places for each result."""
+    """Whether a block of a kernel reads an operand at several places for each result."""
     from tvm import ir
     from tvm_ffi import structural_equal, structural_walk
 
-    places: dict[Any, Any] = {}
     several = False
+    for block in blocks(function):
+        places: dict[Any, Any] = {}
 
-    def visit(load: Any) -> None:
-        nonlocal several
-        first = places.setdefault(load.source, load.indices)
-        several = several or not structural_equal(first, load.indices)
+        def visit(load: Any, places: dict[Any, Any] = places) -> None:
+            nonlocal several
+            first = places.setdefault(load.source, load.indices)
+            several = several or not structural_equal(first, load.indices)
 
-    structural_walk(function.body, (ir.TensorLoad, visit))
+        structural_walk(block.body, (ir.TensorLoad, visit))
     return several
 
 

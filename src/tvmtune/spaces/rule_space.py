@@ -13,8 +13,8 @@ from tvmtune.operators import cpu_gemm
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import (
     cpu_rows,
+    cpu_rules,
     cpu_tiles,
-    instruction_rules,
     rules,
     tensor_intrinsics,
     tile_rules,
@@ -67,7 +67,7 @@ class RuleSpace:
         if self.target["kind"] != "llvm":
             return SpaceGenerator.create("post-order-apply")
         products = dot_instructions.for_bytes(self.target)
-        chosen, postprocs = instruction_rules.for_cpu(
+        chosen, postprocs = cpu_rules.for_cpu(
             (*((products,) if products else ()), *dot_instructions.for_bfloat16(self.target)),
             dot_instructions.for_tiles(self.target),
             layouts=layouts,

@@ -1,4 +1,4 @@
-"""Schedule rules that compute products with dot-product instructions."""
+"""The schedule rules for CPUs: TVM's, and those for instructions that multiply and for selects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import DotInstruction, TileInstruction
-from tvmtune.spaces import choice_rule, cpu_tiles, tile_rules
+from tvmtune.spaces import cpu_tiles, select_rule, tile_rules
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -31,7 +31,7 @@ def for_cpu(
         *(tile_rules.rule(each) for each in tiles),
         *(_tiling(each) for each in instructions),
     ]
-    chosen = [choice_rule.rule()]
+    chosen = [select_rule.rule()]
     for rule in ScheduleRule.create("llvm"):
         if isinstance(rule, schedule_rule.MultiLevelTiling):
             chosen += tilings

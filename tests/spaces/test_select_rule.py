@@ -48,6 +48,24 @@ def test_a_product_with_a_choice_after_it_is_tiled(choice, tmp_path: Path):
     agrees_with_reference(model(choice), tmp_path)
 
 
+def test_a_long_chain_of_selects_is_not_copied_for_each_read():
+    chain, last = [], "sums"
+    for i in range(9):
+        chain += [
+            f"c{i} = Less ({last}, half)",
+            f"n{i} = Neg ({last})",
+            f"s{i} = Where (c{i}, {last}, n{i})",
+        ]
+        last = f"s{i}"
+    text = MODEL % f"Identity ({last})"
+    text = text.replace("  chosen", "  " + "\n  ".join(chain) + "\n  chosen")
+    plan = api.plan(OnnxNetwork(parser.parse_model(text), name="chain"))
+    (task,) = (each for each in plan.tasks if each.flop > 1e4)
+    target = tvm.target.Target(plan.device.target)
+    script = task.untuned.space.default(task.untuned.mod, target).mod.script()
+    assert len(script) < 100_000
+
+
 def test_a_choice_that_is_a_result_itself_stays_a_block():
     from tvm import te, tirx
 
