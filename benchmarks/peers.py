@@ -11,7 +11,7 @@ appended to DIR/rows.jsonl. An interrupted or killed run continues where it was.
 if the machine, a version, tvmtune's sources or an option has changed; the report shows the newest
 state only.
 
-``--report`` prints the tables for benchmarks/README.md and measures nothing. Exits 1 if a network
+``--report`` prints the tables for benchmarks/cpu.md and measures nothing. Exits 1 if a network
 failed or an output was wrong, after all others.
 """
 

@@ -15,8 +15,9 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
+from tvm.s_tir import Schedule
 
-from kernels import error, one_conv, run_network
+from kernels import error, one_conv, run_network, this_machine
 from models import tiny_cnn, tiny_encoder
 from tvmtune import api
 from tvmtune.compiling.compile import compile_library
@@ -28,9 +29,9 @@ from tvmtune.passes.call_sites import call_sites
 from tvmtune.passes.pipeline import legalize
 from tvmtune.records.log import read_log
 from tvmtune.runtime.library import Library
-from tvmtune.spaces import traces
+from tvmtune.spaces import rule_space, traces
 from tvmtune.tasks.extract import extract_tasks
-from tvmtune.tasks.lower import RECORD
+from tvmtune.tasks.lower import RECORD, is_plain
 from tvmtune.tuning.budget import Budget
 from tvmtune.types import Task, Trial
 
@@ -260,6 +261,26 @@ def test_the_lowered_network_takes_the_plain_input():
     assert isinstance(function, relax.Function)
     (data,) = function.params
     assert [int(d) for d in data.ty.shape] == [1, 3, 32, 32]
+
+
+def test_kernels_that_no_schedule_rule_fits_are_named(monkeypatch):
+    plan = plan_of(one_conv(shape=(1, 32, 14, 14), out=32))
+    monkeypatch.setattr(rule_space, "_chosen", {})
+    monkeypatch.setattr(rule_space.RuleSpace, "choose", lambda self, mod, _: Schedule(mod))
+    with pytest.warns(UserWarning, match=r"no schedule rule fits 1 of \d kernels \(\w*conv2d"):
+        plan.backend.lower(plan.prepared, {}, plan.device)
+
+
+def test_kernels_that_are_written_by_hand_are_not():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((400, 300), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.op.cumsum(x, axis=1))
+        builder.emit_func_output(output)
+    program = legalize(builder.get(), this_machine())
+    (site,) = call_sites(program)
+    assert not is_plain(site.func, site.func)
 
 
 def test_a_record_that_no_longer_applies_is_replaced_by_the_default_with_a_warning():

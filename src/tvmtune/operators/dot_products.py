@@ -1,4 +1,7 @@
-"""Dot-product instructions in TensorIR: what TVM's schedule rules match, and what takes its place."""
+"""Dot-product instructions in TensorIR: what TVM's schedule rules match, and what takes its place.
+
+TVM's builder makes both functions: its parser would take 50 times as long, in every process.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,6 @@ define {sums} @{instruction.function}({parameters}) alwaysinline {{
 """
 
 
-# Both functions are made by TVM's builder: its parser would take 50 times as long, in every process.
-
-
 def _products(dot: DotInstruction) -> Any:
     """The computation of an instruction, for matching."""
     from tvm.script.ir_builder import IRBuilder
@@ -55,7 +55,7 @@ def _products(dot: DotInstruction) -> Any:
         T.func_name("products")
         x, w, sums = _operands(dot)
         with (
-            _whole(dot, x, w, sums),
+            _root_block(dot, x, w, sums),
             T.serial(dot.lanes) as i,
             T.serial(dot.terms) as k,
             T.sblock("add"),
@@ -76,7 +76,7 @@ def _call(dot: DotInstruction) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("instruction")
         x, w, sums = _operands(dot)
-        with _whole(dot, x, w, sums):
+        with _root_block(dot, x, w, sums):
             data = T.reinterpret("int32", x.vload([0], f"{dot.data}x{dot.terms}"))
             weights = T.reinterpret(bits, w.vload([0, 0], block))
             before = sums.vload([0], vector)
@@ -98,8 +98,8 @@ def _operands(dot: DotInstruction) -> tuple[Any, Any, Any]:
 
 
 @contextlib.contextmanager
-def _whole(dot: DotInstruction, x: Any, w: Any, sums: Any) -> Iterator[None]:
-    """The block around both: it reads and writes all of the operands."""
+def _root_block(dot: DotInstruction, x: Any, w: Any, sums: Any) -> Iterator[None]:
+    """The root block, which reads and writes all of the operands."""
     from tvm.script.ir_builder import tirx as T
 
     with T.sblock("root"):

@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import phases
 from tvmtune.machine import parallel
 from tvmtune.operators.implementations import DEFAULT, AlgorithmSelection
+from tvmtune.passes.blocks import blocks
 from tvmtune.passes.call_sites import CallSite, as_workload, call_sites
 from tvmtune.passes.pipeline import graph_of, legalize, pack_weights, release
 from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import rules, tensor_intrinsics, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor
 from tvmtune.tasks.extract import DIRECT, SpaceFor, changed_workloads
-from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Space, Trial
+from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Space, Trial, product
 
 if TYPE_CHECKING:
     import tvm
 
 RECORD = "tvmtune_record"
 KERNELS = "tvmtune_kernels"
+_MATTERS = 1 << 16
+"""Iterations of a kernel in plain loops that take a noticeable time: about 50 us."""
 MODELLED = "tvmtune_modelled"
 """Attribute of modules whose accelerator is simulated: a JSON list with one object per program, with
 ``name``, modelled ``seconds`` per launch, and whatever else there is to report."""
@@ -87,16 +90,50 @@ def lower(
     records: dict[str, str] = {}
     kernels: dict[str, str] = {}
     names = {str(g.name_hint): g for g in mod.get_global_vars()}
+    plain = []
     for (name, site), (func, how) in zip(sites.items(), scheduled, strict=True):
+        if how == "default" and is_plain(site.func, func):
+            plain.append(name)
         mod.update_func(names[name], func)
         records[keys[site.index]] = how
         kernels[keys[site.index]] = name
+    if plain:
+        shown = ", ".join(plain[:3]) + (", ..." if len(plain) > 3 else "")
+        warnings.warn(
+            f"no schedule rule fits {len(plain)} of {len(sites)} kernels ({shown}): they run as plain "
+            "loops in one thread, which can be tens of times slower; please report them",
+            stacklevel=2,
+        )
     phases.report("packing weights")
     packed = pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
     packed = packed.with_attr(KERNELS, json.dumps(kernels))
     del graph, mod
     release(prepared)
     return packed
+
+
+def is_plain(workload: Any, scheduled: Any) -> bool:
+    """Whether a kernel has the loops of its workload, and so many iterations that it matters.
+
+    Kernels that are written by hand, such as scatters, have loops that no schedule changes.
+    """
+    found = blocks(scheduled)
+    if [str(block.name_hint) for block in found] != [str(b.name_hint) for b in blocks(workload)]:
+        return False
+    iterations = max(product([int(axis.dom.extent) for axis in b.iter_vars]) for b in found)
+    return iterations >= _MATTERS and not _has_schedule(scheduled)
+
+
+def _has_schedule(function: Any) -> bool:
+    """Whether loops of a PrimFunc run in threads or vectors."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[bool] = []
+    structural_walk(
+        function.body, (tirx.For, lambda loop: found.append(loop.kind != tirx.ForKind.SERIAL))
+    )
+    return any(found)
 
 
 def _calls_by_algorithm(
