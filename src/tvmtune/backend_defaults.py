@@ -84,6 +84,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         bfloat16_batched,
         gemms_cpu,
         padded_channels,
+        winograd_3d,
         winograd_by_rows,
     )
     from tvmtune.spaces import cpu_tiles
@@ -96,6 +97,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
     winograd = [rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
+    winograd += winograd_3d(winograd)
     if unit.lanes < cpu_features.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]

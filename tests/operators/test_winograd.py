@@ -10,6 +10,7 @@ import tvm
 from tvm import te, topi
 
 from kernels import (
+    agrees_with_reference,
     convolution_of,
     error,
     one_conv,
@@ -70,12 +71,14 @@ def program(
     out: int,
     pads: tuple[int, ...],
     compute=winograd.convolution,
-    dilation: tuple[int, int] = (1, 1),
+    dilation: tuple[int, ...] = (1, 1),
+    strides: tuple[int, ...] = (1, 1),
+    frames: int = 1,
 ) -> tvm.IRModule:
     data = te.placeholder(shape, "float32", name="data")
     alpha = transform.alpha
-    weight = te.placeholder((alpha, alpha, shape[3], out), "float32", name="weight")
-    result = compute(transform, data, weight, Window((1, 1), pads, dilation))
+    weight = te.placeholder((alpha, alpha, frames * shape[-1], out), "float32", name="weight")
+    result = compute(transform, data, weight, Window(strides, pads, dilation))
     func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
@@ -137,6 +140,63 @@ def test_interleaved_images_equal_the_dilated_convolution(
     mod = program(transform, shape, out, pads, compute, dilation)
     assert error(run_kernel(mod, [data, transformed]), wanted) < 1e-5
     assert error(run_kernel(by_default(mod), [data, transformed]), wanted) < 1e-5
+
+
+@pytest.mark.sweep
+@PROGRAMS
+@pytest.mark.parametrize("scheduled", [False, True], ids=["plain", "scheduled"])
+@pytest.mark.parametrize("transform", TRANSFORMS[:2], ids=NAMES[:2])
+@pytest.mark.parametrize(
+    ("shape", "out", "frames", "stride", "pads"),
+    [
+        ((1, 4, 9, 14, 16), 16, 3, 1, (1, 1, 1, 1, 1, 1)),
+        ((2, 3, 8, 8, 32), 16, 1, 1, (0, 1, 1, 0, 1, 1)),
+        ((2, 7, 6, 5, 16), 32, 3, 2, (1, 0, 1, 0, 2, 0)),
+        ((1, 5, 7, 7, 16), 16, 2, 1, (0, 1, 1, 0, 1, 1)),
+        ((1, 2, 7, 7, 16), 16, 5, 3, (2, 1, 1, 2, 1, 1)),
+    ],
+    ids=["3", "1", "3 with a stride", "2 without padding", "mostly padding"],
+)
+def test_frames_equal_the_three_dimensional_convolution(
+    shape, out, frames, stride, pads, transform, scheduled, compute
+):
+    rng = np.random.RandomState(0)
+    data = rng.standard_normal(shape).astype("float32")
+    weight = rng.standard_normal((frames, 3, 3, shape[4], out)).astype("float32")
+    transformed = winograd.transform_weight(transform, weight)
+    mod = program(transform, shape, out, pads, compute, (1, 1, 1), (stride, 1, 1), frames)
+    computed = run_kernel(by_default(mod) if scheduled else mod, [data, transformed])
+    around = [(0, 0), *zip(pads[:3], pads[3:], strict=True), (0, 0)]
+    windows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(data.astype("float64"), around), (frames, 3, 3), axis=(1, 2, 3)
+    )
+    wanted = np.einsum("ndyxiakl,aklio->ndyxo", windows[:, ::stride], weight.astype("float64"))
+    assert computed.shape == wanted.shape
+    assert error(computed, wanted) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "applies"),
+    [
+        ({}, True),
+        ({"pads": (0, 1, 1, 0, 1, 1)}, True),
+        ({"dilation": 2}, False),
+        ({"stride": 2}, False),
+    ],
+)
+def test_it_applies_to_frames_without_dilation(options, applies):
+    model = one_conv((1, 16, 5, 14, 14), **{"pads": (1,) * 6, **options})
+    assert winograd.applies(convolution_of(prepared(model))) == applies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pads", [(1,) * 6, (0, 1, 1, 0, 1, 1)], ids=["3 frames", "no padding"])
+def test_a_network_of_frames_computes_them_by_winograd(pads, tmp_path):
+    model = one_conv((1, 32, 6, 30, 30), 32, pads=pads)
+    plan = api.plan(OnnxNetwork(model, name="frames"), attrs={"threads": 2})
+    task = max(plan.tasks, key=lambda each: each.flop)
+    assert task.untuned.name.startswith("winograd") and task.untuned.name.endswith("-3d")
+    agrees_with_reference(model, tmp_path)
 
 
 def test_f2_rounds_no_more_than_the_direct_algorithm_and_f4_less_than_with_integer_points():

@@ -106,6 +106,14 @@ def winograd_by_rows(cores: int) -> tuple[Algorithm, ...]:
     )
 
 
+def winograd_3d(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
+    """The same of Winograd's algorithms for three-dimensional convolutions."""
+    return tuple(
+        dataclasses.replace(each, name=f"{each.name}-3d", operator="relax.nn.conv3d")
+        for each in algorithms
+    )
+
+
 def _by_rows(whole: Algorithm, transform: winograd.Transform, cores: int) -> Algorithm:
     preferred = whole.prefers
 

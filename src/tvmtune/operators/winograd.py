@@ -7,6 +7,9 @@ transform, (m + 2)^2 matrix products and an output transform. The transforms hav
 
 A convolution with a dilation of d computes d * d interleaved images, of which each has every d-th pixel
 of every d-th row, as one without dilation does. A tile belongs to one of them.
+
+A convolution of (n, d, h, w, c) data computes each frame of its output as one of an image that has the
+channels of all frames that it reads.
 """
 
 from __future__ import annotations
@@ -99,17 +102,19 @@ LANES = 16
 
 def applies(call: Any) -> bool:
     """3x3, stride 1, one group, NHWC float32, constant weights, multiples of 16 channels; with
-    dilation, images of which F(2x2) saves a third of the multiplications."""
+    dilation, images of which F(2x2) saves a third of the multiplications. With frames, any number of
+    them and any stride between them, without dilation."""
     if not convolution_calls.is_plain(call):
         return False
     attrs = call.attrs
-    kh, kw, ci, co = (int(d) for d in call.args[1].ty.shape)
+    *frames, kh, kw, ci, co = (int(d) for d in call.args[1].ty.shape)
+    is_dense = all(int(d) == 1 for d in attrs.dilation)
     return (
         (kh, kw) == (3, 3)
-        and all(int(s) == 1 for s in attrs.strides)
+        and all(int(s) == 1 for s in attrs.strides[len(frames) :])
         and ci % LANES == 0
         and co % LANES == 0
-        and (all(int(d) == 1 for d in attrs.dilation) or _saves_a_third(call))
+        and (is_dense or (not frames and _saves_a_third(call)))
     )
 
 
@@ -143,13 +148,20 @@ def fastest(call: Any) -> Transform | None:
 
 def _time(transform: Transform | None, call: Any) -> float:
     """In multiply-adds of a matrix product; of the direct convolution without a transform."""
-    _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
-    n, height, width, _ = (int(extent) for extent in call.ty.shape)
+    ci, co = channels(call)
+    *images, height, width, _ = (int(extent) for extent in call.ty.shape)
+    n = prod(images)
     if transform is None:
         return 9 * ci * co * (n * height * width + _LOAD)
-    down, across = (int(d) for d in call.attrs.dilation)
+    *_, down, across = (int(d) for d in call.attrs.dilation)
     tiles = n * tiles_along(transform, height, down) * tiles_along(transform, width, across)
     return transform.alpha**2 * (ci * co * (tiles + _LOAD) + _TRANSFORM * tiles * (ci + co))
+
+
+def channels(call: Any) -> tuple[int, int]:
+    """Of the input, those of all frames that an output reads, and of the output."""
+    *frames, _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
+    return prod(frames) * ci, co
 
 
 def tiles_along(transform: Transform, outputs: int, dilation: int) -> int:
@@ -158,7 +170,7 @@ def tiles_along(transform: Transform, outputs: int, dilation: int) -> int:
 
 
 def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
-    """The Winograd program for a ``relax.nn.conv2d`` that :func:`applies` accepted.
+    """The Winograd program for a ``relax.nn.conv2d`` or ``conv3d`` that :func:`applies` accepted.
 
     Without ``values`` the transformed weights, which are larger, stay uninitialized.
     """
@@ -176,25 +188,31 @@ def replace_by(
     if values:
         weight = constants.share(transform_weight(transform, call.args[1].value.numpy()))
     else:
-        _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
-        weight = constants.share(empty((transform.alpha, transform.alpha, ci, co), "float32"))
+        shape = (transform.alpha, transform.alpha, *channels(call))
+        weight = constants.share(empty(shape, "float32"))
     window = Window.of(call.attrs)
 
     def compute(data: Any, transformed: Any) -> Any:
         return program(transform, data, transformed, window)
 
-    return call_fusable(builder, compute, call.args[0], weight, name="conv2d_winograd")
+    return call_fusable(builder, compute, call.args[0], weight, name=_name(call.ty.shape))
+
+
+def _name(shape: Sequence[Any]) -> str:
+    return f"conv{len(shape) - 2}d_winograd"
 
 
 def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:
-    """(3, 3, ci, co) to (alpha, alpha, ci, co)."""
+    """(3, 3, ci, co) to (alpha, alpha, ci, co), or (d, 3, 3, ci, co) to (alpha, alpha, d * ci, co)."""
     g = np.array(transform.weight, dtype="float64")
-    return np.einsum("ak,bl,klio->abio", g, g, weight.astype("float64")).astype("float32")
+    result = np.einsum("ak,bl,...klio->ab...io", g, g, weight.astype("float64")).astype("float32")
+    return result.reshape(*result.shape[:2], -1, result.shape[-1])
 
 
 def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:
-    """TE program from (n, h, w, ci) and (alpha, alpha, ci, co) to (n, h', w', co)."""
-    tiles = Tiles.of(transform, data, window)
+    """TE program from (n, h, w, ci) and (alpha, alpha, ci, co) to (n, h', w', co); or from
+    (n, d, h, w, ci) and (alpha, alpha, frames * ci, co) to (n, d', h', w', co)."""
+    tiles = Tiles.of(transform, data, weight, window)
     inverse = stages(
         *(transform, (tiles.rows * tiles.columns,)),
         lambda y, x, p, c: tiles.element(p // tiles.columns, p % tiles.columns, y, x, c),
@@ -216,9 +234,10 @@ class Tiles:
 
     transform: Transform
     padded: Any
-    """(n, h, w, c) data, padded to whole tiles; with dilation (n, d, h / d, d', w / d', c)."""
-    output: tuple[int, int, int]
-    """n, h' and w'."""
+    """(n, h, w, c) data, padded to whole tiles; with dilation (n, d, h / d, d', w / d', c); with frames
+    (n, d', h, w, frames * c)."""
+    output: tuple[int, ...]
+    """n, h' and w'; or n, d', h' and w'."""
     dilation: tuple[int, int]
     lines: int
     """Rows of each interleaved image."""
@@ -226,24 +245,31 @@ class Tiles:
     """Tiles in a row of it."""
 
     @classmethod
-    def of(cls, transform: Transform, data: Any, window: Window) -> Tiles:
-        """Those of the (n, h, w, c) ``data``."""
-        n, h, w, _ = (int(d) for d in data.shape)
-        top, left, bottom, right = window.padding
-        down, across = window.dilation
+    def of(cls, transform: Transform, data: Any, weight: Any, window: Window) -> Tiles:
+        """Those of the (n, h, w, c) or (n, d, h, w, c) ``data``."""
+        *images, h, w, ci = (int(d) for d in data.shape)
+        half = len(window.padding) // 2
+        (*front, top, left), (*back, bottom, right) = window.padding[:half], window.padding[half:]
+        *_, down, across = window.dilation
         out_h, out_w = h + top + bottom - 2 * down, w + left + right - 2 * across
         lines, places = (
             tiles_along(transform, outputs, apart) // apart
             for outputs, apart in ((out_h, down), (out_w, across))
         )
         rows, columns = (count * transform.tile + KERNEL - 1 for count in (lines, places))
-        padded = _padded(data, (top, left), (down, across), (rows, columns))
-        return cls(transform, padded, (n, out_h, out_w), (down, across), lines, places)
+        if front:
+            frames, stride = int(weight.shape[2]) // ci, window.strides[0]
+            images[1] = (images[1] + front[0] + back[0] - frames) // stride + 1
+            reads = _Frames(images[1], frames, stride, front[0])
+            padded = _frames(data, reads, (top, left), (rows, columns))
+        else:
+            padded = _padded(data, (top, left), (down, across), (rows, columns))
+        return cls(transform, padded, (*images, out_h, out_w), (down, across), lines, places)
 
     @property
     def rows(self) -> int:
         """Of all images."""
-        return self.output[0] * self.lines * self.dilation[0]
+        return prod(self.output[:-2]) * self.lines * self.dilation[0]
 
     @property
     def columns(self) -> int:
@@ -259,25 +285,65 @@ class Tiles:
         """In TE, an input of a tile."""
         tile, (down, across) = self.transform.tile, self.dilation
         if self.dilation == (1, 1):
-            return self.padded[row // self.lines, row % self.lines * tile + y, column * tile + x, c]
+            pixel = (row % self.lines * tile + y, column * tile + x)
+            return self.padded[(*self._image(row // self.lines), *pixel, c)]
         line, place = row // down, column // across
         at = (row % down, line % self.lines * tile + y, column % across, place * tile + x)
         return self.padded[(line // self.lines, *at, c)]
 
     def stored(self, channels: int, load: Callable[..., Any]) -> Any:
-        """In TE, the (n, h', w', channels) output, from ``load(row, column, i, j, channel)``."""
+        """In TE, the output with so many channels, from ``load(row, column, i, j, channel)``."""
         from tvm import te
 
         tile, (down, across) = self.transform.tile, self.dilation
 
-        def element(b: Any, y: Any, x: Any, c: Any) -> Any:
+        def element(*at: Any) -> Any:
+            b, *frame, y, x, c = at
+            if frame:
+                b = b * self.output[1] + frame[0]
             row = (b * self.lines + y // (down * tile)) * down + y % down
             column = x // (across * tile) * across + x % across
             return load(row, column, y // down % tile, x // across % tile, c)
 
-        return te.compute(
-            (*self.output, channels), element, name="conv2d_winograd", attrs=LEFT_ALONE
-        )
+        shape = (*self.output, channels)
+        return te.compute(shape, element, name=_name(shape), attrs=LEFT_ALONE)
+
+    def _image(self, number: Any) -> tuple[Any, ...]:
+        """In TE, the position of an image, or of a frame among all images'."""
+        if len(self.output) == 3:
+            return (number,)
+        return number // self.output[1], number % self.output[1]
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """What each frame of an output reads."""
+
+    outputs: int
+    count: int
+    stride: int
+    before: int
+    """Padding, in frames."""
+
+
+def _frames(data: Any, reads: _Frames, before: tuple[int, int], extents: tuple[int, int]) -> Any:
+    """In TE, for each frame of the output an image of these extents, with so many zeros before, that
+    has the channels of all frames that it reads."""
+    from tvm import te, tirx
+
+    n, d, h, w, channels = (int(extent) for extent in data.shape)
+    (top, left), (rows, columns) = before, extents
+
+    def element(b: Any, f: Any, y: Any, x: Any, c: Any) -> Any:
+        at_d, at_y, at_x = f * reads.stride + c // channels - reads.before, y - top, x - left
+        checks = [at_y >= 0, at_y < h, at_x >= 0, at_x < w]
+        if reads.before or reads.outputs * reads.stride + reads.count - reads.stride > d:
+            checks += [at_d >= 0, at_d < d]
+        value = data[b, at_d, at_y, at_x, c % channels]
+        return tirx.if_then_else(tirx.all(*checks), value, tirx.const(0.0, "float32"))
+
+    shape = (n, reads.outputs, rows, columns, reads.count * channels)
+    return te.compute(shape, element, name="winograd_pad", attrs=LEFT_ALONE)
 
 
 def _padded(
@@ -413,7 +479,8 @@ def tile_output(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
     elements of the last stage one of them reads.
     """
     last = tiled_loops.inline_epilogue(sch, block)
-    n, y, x, c = sch.get_loops(last)
+    *images, y, x, c = sch.get_loops(last)
+    n = sch.fuse(*images) if len(images) > 1 else images[0]
     *_, side, _, _ = sch.get_loops(block)
     tile = int(sch.get(side).extent)
     down, across = _dilation(sch, block)

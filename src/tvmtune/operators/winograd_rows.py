@@ -8,6 +8,7 @@ memory twice.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tvmtune.operators import tiled_loops, winograd
@@ -29,30 +30,30 @@ def applies(transform: Transform, call: Any) -> bool:
     """As :func:`winograd.applies`, for images that are wide enough."""
     if not winograd.applies(call):
         return False
-    _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
+    ci, co = winograd.channels(call)
     weights = 4 * transform.alpha**2 * ci * co
-    tiles = winograd.tiles_along(transform, int(call.ty.shape[2]), int(call.attrs.dilation[1]))
+    tiles = winograd.tiles_along(transform, int(call.ty.shape[-2]), int(call.attrs.dilation[-1]))
     return tiles >= (FEWEST_CACHED if weights <= CACHED else FEWEST)
 
 
 def is_parallel(transform: Transform, cores: int, call: Any) -> bool:
     """Whether there are at least two rows of tiles for each core; those of interleaved images are
     computed by one."""
-    n, height, *_ = (int(extent) for extent in call.ty.shape)
-    down = int(call.attrs.dilation[0])
-    return n * winograd.tiles_along(transform, height, down) // down >= 2 * cores
+    *images, height, _, _ = (int(extent) for extent in call.ty.shape)
+    down = int(call.attrs.dilation[-2])
+    return prod(images) * winograd.tiles_along(transform, height, down) // down >= 2 * cores
 
 
 def fits(transform: Transform, call: Any) -> bool:
     """Whether a thread has no more than :data:`HELD` at a time, if there is dilation."""
-    _, _, ci, co = (int(extent) for extent in call.args[1].ty.shape)
-    down, across = (int(d) for d in call.attrs.dilation)
-    tiles = down * winograd.tiles_along(transform, int(call.ty.shape[2]), across)
+    ci, co = winograd.channels(call)
+    *_, down, across = (int(d) for d in call.attrs.dilation)
+    tiles = down * winograd.tiles_along(transform, int(call.ty.shape[-2]), across)
     return down == 1 or 4 * transform.alpha**2 * tiles * (ci + co) <= HELD
 
 
 def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
-    """As :func:`winograd.replace`, for a ``relax.nn.conv2d`` that :func:`applies` accepted."""
+    """As :func:`winograd.replace`, for a call that :func:`applies` accepted."""
     return winograd.replace_by(convolution, transform, builder, call, values)
 
 
@@ -60,7 +61,7 @@ def convolution(transform: Transform, data: Any, weight: Any, window: Window) ->
     """As :func:`winograd.convolution`, in TE."""
     from tvm import tirx
 
-    tiles = Tiles.of(transform, data, window)
+    tiles = Tiles.of(transform, data, weight, window)
     computed = padded_rows(tiles.columns)
 
     def patch(o: Any, y: Any, x: Any, p: Any, c: Any) -> Any:

@@ -32,12 +32,14 @@ class Window:
 
     strides: tuple[int, ...]
     padding: tuple[int, ...]
-    """Top, left, bottom, right; if negative, so many elements are not read."""
+    """Top, left, bottom, right, for a ``conv3d`` front, top, left, back, bottom, right; if negative, so
+    many elements are not read."""
     dilation: tuple[int, ...]
 
     @classmethod
     def of(cls, attrs: Any) -> Window:
-        """That of a ``relax.nn.conv2d`` with these attributes, or of a ``conv1d``, as of one row."""
+        """That of a ``relax.nn.conv2d`` or ``conv3d`` with these attributes, or of a ``conv1d``, as of
+        one row."""
         steps, around, far = (
             tuple(int(n) for n in each) for each in (attrs.strides, attrs.padding, attrs.dilation)
         )
