@@ -50,6 +50,24 @@ def test_ids_of_several_tables_are_valid_for_the_shortest():
     assert looked_up(1000, 7, 50).ranges == {"ids": (0, 6)}
 
 
+def test_edges_of_a_graph_are_between_all_of_its_nodes():
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    net (float[30,4] x, int64[2,50] edges, int64[3,1] rows) => (float[30,4] y, float[3,4] z)
+    <int64 zero = {0}, int64 one = {1}, int64[1] last = {-1}, int64[2] wide = {50, 4}>
+    {
+      sources = Gather (edges, zero)
+      targets = Gather (edges, one)
+      places = Unsqueeze (sources, last)
+      messages = GatherND (x, places)
+      column = Unsqueeze (targets, last)
+      all = Expand (column, wide)
+      y = ScatterElements <axis = 0, reduction = "add"> (x, all, messages)
+      z = GatherND (x, rows)
+    }"""
+    network = OnnxNetwork(onnx.parser.parse_model(text), name="graph")
+    assert network.ranges == {"edges": (0, 29), "rows": (0, 29)}
+
+
 def test_a_library_is_checked_with_ids_of_the_whole_table():
     assert make_check(looked_up(1000))["ranges"] == {"ids": (0, 999)}
 

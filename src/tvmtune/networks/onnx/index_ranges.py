@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 
 _PASSES_ON = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators whose result has the values of their first input."""
+_PASSES_SOME_ON = _PASSES_ON | {"Expand", "Gather", "Slice", "Split"}
+"""Operators whose results have values of their first input, each perhaps several times."""
 
 _LOOKUPS = {
     "Gather": [(1, 0)],
+    "GatherElements": [(1, 0)],
+    "GatherND": [(1, 0)],
+    "ScatterElements": [(1, 0)],
+    "ScatterND": [(1, 0)],
     "EmbedLayerNormalization": [(0, 2), (1, 4), (8, 3)],
 }
 """Operators that look up indices, and the positions of each input of indices and of its table."""
@@ -61,20 +67,26 @@ def index_ranges(
                 ranges[sums[length]] = (1, 1)
             elif length in origin and whole is not None:
                 ranges[origin[length]] = (whole, whole)
-        if node.op_type in _PASSES_ON and first in origin:
-            origin[node.output[0]] = origin[first]
-            continue
+        if node.op_type in _PASSES_SOME_ON and first in origin:
+            origin.update((output, origin[first]) for output in node.output)
         for place, table in _LOOKUPS.get(node.op_type, ()):
             if place >= len(node.input) or node.input[place] not in origin:
                 continue
             name, shape = origin[node.input[place]], shapes.get(node.input[table])
             if shape is not None:
-                axis = {a.name: helper.get_attribute_value(a) for a in node.attribute}.get(
-                    "axis", 0
-                )
-                last = shape[axis] - 1
+                last = _extent(node, shape, shapes.get(node.input[place], ())) - 1
                 ranges[name] = (0, min(last, ranges.get(name, (0, last))[1]))
     return ranges
+
+
+def _extent(node: onnx.NodeProto, table: tuple[int, ...], indices: tuple[int, ...]) -> int:
+    """Of the axis of the table that the indices are for; the smallest of several."""
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if not node.op_type.endswith("ND"):
+        return table[attributes.get("axis", 0)]
+    first = attributes.get("batch_dims", 0)
+    depth = indices[-1] if indices else 1
+    return min(table[first : first + depth])
 
 
 def _lengths(

@@ -61,6 +61,8 @@ class TorchNetwork:
     source: JSON
     structure_hash: str
     weights_hash: str
+    ranges: dict[str, tuple[int, int]]
+    """As those of an ONNX network (:func:`tvmtune.networks.onnx.index_ranges.index_ranges`)."""
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class TorchNetwork:
         Raises :class:`UsageError` if dimensions stay open or ``batch`` or ``shapes`` do not fit,
         :class:`TvmtuneError` if it computes as in training or its shapes depend on the data.
         """
+        from tvmtune.networks.torch.index_ranges import index_ranges
         from tvmtune.networks.torch.program import bind
 
         self.name = name
@@ -85,6 +88,7 @@ class TorchNetwork:
         self._program, self.inputs, self.outputs = bind(
             program, batch=batch, shapes=shapes, label=self._label
         )
+        self.ranges = index_ranges(self._program, [spec.name for spec in self.inputs])
         self.structure_hash, self.weights_hash = _hashes(self._program)
         if any(str(n.target).startswith(_ROUNDING) for n in self._program.graph.nodes):
             self.computes = "int8"
