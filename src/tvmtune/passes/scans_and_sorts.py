@@ -6,16 +6,29 @@ threads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from tvmtune.types import product
+
+_FEW = 64
+"""Elements that are kept by insertion; TVM sorts all, in one thread."""
+_SMALL = 1 << 14
+"""Elements that one thread reads in the time that it takes to start others."""
 
 
 def _topi_function(name: str) -> Any:
     """TOPI's function of this name for the current target."""
-    import tvm
     from tvm import topi
 
+    return getattr(topi.gpu if _is_gpu() else topi, name)
+
+
+def _is_gpu() -> bool:
+    import tvm
+
     target = tvm.target.Target.current()
-    return getattr(topi.gpu if target and "gpu" in target.keys else topi, name)
+    return target is not None and "gpu" in target.keys
 
 
 def _cumulative(name: str) -> Any:
@@ -35,6 +48,14 @@ def _cumulative(name: str) -> Any:
 
 def _topk(builder: Any, call: Any) -> Any:
     attrs = call.attrs
+    extents = [int(extent) for extent in call.args[0].ty.shape]
+    axis, count = int(attrs.axis) % len(extents), int(attrs.k)
+    if not _is_gpu() and str(attrs.ret_type) == "both" and 1 <= count <= min(_FEW, extents[axis]):
+        return builder.call_te(
+            largest if attrs.largest else smallest,
+            *(call.args[0], count, axis, str(attrs.dtype)),
+            primfunc_name_hint="topk",
+        )
     return builder.call_te(
         _topi_function("topk"),
         call.args[0],
@@ -44,6 +65,67 @@ def _topk(builder: Any, call: Any) -> Any:
         is_ascend=not bool(attrs.largest),
         dtype=str(attrs.dtype),
         primfunc_name_hint="topk",
+    )
+
+
+def largest(data: Any, count: int, axis: int, dtype: str) -> list[Any]:
+    """In TE, the ``count`` largest elements along an axis, in falling order, and their indices. Of
+    equal elements the first comes first."""
+    return _inserted(data, count, axis, dtype, lambda new, old: new > old)
+
+
+def smallest(data: Any, count: int, axis: int, dtype: str) -> list[Any]:
+    """As :func:`largest`, the smallest in rising order."""
+    return _inserted(data, count, axis, dtype, lambda new, old: new < old)
+
+
+def _inserted(
+    data: Any, count: int, axis: int, dtype: str, precedes: Callable[[Any, Any], Any]
+) -> list[Any]:
+    """Each element that precedes the last one so far is inserted into its place."""
+    from tvm import te, tirx
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.script.ir_builder import tirx as T
+
+    shape = [int(extent) for extent in data.shape]
+    extent, after = shape[axis], product(shape[axis + 1 :])
+    rows = product(shape) // extent
+    results = [*shape[:axis], count, *shape[axis + 1 :]]
+
+    def loops(source: Any, *outputs: Any) -> Any:
+        x, values, places = (T.buffer_proxy(each) for each in (source, *outputs))
+        shares = T.parallel(rows) if rows * extent > _SMALL else T.serial(rows)
+        with IRBuilder() as builder, shares as row:
+            first, kept = (row // after * n * after + row % after for n in (extent, count))
+            slot = T.buffer_proxy(T.alloc_buffer((1,), "int32", scope="local"))
+            with T.serial(extent) as i:
+                new = x[first + i * after]
+                is_kept = precedes(new, values[kept + (count - 1) * after])
+                with T.If(tirx.any(i < count, is_kept)), T.Then():
+                    slot[0] = tirx.min(i, count - 1)
+                    # Both sides of "and" are evaluated.
+                    before = kept + tirx.max(slot[0] - 1, 0) * after
+                    with T.While(tirx.all(slot[0] > 0, precedes(new, values[before]))):
+                        values[before + after] = values[before]
+                        places[before + after] = places[before]
+                        slot[0] = slot[0] - 1
+                    values[kept + slot[0] * after] = new
+                    places[kept + slot[0] * after] = i.astype(dtype)
+        return builder.get()
+
+    buffers = [
+        tirx.decl_buffer(results, kind, name, layout=None)
+        for kind, name in ((data.dtype, "values"), (dtype, "places"))
+    ]
+    return list(
+        te.extern(
+            [results, results],
+            [data],
+            lambda inputs, outputs: loops(inputs[0], *outputs),
+            out_buffers=buffers,
+            name="topk",
+            tag="topk",
+        )
     )
 
 
