@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from networks.in_tvm import assert_equal, run_in_tvm
 from networks.onnx_operators import assert_matches_onnxruntime, floats, operator_network
 from tvmtune.networks.onnx.network import OnnxNetwork
 
@@ -47,9 +48,29 @@ def test_an_index_that_is_repeated_for_each_column_scatters_rows(expanded: bool)
 
 @pytest.mark.parametrize("expanded", [True, False])
 def test_scattered_rows_are_correct(expanded: bool):
-    from networks.in_tvm import assert_equal, run_in_tvm
-
     network, given = scattered_rows(expanded=expanded)
+    assert_equal(run_in_tvm(network, given), network.reference(given))
+
+
+@pytest.mark.parametrize(
+    "ids", [[2, 3, 4], [0, 1, 2], [-3, -2, -1], [0, 1, 2, 3, 4, 5, 6]], ids=str
+)
+def test_an_assignment_to_consecutive_rows_is_a_concatenation(ids: list[int]):
+    inputs = {
+        "x": floats(7, 3),
+        "ids": np.array(ids)[:, None],
+        "new": floats(len(ids), 3, seed=1),
+    }
+    network, given = operator_network("ScatterND", inputs, constant=["ids"], opset=18)
+    assert "scatter" not in str(network.to_relax())
+    assert_equal(run_in_tvm(network, given), network.reference(given))
+
+
+@pytest.mark.parametrize("ids", [[3, 2], [0, 2], [-1, 0]], ids=str)
+def test_an_assignment_to_other_rows_stays_one(ids: list[int]):
+    inputs = {"x": floats(7, 3), "ids": np.array(ids)[:, None], "new": floats(2, 3, seed=1)}
+    network, given = operator_network("ScatterND", inputs, constant=["ids"], opset=18)
+    assert "scatter_nd" in str(network.to_relax())
     assert_equal(run_in_tvm(network, given), network.reference(given))
 
 

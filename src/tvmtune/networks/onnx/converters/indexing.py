@@ -15,6 +15,7 @@ from tvmtune.networks.onnx.converters.request import (
     is_constant,
     is_tensor,
     required,
+    reshaped_from,
     shape,
 )
 from tvmtune.networks.scatters import scatter
@@ -82,9 +83,32 @@ def scatter_elements(node: Node) -> Any:
 
 
 def scatter_nd(node: Node) -> Any:
-    """The importer's kernel writes out of bounds for an index out of range."""
+    """The importer's kernel writes out of bounds for an index out of range. An assignment to a slice is
+    exported as one to its rows."""
     data, ids, updates = node.inputs
+    rows = _consecutive_rows(node, ids, shape(data)[0])
+    if rows is not None and node.text("reduction", "none") == "none":
+        kept = (range(rows.start), range(rows.stop, shape(data)[0]))
+        before, after = (
+            [node.op.strided_slice(data, [0], [each.start], [each.stop])] if each else []
+            for each in kept
+        )
+        return relax.op.concat([*before, updates, *after], axis=0)
     return node.standard(data, indices(node, ids, shape(data)[: shape(ids)[-1]]), updates)
+
+
+def _consecutive_rows(node: Node, ids: Any, extent: int) -> range | None:
+    """The rows that ``ids`` of shape (n, 1) names, if they are constant and follow each other."""
+    if len(shape(ids)) != 2 or shape(ids)[1] != 1:
+        return None
+    value = constant(reshaped_from(node.builder, ids))
+    if value is None or not value.size:
+        return None
+    value = value.reshape(-1)
+    first = int(value[0]) + (extent if value[0] < 0 else 0)
+    if (np.diff(value) != 1).any() or not 0 <= first <= extent - value.size:
+        return None
+    return range(first, first + value.size)
 
 
 def compress(node: Node) -> Any:

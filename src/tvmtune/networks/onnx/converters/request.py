@@ -92,11 +92,15 @@ def dtype(tensor: Any) -> str:
     return str(tensor.ty.dtype)
 
 
+_RESHAPING = ("relax.reshape", "relax.expand_dims")
+
+
 def reshaped_from(builder: Any, tensor: Any) -> Any:
-    """The tensor that was reshaped, perhaps several times, to get this one; itself if none was."""
+    """The tensor that was reshaped or got new axes, perhaps several times, to get this one; itself if
+    none was."""
     while True:
         call = builder.lookup_binding(tensor) if isinstance(tensor, relax.Var) else tensor
-        if not isinstance(call, tvm.ir.Call) or call.op != tvm.ir.Op.get("relax.reshape"):
+        if not isinstance(call, tvm.ir.Call) or call.op not in map(tvm.ir.Op.get, _RESHAPING):
             return tensor
         tensor = call.args[0]
 
