@@ -47,6 +47,13 @@ def test_edges_of_a_graph_are_between_all_of_its_nodes():
     assert found.ranges == {"x_1": (0, 29)}
 
 
+def test_a_mask_that_selects_elements_is_no_index():
+    def put(x: Any, mask: Any) -> Any:
+        return x.index_put((mask,), torch.tensor(2.0))
+
+    assert network(put, torch.zeros(9, 7), torch.zeros(9, 7, dtype=torch.bool)).ranges == {}
+
+
 @pytest.mark.parametrize(
     "function",
     [

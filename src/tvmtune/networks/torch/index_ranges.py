@@ -6,11 +6,13 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _PASSES_ON = {
     "_to_copy",
     "alias",
@@ -70,7 +72,7 @@ def index_ranges(program: ExportedProgram, names: Sequence[str]) -> dict[str, tu
     origin = {
         node: name
         for node, name in zip(placeholders, names, strict=True)
-        if not node.meta["val"].dtype.is_floating_point
+        if node.meta["val"].dtype in _INTEGERS
     }
     ranges: dict[str, tuple[int, int]] = {}
     for node in program.graph.nodes:
