@@ -15,6 +15,7 @@ from tvmtune.networks.torch.converters import (
     quantized,
     reductions,
     results,
+    sampling,
 )
 
 __all__ = ["CONVERTERS"]
@@ -27,5 +28,6 @@ CONVERTERS = {
     **quantized.CONVERTERS,
     **reductions.CONVERTERS,
     **results.CONVERTERS,
+    **sampling.CONVERTERS,
 }
 """Converters by operator and overload."""

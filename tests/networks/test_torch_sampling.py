@@ -1,0 +1,31 @@
+"""Samples at the positions of a grid, inside of the image and beyond it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from networks.in_tvm import assert_tvm_agrees
+from tvmtune.networks.torch.network import TorchNetwork
+
+torch = pytest.importorskip("torch")
+
+from networks.torch_models import Function  # noqa: E402
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_a_grid_names_x_and_y_of_each_sample(mode: str, align_corners: bool):
+    def sample(image: Any, grid: Any) -> Any:
+        return tuple(
+            torch.nn.functional.grid_sample(
+                image, grid, mode=mode, padding_mode=padding, align_corners=align_corners
+            )
+            for padding in ("zeros", "border", "reflection")
+        )
+
+    examples = torch.zeros(2, 3, 8, 9), torch.zeros(2, 5, 4, 2)
+    program = torch.export.export(Function(sample).eval(), examples)
+    assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"))
