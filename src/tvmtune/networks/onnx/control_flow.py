@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmtune.networks.onnx.fold import fold, small_constants
-from tvmtune.networks.onnx.sequences import stack, without_sequences
+from tvmtune.networks.onnx.fold import fold, small_constants, with_nodes
+from tvmtune.networks.onnx.sequences import without_sequences
 from tvmtune.networks.onnx.subgraphs import Inlined
 
 if TYPE_CHECKING:
@@ -80,14 +80,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
         room -= len(inside.nodes)
         nodes += inside.nodes
         weights += inside.weights
-    if not changed:
-        return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
-    result.graph.initializer.extend(weights)
-    return result
+    return with_nodes(model, nodes, weights) if changed else model
 
 
 def _decide(node: onnx.NodeProto, inside: Inlined, room: int) -> None:
@@ -133,11 +126,7 @@ def _unroll(loop: onnx.NodeProto, inside: Inlined, room: int) -> None:
     stacked = []
     for number, values in enumerate(collected):
         stacked.append(f"{prefix}stacked/{number}")
-        nodes, constants = stack(values, 0, stacked[-1], inside.opset)
-        for name, value in constants.items():
-            inside.add_constant(name, value)
-        for each in nodes:
-            inside.add(each)
+        inside.stack(values, 0, stacked[-1])
     _name_results(loop, [*carried, *stacked], inside)
 
 

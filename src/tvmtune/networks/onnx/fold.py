@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from tvmtune.networks.onnx.operators import graphs_in
 from tvmtune.networks.onnx.weights import LARGEST
 
 if TYPE_CHECKING:
@@ -48,14 +49,21 @@ def fold(model: onnx.ModelProto) -> onnx.ModelProto:
         constants = _constants(result)
         if not constants:
             return result
-        folded = onnx.ModelProto()
-        folded.CopyFrom(result)
         nodes = [node for node in result.graph.node if node.output[0] not in constants]
-        del folded.graph.node[:]
-        folded.graph.node.extend(nodes)
-        for name, array in constants.items():
-            folded.graph.initializer.append(numpy_helper.from_array(array, name))
-        result = folded
+        weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+        result = with_nodes(result, nodes, weights)
+
+
+def with_nodes(
+    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], weights: Iterable[onnx.TensorProto]
+) -> onnx.ModelProto:
+    """A copy of ``model`` with these nodes in place of its own, and further weights."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    result.graph.initializer.extend(weights)
+    return result
 
 
 def skeleton(model: onnx.ModelProto, *, largest: int = _LARGEST) -> onnx.ModelProto:
@@ -212,5 +220,4 @@ def evaluate(
 
 
 def _has_subgraph(node: onnx.NodeProto) -> bool:
-    kinds = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-    return any(attribute.type in kinds for attribute in node.attribute)
+    return next(graphs_in(node), None) is not None

@@ -152,6 +152,13 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """All nodes, including those of branches and loop bodies."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from nodes(attribute.g)
+        for inner in graphs_in(node):
+            yield from nodes(inner)
+
+
+def graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The branches or the body of a node."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from tvmtune.networks.onnx.fold import small_constants, static_shapes
+from tvmtune.networks.onnx.fold import small_constants, static_shapes, with_nodes
 from tvmtune.networks.onnx.operators import (
     SEQUENCE_MAKERS,
     SEQUENCE_READERS,
-    standard_version,
+    graphs_in,
 )
+from tvmtune.networks.onnx.subgraphs import Inlined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,12 +53,9 @@ class _Unknown(Exception):
 class _Replacement:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._known = small_constants(model)
-        self._opset = standard_version(model)
+        self._out = Inlined(small_constants(model), model)
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._sequences: dict[str, list[str]] = {}
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, np.ndarray] = {}
 
     def result(self) -> onnx.ModelProto:
         for node in self._model.graph.node:
@@ -67,13 +65,8 @@ class _Replacement:
             elif node.op_type in SEQUENCE_READERS:
                 self._read(node, self._elements_of(node.input[0]))
             else:
-                self._nodes.append(node)
-        kept = onnx.ModelProto()
-        kept.CopyFrom(self._model)
-        del kept.graph.node[:]
-        kept.graph.node.extend(self._nodes)
-        for name, value in self._constants.items():
-            kept.graph.initializer.append(numpy_helper.from_array(value, name))
+                self._out.nodes.append(node)
+        kept = with_nodes(self._model, self._out.nodes, self._out.weights)
         if not self._sequences.keys().isdisjoint(_names_read(kept.graph)):
             raise _Unknown
         return kept
@@ -107,10 +100,10 @@ class _Replacement:
     ) -> int:
         """The position, of ``count``, that is a node's input of this number."""
         name = node.input[number] if len(node.input) > number else ""
-        value = self._known.get(name)
+        value = self._out.scalar(name)
         if name and value is None:
             raise _Unknown
-        position = default if value is None else int(value.reshape(-1)[0])
+        position = default if value is None else int(value)
         if position < 0:
             position += count if from_end < 0 else from_end
         if not 0 <= position < count:
@@ -124,83 +117,40 @@ class _Replacement:
         shape, output = self._shapes.get(node.input[0]), node.output[0]
         attributes = {each.name: each.i for each in node.attribute}
         split = node.input[1] if len(node.input) > 1 else ""
-        if shape is None or (split and split not in self._known):
+        if shape is None or (split and split not in self._out.known):
             raise _Unknown
         axis = attributes.get("axis", 0) % len(shape)
-        sizes = _sizes(shape[axis], self._known[split] if split else None)
+        sizes = _sizes(shape[axis], self._out.known[split] if split else None)
         parts = [f"{output}/{i}" for i in range(len(sizes))]
         squeezed = not split and not attributes.get("keepdims", 1)
         whole = [f"{part}/whole" for part in parts] if squeezed else parts
         if len(sizes) == 1:
-            self._nodes.append(helper.make_node("Identity", [node.input[0]], whole))
+            self._out.add(helper.make_node("Identity", [node.input[0]], whole))
         else:
-            self._add("Split", node.input[0], whole, "split", sizes)
-            self._nodes[-1].attribute.append(helper.make_attribute("axis", axis))
+            self._out.add_with_integers("Split", node.input[0], whole, "split", sizes, axis=axis)
         if squeezed:
             for one, part in zip(whole, parts, strict=True):
-                self._add("Squeeze", one, [part], "axes", [axis])
+                self._out.add_with_integers("Squeeze", one, [part], "axes", [axis])
         return parts
-
-    def _add(
-        self, operator: str, source: str, outputs: Sequence[str], name: str, values: Sequence[int]
-    ) -> None:
-        """As :func:`_with_values`."""
-        self._nodes.append(
-            _with_values(operator, source, outputs, name, values, self._opset, self._constants)
-        )
 
     def _read(self, node: onnx.NodeProto, elements: Sequence[str]) -> None:
         """Add what takes the place of a node that reads a sequence."""
         output = node.output[0]
         if node.op_type == "SequenceLength":
-            self._constants[output] = np.array(len(elements), "int64")
+            self._out.add_constant(output, np.array(len(elements), "int64"))
             return
         if node.op_type == "SequenceAt":
             position = self._position(node, 1, len(elements), default=0)
-            self._nodes.append(helper.make_node("Identity", [elements[position]], [output]))
+            self._out.add(helper.make_node("Identity", [elements[position]], [output]))
             return
         if not elements:
             raise _Unknown
         attributes = {each.name: each.i for each in node.attribute}
         axis = attributes["axis"]
         if attributes.get("new_axis"):
-            nodes, constants = stack(elements, axis, output, self._opset)
-            self._nodes += nodes
-            self._constants |= constants
+            self._out.stack(elements, axis, output)
         else:
-            self._nodes.append(helper.make_node("Concat", elements, [output], axis=axis))
-
-
-def stack(
-    tensors: Sequence[str], axis: int, output: str, opset: int
-) -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
-    """Nodes that stack tensors along a new axis, and the constants that they read, by name."""
-    constants: dict[str, np.ndarray] = {}
-    parts = [f"{output}/{i}" for i in range(len(tensors))]
-    nodes = [
-        _with_values("Unsqueeze", tensor, [part], "axes", [axis], opset, constants)
-        for tensor, part in zip(tensors, parts, strict=True)
-    ]
-    return [*nodes, helper.make_node("Concat", parts, [output], axis=axis)], constants
-
-
-def _with_values(
-    operator: str,
-    source: str,
-    outputs: Sequence[str],
-    name: str,
-    values: Sequence[int],
-    opset: int,
-    constants: dict[str, np.ndarray],
-) -> onnx.NodeProto:
-    """A node with integers that are an attribute before opset 13, and then an input."""
-    if opset < 13:
-        node = helper.make_node(operator, [source], outputs)
-        node.attribute.append(helper.make_attribute(name, list(values)))
-        return node
-    constant = f"{outputs[0]}/{name}"
-    constants[constant] = np.array(values, "int64")
-    return helper.make_node(operator, [source, constant], outputs)
+            self._out.add(helper.make_node("Concat", elements, [output], axis=axis))
 
 
 def _sizes(extent: int, split: np.ndarray | None) -> list[int]:
@@ -218,7 +168,6 @@ def _names_read(graph: onnx.GraphProto) -> set[str]:
     names = {info.name for info in graph.output}
     for node in graph.node:
         names.update(node.input)
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                names |= _names_read(inner)
+        for inner in graphs_in(node):
+            names |= _names_read(inner)
     return names

@@ -1,23 +1,23 @@
-"""Copies of the graphs inside ONNX nodes, under names that are unique in the model."""
+"""What takes the place of ONNX nodes with graphs inside, or of sequences."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, numpy_helper
+from onnx import helper, numpy_helper
 
 from tvmtune.networks.onnx.fold import constant_result, is_small
-from tvmtune.networks.onnx.operators import standard_version
+from tvmtune.networks.onnx.operators import graphs_in, standard_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
+    from collections.abc import Mapping, Sequence
 
 
 class Inlined:
-    """Nodes and weights that take the place of a node of ``model``.
+    """Nodes and weights that take the place of some of ``model``. Names within a graph get a prefix, so
+    that they are unique.
 
     ``known`` are the values of the constants that nodes may read. Nodes whose results are constant
     become constants.
@@ -26,13 +26,13 @@ class Inlined:
     def __init__(self, known: Mapping[str, np.ndarray], model: onnx.ModelProto) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
-        self._known = dict(known)
+        self.known = dict(known)
         self._opsets = model.opset_import
-        self.opset = standard_version(model)
+        self._opset = standard_version(model)
 
     def scalar(self, name: str) -> float | None:
         """The value of a constant with one element; None for anything else."""
-        value = self._known.get(name)
+        value = self.known.get(name)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def add_weights(self, graph: onnx.GraphProto, prefix: str) -> dict[str, str]:
@@ -43,7 +43,7 @@ class Inlined:
             copy.name = prefix + tensor.name
             self.weights.append(copy)
             if is_small(tensor):
-                self._known[copy.name] = numpy_helper.to_array(tensor)
+                self.known[copy.name] = numpy_helper.to_array(tensor)
         return {tensor.name: prefix + tensor.name for tensor in graph.initializer}
 
     def add_nodes(self, graph: onnx.GraphProto, prefix: str, names: Mapping[str, str]) -> list[str]:
@@ -58,15 +58,40 @@ class Inlined:
 
     def add(self, node: onnx.NodeProto) -> None:
         """Add the node, or its result if that is constant."""
-        value = constant_result(node, self._known, self._opsets)
+        value = constant_result(node, self.known, self._opsets)
         if value is None:
             self.nodes.append(node)
         else:
             self.add_constant(node.output[0], value)
 
     def add_constant(self, name: str, value: np.ndarray) -> None:
-        self._known[name] = value
+        self.known[name] = value
         self.weights.append(numpy_helper.from_array(value, name))
+
+    def stack(self, tensors: Sequence[str], axis: int, output: str) -> None:
+        """Add nodes that stack tensors along a new axis."""
+        parts = [f"{output}/{i}" for i in range(len(tensors))]
+        for tensor, part in zip(tensors, parts, strict=True):
+            self.add_with_integers("Unsqueeze", tensor, [part], "axes", [axis])
+        self.add(helper.make_node("Concat", parts, [output], axis=axis))
+
+    def add_with_integers(
+        self,
+        operator: str,
+        source: str,
+        outputs: Sequence[str],
+        name: str,
+        values: Sequence[int],
+        **attributes: Any,
+    ) -> None:
+        """Add a node with integers that are an attribute before opset 13, and then an input."""
+        inputs = [source]
+        if self._opset < 13:
+            attributes[name] = list(values)
+        else:
+            inputs.append(f"{outputs[0]}/{name}")
+            self.add_constant(inputs[-1], np.array(values, "int64"))
+        self.add(helper.make_node(operator, inputs, outputs, **attributes))
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
@@ -77,15 +102,13 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     copy.name = ""
     for fields in (copy.input, copy.output):
         fields[:] = [names.get(name, name) for name in fields]
-    for attribute in copy.attribute:
-        graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
-        for graph in graphs:
-            own = {each.name for each in (*graph.input, *graph.initializer)}
-            own.update(output for each in graph.node for output in each.output)
-            outer = {name: new for name, new in names.items() if name not in own}
-            for info in graph.output:
-                info.name = outer.get(info.name, info.name)
-            nodes = [_renamed(each, outer) for each in graph.node]
-            del graph.node[:]
-            graph.node.extend(nodes)
+    for graph in graphs_in(copy):
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own.update(output for each in graph.node for output in each.output)
+        outer = {name: new for name, new in names.items() if name not in own}
+        for info in graph.output:
+            info.name = outer.get(info.name, info.name)
+        nodes = [_renamed(each, outer) for each in graph.node]
+        del graph.node[:]
+        graph.node.extend(nodes)
     return copy

@@ -7,6 +7,7 @@ adds in several threads at once to the same element.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -90,10 +91,10 @@ def _number(number: float, dtype: torch.dtype) -> Any:
 def _neutral(reduction: str, dtype: torch.dtype) -> float:
     """What leaves any value as it is."""
     if reduction in ("amax", "amin"):
-        limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-        infinite = float("inf") if dtype.is_floating_point else limits.max
-        lowest = -infinite if dtype.is_floating_point else limits.min
-        return lowest if reduction == "amax" else infinite
+        is_float = dtype.is_floating_point
+        if reduction == "amax":
+            return -math.inf if is_float else torch.iinfo(dtype).min
+        return math.inf if is_float else torch.iinfo(dtype).max
     return 1 if reduction == "prod" else 0
 
 
