@@ -6,6 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tvm
+from tvm import relax
+
+from tvmtune.networks.relax_operators import shape
 
 
 def scatter(
@@ -24,9 +28,7 @@ def scatter(
 
     ``reduction`` is update, add, mul, min or max. ``checked`` makes indices valid.
     """
-    from tvm import relax
-
-    extents, entries = _shape(data), _shape(index)
+    extents, entries = shape(data), shape(index)
     axis %= len(extents)
     rows = _row_index(builder, index) if axis == 0 and entries[1:] == extents[1:] else None
     if rows is not None:
@@ -45,10 +47,7 @@ def scatter(
 
 def _row_index(builder: Any, index: Any) -> Any:
     """The index of each row, of shape (rows, 1), if all elements of a row have the same; else None."""
-    import tvm
-    from tvm import relax
-
-    entries = _shape(index)
+    entries = shape(index)
     if isinstance(index, tvm.ir.GenericConst):
         value = index.value.numpy().reshape(entries[0], -1)
         same = value.size > 0 and bool((value == value[:, :1]).all())
@@ -57,11 +56,7 @@ def _row_index(builder: Any, index: Any) -> Any:
     if not isinstance(call, tvm.ir.Call) or call.op != tvm.ir.Op.get("relax.broadcast_to"):
         return None
     source = call.args[0]
-    extents = _shape(source)
+    extents = shape(source)
     if len(extents) < len(entries) or extents[0] != entries[0] or any(n > 1 for n in extents[1:]):
         return None
     return builder.normalize(relax.op.reshape(source, [entries[0], 1]))
-
-
-def _shape(tensor: Any) -> list[int]:
-    return [int(extent) for extent in tensor.ty.shape]

@@ -11,8 +11,9 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.converters import CONVERTERS, Node
-from tvmtune.networks.onnx.converters.request import constant, is_tensor, shape
+from tvmtune.networks.onnx.converters.request import constant, is_tensor
 from tvmtune.networks.onnx.fold import fold_node
+from tvmtune.networks.relax_operators import shape
 
 if TYPE_CHECKING:
     import onnx

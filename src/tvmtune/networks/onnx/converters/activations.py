@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvmtune.networks.onnx.converters.request import Converter, Node, dtype
+from tvmtune.networks.onnx.converters.request import Converter, Node
+from tvmtune.networks.relax_operators import dtype
 
 
 def gelu(node: Node) -> Any:

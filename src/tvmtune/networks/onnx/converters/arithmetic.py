@@ -15,11 +15,10 @@ from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
     constant,
-    dtype,
     is_constant,
     is_tensor,
-    shape,
 )
+from tvmtune.networks.relax_operators import dtype, shape
 
 
 def variadic(operator: Callable[..., Any]) -> Converter:

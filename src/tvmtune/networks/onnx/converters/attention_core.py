@@ -16,7 +16,8 @@ import numpy as np
 from tvm import relax
 
 from tvmtune.arrays import numpy_dtype
-from tvmtune.networks.onnx.converters.request import Node, constant, dtype, shape
+from tvmtune.networks.onnx.converters.request import Node, constant
+from tvmtune.networks.relax_operators import dtype, shape
 
 
 @dataclass

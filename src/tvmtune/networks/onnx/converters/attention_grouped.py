@@ -23,8 +23,9 @@ from tvmtune.networks.onnx.converters.attention_core import (
     up_to,
     window,
 )
-from tvmtune.networks.onnx.converters.request import Converter, Node, dtype, required, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node, required
 from tvmtune.networks.onnx.converters.rotary import lookup, rotate
+from tvmtune.networks.relax_operators import dtype, shape
 
 _SUPPORTED = {
     "k_quant_type": b"NONE",

@@ -20,7 +20,8 @@ from tvmtune.networks.onnx.converters.attention_core import (
     split_heads,
     window,
 )
-from tvmtune.networks.onnx.converters.request import Converter, Node, constant, dtype, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node, constant
+from tvmtune.networks.relax_operators import dtype, shape
 
 _CAUSAL = "unidirectional"
 

@@ -21,7 +21,8 @@ from tvmtune.networks.onnx.converters.attention_core import (
     up_to,
     window,
 )
-from tvmtune.networks.onnx.converters.request import Converter, Node, dtype, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node
+from tvmtune.networks.relax_operators import dtype, shape
 
 
 def attention(node: Node) -> Any:

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmtune.networks.onnx.converters.request import Converter, Node, dtype, optional, required
+from tvmtune.networks.onnx.converters.request import (
+    Converter,
+    Node,
+    optional,
+    required,
+)
+from tvmtune.networks.relax_operators import dtype
 
 
 def matmul_nbits(node: Node) -> Any:

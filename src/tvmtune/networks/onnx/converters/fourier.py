@@ -14,11 +14,10 @@ from tvm import relax
 from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
-    dtype,
     optional,
     required,
-    shape,
 )
+from tvmtune.networks.relax_operators import dtype, shape
 
 LARGEST = 1 << 28
 """Bytes of a matrix, at most."""

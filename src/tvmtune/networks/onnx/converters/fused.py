@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvmtune.networks.onnx.converters.activations import activate
-from tvmtune.networks.onnx.converters.request import Converter, Node, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node
+from tvmtune.networks.relax_operators import shape
 
 _PARAMETERS = ("alpha", "beta")
 """Of activations, in the order of ONNX Runtime."""

@@ -11,13 +11,12 @@ from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
     constant,
-    dtype,
     is_constant,
     is_tensor,
     required,
     reshaped_from,
-    shape,
 )
+from tvmtune.networks.relax_operators import dtype, shape
 from tvmtune.networks.scatters import scatter
 
 

@@ -10,12 +10,11 @@ from tvm import relax
 from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
-    dtype,
     is_constant,
     required,
     reshaped_from,
-    shape,
 )
+from tvmtune.networks.relax_operators import dtype, shape
 
 
 def layer_normalization(node: Node) -> Any:

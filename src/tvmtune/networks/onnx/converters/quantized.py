@@ -16,10 +16,9 @@ from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
     constant,
-    dtype,
     required,
-    shape,
 )
+from tvmtune.networks.relax_operators import dtype, shape
 
 
 def qlinear_conv(node: Node) -> Any:

@@ -10,6 +10,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmtune.networks.relax_operators import Operators
+
 
 @dataclass(frozen=True)
 class Node:
@@ -39,7 +41,7 @@ class Node:
 
     @property
     def op(self) -> Operators:
-        return Operators(self.builder, relax.op)
+        return Operators(self.builder)
 
     def results(self, *values: Any) -> Any:
         """The first of ``values``, as many as the node has results."""
@@ -55,41 +57,7 @@ class Node:
                 raise ValueError(f"its attribute {name}={value} is not supported")
 
 
-class Operators:
-    """Relax operators bound to variables: ``node.op.add(x, y)``, ``node.op.nn.softmax(x)``.
-
-    A number in place of a tensor gets the dtype of the first argument.
-    """
-
-    def __init__(self, builder: Any, namespace: Any) -> None:
-        self._builder, self._namespace = builder, namespace
-
-    @property
-    def nn(self) -> Operators:
-        return Operators(self._builder, self._namespace.nn)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        operator = getattr(self._namespace, name)
-
-        def call(first: Any, *others: Any, **attributes: Any) -> Any:
-            tensors = [
-                relax.const(other, dtype(first)) if isinstance(other, float) else other
-                for other in others
-            ]
-            return self._builder.emit(operator(first, *tensors, **attributes))
-
-        return call
-
-
 Converter = Callable[[Node], Any]
-
-
-def shape(tensor: Any) -> list[int]:
-    return [int(extent) for extent in tensor.ty.shape]
-
-
-def dtype(tensor: Any) -> str:
-    return str(tensor.ty.dtype)
 
 
 _RESHAPING = ("relax.reshape", "relax.expand_dims")

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmtune.networks.onnx.converters.request import Converter, Node, dtype, optional, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node, optional
+from tvmtune.networks.relax_operators import dtype, shape
 
 Taps = tuple[list[np.ndarray], list[np.ndarray]]
 """For each tap, the index into the axis and the factor, both per position of the result."""

@@ -7,7 +7,8 @@ from typing import Any
 from tvmtune.networks.onnx.converters import attention_core
 from tvmtune.networks.onnx.converters.attention_core import merge_heads, split_heads
 from tvmtune.networks.onnx.converters.indexing import indices
-from tvmtune.networks.onnx.converters.request import Converter, Node, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node
+from tvmtune.networks.relax_operators import shape
 
 
 def standard(node: Node) -> Any:

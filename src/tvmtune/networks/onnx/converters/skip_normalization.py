@@ -8,7 +8,8 @@ import numpy as np
 from tvm import relax
 
 from tvmtune.networks.onnx.converters.indexing import indices
-from tvmtune.networks.onnx.converters.request import Converter, Node, dtype, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node
+from tvmtune.networks.relax_operators import dtype, shape
 
 
 def skip_layer_normalization(node: Node) -> Any:

@@ -11,12 +11,11 @@ from tvm import relax
 from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
-    dtype,
     is_tensor,
     required,
     reshaped_from,
-    shape,
 )
+from tvmtune.networks.relax_operators import dtype, shape
 from tvmtune.static_shapes import static_shape
 
 

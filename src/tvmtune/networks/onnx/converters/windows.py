@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmtune.networks.onnx.converters.request import Converter, Node, shape
+from tvmtune.networks.onnx.converters.request import Converter, Node
+from tvmtune.networks.relax_operators import shape
 
 
 def conv_transpose(node: Node) -> Any:

@@ -1,0 +1,42 @@
+"""Relax operators as importers' converters write them, and the shape and dtype of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+
+class Operators:
+    """Relax operators bound to variables: ``op.add(x, y)``, ``op.nn.softmax(x)``.
+
+    A number in place of a tensor gets the dtype of the first argument.
+    """
+
+    def __init__(self, builder: Any, namespace: Any = relax.op) -> None:
+        self._builder, self._namespace = builder, namespace
+
+    @property
+    def nn(self) -> Operators:
+        return Operators(self._builder, self._namespace.nn)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operator = getattr(self._namespace, name)
+
+        def call(first: Any, *others: Any, **attributes: Any) -> Any:
+            tensors = [
+                relax.const(other, dtype(first)) if isinstance(other, float) else other
+                for other in others
+            ]
+            return self._builder.emit(operator(first, *tensors, **attributes))
+
+        return call
+
+
+def shape(tensor: Any) -> list[int]:
+    return [int(extent) for extent in tensor.ty.shape]
+
+
+def dtype(tensor: Any) -> str:
+    return str(tensor.ty.dtype)
