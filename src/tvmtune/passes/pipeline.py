@@ -30,6 +30,7 @@ from tvmtune.passes import (
     scatters,
     seldom_read_taps,
     softmax,
+    splits,
     squeeze_axes,
     transposed_convolutions,
     transposes,
@@ -167,10 +168,15 @@ def legalize(
         **SCANS_AND_SORTS,
         **rounding.LEGALIZERS,
         **group_norm.LEGALIZERS,
+        **splits.LEGALIZERS,
         **(scatters.LEGALIZERS | softmax.LEGALIZERS if device.runtime == "cpu" else {}),
         **(custom or {}),
     }
-    lowered = _run(graph, device, [relax.transform.LegalizeOps(legalizers)])
+    lowered = _run(
+        graph,
+        device,
+        [relax.transform.LegalizeOps(legalizers), relax.transform.CanonicalizeBindings()],
+    )
     annotated = _run(
         block_names.neutralize(lowered, own), device, [relax.transform.AnnotateTIROpPattern()]
     )
