@@ -29,3 +29,24 @@ def test_a_grid_names_x_and_y_of_each_sample(mode: str, align_corners: bool):
     examples = torch.zeros(2, 3, 8, 9), torch.zeros(2, 5, 4, 2)
     program = torch.export.export(Function(sample).eval(), examples)
     assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"))
+
+
+@pytest.mark.parametrize("extents", [(1, 1), (1, 6)])
+def test_reflection_at_an_axis_of_one_element(extents: tuple[int, int]):
+    def sample(image: Any, grid: Any) -> Any:
+        return torch.nn.functional.grid_sample(
+            image, grid, padding_mode="reflection", align_corners=True
+        )
+
+    examples = torch.zeros(1, 3, *extents), torch.zeros(1, 5, 4, 2)
+    program = torch.export.export(Function(sample).eval(), examples)
+    assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"))
+
+
+def test_samples_in_half_precision():
+    def sample(image: Any, grid: Any) -> Any:
+        return torch.nn.functional.grid_sample(image, grid, align_corners=False) * 2
+
+    examples = torch.zeros(1, 3, 8, 9).half(), torch.zeros(1, 5, 4, 2).half()
+    program = torch.export.export(Function(sample).eval(), examples)
+    assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"), tolerance=2e-3)

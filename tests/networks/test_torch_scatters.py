@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from networks.in_tvm import assert_equal, run_in_tvm
+from tvmtune.errors import TvmtuneError
 from tvmtune.networks.torch.network import TorchNetwork
 
 torch = pytest.importorskip("torch")
@@ -83,10 +84,65 @@ def test_assignments_to_some_axes_whether_adjacent_or_not():
 
 
 def test_assignments_by_a_mask():
-    def put(x: Any) -> Any:
-        first, second = x.clone(), x.clone()
-        first[x > 0] = 2.0
-        second[x[:, 0] > 0] = x.sum()
-        return first, second
+    def put(x: Any, row: Any) -> Any:
+        results = [x.clone() for _ in range(7)]
+        results[0][x > 0] = 2.0
+        results[1][x[:, 0, 0] > 0] = x.sum()
+        results[2][x[:, :, 0] > 0] = row
+        results[3][:, x[0, :, 0] > 0] = row[0]
+        results[4][:, x[0, :, 0] > 0] = x[:, :1]
+        results[5][..., row > 0] = 1.0
+        results[6].index_put_((x[:, 0, 0] > 0,), row, accumulate=True)
+        return tuple(results)
 
-    assert_correct(put, floats(5, 4))
+    assert_correct(put, floats(5, 4, 3), floats(3))
+
+
+def test_values_for_each_element_that_a_mask_selects_are_refused():
+    def put(x: Any, values: Any) -> Any:
+        return x.index_put((x > 0,), values)
+
+    tensors = torch.tensor([-1.0, 2.0, 3.0]), floats(2)
+    network = TorchNetwork(
+        torch.export.export(Function(put).eval(), tensors), name="net", label="net.pt2"
+    )
+    with pytest.raises(TvmtuneError, match="no value for each selected element"):
+        network.to_relax()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_more_updates_of_an_element_than_its_dtype_can_count(dtype: Any):
+    def largest(x: Any, ids: Any, y: Any) -> Any:
+        return x.scatter_reduce(0, ids, y, "amax", include_self=False)
+
+    many = torch.full((256,), 1, dtype=dtype)
+    assert_correct(largest, torch.tensor([100, 7], dtype=dtype), torch.zeros(256).long(), many)
+
+
+def test_truth_values():
+    def scatters(x: Any, ids: Any, y: Any) -> Any:
+        kinds = ["amax", "amin"]
+        reduced = [
+            x.scatter_reduce(0, ids, y, kind, include_self=own)
+            for kind in kinds
+            for own in (True, False)
+        ]
+        put = x.index_put((ids,), y, accumulate=True)
+        return (*reduced, x.scatter(0, ids, y), put, x.index_put((x,), y[0], accumulate=True))
+
+    x, y = (torch.from_numpy(RNG.integers(0, 2, n).astype(bool)) for n in (8, 6))
+    assert_correct(scatters, x, torch.tensor([0, 3, 3, 5, 0, 1]), y)
+
+
+def test_no_indices_and_no_axes():
+    def scatters(x: Any, ids: Any, y: Any) -> Any:
+        one = x[0, 0]
+        return (
+            x.scatter(0, ids[:0], y),
+            x.index_put((ids[:0, 0],), y[:0]),
+            x.index_add(0, ids[:0, 0], y[:0]),
+            one.scatter(0, ids[0, 0] * 0, y[0, 0]),
+            one.scatter_add(0, ids[0, :1] * 0, y[0, :1]),
+        )
+
+    assert_correct(scatters, floats(3, 4), IDS, floats(2, 4))

@@ -18,6 +18,10 @@ class Operators:
         self._builder, self._namespace = builder, namespace
 
     @property
+    def image(self) -> Operators:
+        return Operators(self._builder, self._namespace.image)
+
+    @property
     def nn(self) -> Operators:
         return Operators(self._builder, self._namespace.nn)
 

@@ -29,6 +29,12 @@ def scatter(
     ``reduction`` is update, add, mul, min or max. ``checked`` makes indices valid.
     """
     extents, entries = shape(data), shape(index)
+    if not extents:  # one element, in PyTorch
+        one = [builder.normalize(relax.op.reshape(x, [1])) for x in (data, index, updates)]
+        whole = builder.normalize(scatter(builder, *one, 0, reduction, checked=checked))
+        return relax.op.reshape(whole, [])
+    if 0 in (*extents, *entries):
+        return data
     axis %= len(extents)
     rows = _row_index(builder, index) if axis == 0 and entries[1:] == extents[1:] else None
     if rows is not None:
@@ -50,7 +56,7 @@ def _row_index(builder: Any, index: Any) -> Any:
     entries = shape(index)
     if isinstance(index, tvm.ir.GenericConst):
         value = index.value.numpy().reshape(entries[0], -1)
-        same = value.size > 0 and bool((value == value[:, :1]).all())
+        same = bool((value == value[:, :1]).all())
         return relax.const(value[:, :1].copy(), str(value.dtype)) if same else None
     call = builder.lookup_binding(index) if isinstance(index, relax.Var) else index
     if not isinstance(call, tvm.ir.Call) or call.op != tvm.ir.Op.get("relax.broadcast_to"):

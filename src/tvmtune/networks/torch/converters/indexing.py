@@ -8,12 +8,14 @@ adds in several threads at once to the same element.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from tvm import relax
 
+from tvmtune.networks.relax_operators import shape
 from tvmtune.networks.scatters import scatter
 from tvmtune.networks.torch.converters.arithmetic import dtype_name, value
 
@@ -26,6 +28,8 @@ _REDUCTIONS = {
     "prod": "mul",
     "sum": "add",
 }
+_OF_TRUTH_VALUES = {"add": "max", "max": "max", "min": "min", "mul": "min"}
+"""Reductions of 0 and 1 that are those of truth values."""
 
 
 def _scatter(reduction: str | None = None) -> Any:
@@ -50,18 +54,21 @@ def _scatter_reduce(node: Any, importer: Any) -> Any:
     includes_self = node.kwargs.get("include_self", True)
     counts = None
     if name == "mean" or not includes_self:
-        like, one = relax.op.zeros_like(data), relax.op.ones_like(updates)
+        # Not in the tensor's dtype, which may be too small for them.
+        like, one = (
+            relax.op.full(shape(x), _count(n), "int32") for n, x in enumerate((data, updates))
+        )
         counts = _scattered(node, importer, emit(like), emit(one), "add")
     if not includes_self:
-        touched = emit(relax.op.greater(counts, _number(0, dtype)))
+        touched = emit(relax.op.greater(counts, _count(0)))
         data = emit(relax.op.where(touched, _number(_neutral(name, dtype), dtype), data))
     result = _scattered(node, importer, data, updates, _REDUCTIONS[name])
     if name != "mean":
         return result
     if includes_self:
-        counts = emit(relax.op.add(counts, _number(1, dtype)))
-    counts = emit(relax.op.maximum(counts, _number(1, dtype)))
-    return emit(relax.op.divide(result, counts))
+        counts = emit(relax.op.add(counts, _count(1)))
+    counts = emit(relax.op.maximum(counts, _count(1)))
+    return emit(relax.op.divide(result, emit(relax.op.astype(counts, dtype_name(dtype)))))
 
 
 def _updates(node: Any, importer: Any) -> Any:
@@ -81,21 +88,40 @@ def _updates(node: Any, importer: Any) -> Any:
 def _scattered(node: Any, importer: Any, data: Any, updates: Any, reduction: str) -> Any:
     builder = importer.block_builder
     index = importer.env[node.args[2]]
-    return builder.emit(scatter(builder, data, index, updates, node.args[1], reduction))
+
+    def scattered(data: Any, updates: Any, reduction: str) -> Any:
+        return builder.emit(scatter(builder, data, index, updates, node.args[1], reduction))
+
+    return _reduced(builder.emit, data, updates, reduction, scattered)
+
+
+def _reduced(
+    emit: Any, data: Any, updates: Any, reduction: str, compute: Callable[[Any, Any, str], Any]
+) -> Any:
+    """What ``compute(data, updates, reduction)`` returns. Reductions of truth values, which have no
+    kernels, are those of 0 and 1 that give the same."""
+    if str(data.ty.dtype) != "bool" or reduction not in _OF_TRUTH_VALUES:
+        return compute(data, updates, reduction)
+    numbers = [emit(relax.op.astype(each, "int8")) for each in (data, updates)]
+    return emit(relax.op.astype(compute(*numbers, _OF_TRUTH_VALUES[reduction]), "bool"))
 
 
 def _number(number: float, dtype: torch.dtype) -> Any:
     return relax.const(np.array(number, dtype_name(dtype)))
 
 
+def _count(number: int) -> Any:
+    return relax.const(number, "int32")
+
+
 def _neutral(reduction: str, dtype: torch.dtype) -> float:
     """What leaves any value as it is."""
-    if reduction in ("amax", "amin"):
-        is_float = dtype.is_floating_point
-        if reduction == "amax":
-            return -math.inf if is_float else torch.iinfo(dtype).min
-        return math.inf if is_float else torch.iinfo(dtype).max
-    return 1 if reduction == "prod" else 0
+    if dtype is torch.bool or reduction not in ("amax", "amin"):
+        return 1 if reduction in ("prod", "amin") else 0
+    if dtype.is_floating_point:
+        return -math.inf if reduction == "amax" else math.inf
+    limits = torch.iinfo(dtype)
+    return limits.min if reduction == "amax" else limits.max
 
 
 def _index_put(node: Any, importer: Any) -> Any:
@@ -113,6 +139,8 @@ def _index_put(node: Any, importer: Any) -> Any:
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
     others = [axis for axis in range(len(extents)) if axis not in indexed]
     places = torch.broadcast_shapes(*(indices[axis].meta["val"].shape for axis in indexed))
+    if 0 in (*places, *extents):
+        return data
     # The axes of the indices take the place of adjacent indexed ones, and else come first.
     is_adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     before = [extents[axis] for axis in others if is_adjacent and axis < indexed[0]]
@@ -135,25 +163,45 @@ def _index_put(node: Any, importer: Any) -> Any:
         index = emit(relax.op.where(negative, from_end, index))
         coordinates.append(emit(relax.op.broadcast_to(index, list(places))))
     stacked = emit(relax.op.stack(coordinates, axis=-1))
-    reduction = "add" if accumulate else "update"
-    result = emit(relax.op.scatter_nd(data, stacked, values, reduction))
+    result = _reduced(
+        emit,
+        data,
+        values,
+        "add" if accumulate else "update",
+        lambda data, values, reduction: emit(relax.op.scatter_nd(data, stacked, values, reduction)),
+    )
     return _permuted(builder, result, [order.index(axis) for axis in range(len(order))])
 
 
 def _put_where(node: Any, importer: Any, data: Any, values: Any, accumulate: bool) -> Any:
-    """An assignment of one value by a mask of the first axes."""
-    indices, extents = node.args[1], list(node.meta["val"].shape)
-    mask = indices[0]
-    elements = node.args[2].meta["val"].numel() if isinstance(node.args[2], torch.fx.Node) else 1
-    if len(indices) > 1 or elements != 1:
-        raise NotImplementedError("index_put by a mask supports one mask and one value")
+    """An assignment by a mask of some axes, of values that are the same for all that it selects."""
+    extents = list(node.meta["val"].shape)
+    chosen = [(axis, index) for axis, index in enumerate(node.args[1]) if index is not None]
+    ((first, mask), *more) = chosen
+    if more:
+        raise NotImplementedError("index_put by a mask and by other indices is not supported")
+    end = first + mask.meta["val"].dim()
+    given = shape(values)
+    after = len(extents) - end
+    before, row = given[: max(len(given) - after - 1, 0)], given[max(len(given) - after, 0) :]
+    if len(given) > after and given[len(before)] != 1:
+        raise NotImplementedError("index_put by a mask supports no value for each selected element")
     emit = importer.block_builder.emit
-    rank = mask.meta["val"].dim()
-    shape = [*extents[:rank], *[1] * (len(extents) - rank)]
-    chosen = emit(relax.op.reshape(importer.env[mask], shape))
-    values = emit(relax.op.reshape(values, [1] * len(extents)))
-    new = emit(relax.op.add(data, values)) if accumulate else values
-    return emit(relax.op.where(chosen, new, data))
+    masked = [*[1] * first, *extents[first:end], *[1] * after]
+    is_chosen = emit(relax.op.reshape(importer.env[mask], masked))
+    values = emit(relax.op.reshape(values, [*before, *[1] * (end - first), *row]))
+    new = values
+    if accumulate:
+        new = _reduced(
+            emit,
+            data,
+            values,
+            "add",
+            lambda data, values, kind: emit(
+                (relax.op.add if kind == "add" else relax.op.maximum)(data, values)
+            ),
+        )
+    return emit(relax.op.where(is_chosen, new, data))
 
 
 def _permuted(builder: Any, tensor: Any, order: list[int]) -> Any:
