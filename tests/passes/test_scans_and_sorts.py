@@ -12,8 +12,10 @@ from tvmtune.passes import scans_and_sorts
 
 def run(function, x: np.ndarray, count: int, axis: int) -> list[np.ndarray]:
     data = te.placeholder(x.shape, str(x.dtype))
-    program = te.create_prim_func([data, *function(data, count, axis, "int64")])
-    library = tvm.compile(tvm.IRModule({"main": program}), "llvm")
+    target = tvm.target.Target({"kind": "llvm", "num-cores": 3})
+    with target:
+        program = te.create_prim_func([data, *function(data, count, axis, "int64")])
+    library = tvm.compile(tvm.IRModule({"main": program}), target)
     shape = [count if n == axis else extent for n, extent in enumerate(x.shape)]
     results = [tvm.runtime.empty(shape, kind) for kind in (str(x.dtype), "int64")]
     library["main"](tvm.runtime.tensor(x), *results)
@@ -41,3 +43,14 @@ def test_rising_elements_are_all_inserted():
     values, places = run(scans_and_sorts.largest, x, 5, 1)
     np.testing.assert_array_equal(values[0], [2999, 2998, 2997, 2996, 2995])
     np.testing.assert_array_equal(places[0], values[0])
+
+
+def test_nan_is_larger_than_any_number():
+    nan = np.nan
+    x = np.array([[1, nan, 2, np.inf, nan, -1]], "float32")
+    values, places = run(scans_and_sorts.largest, x, 4, 1)
+    np.testing.assert_array_equal(values[0], [nan, nan, np.inf, 2])
+    np.testing.assert_array_equal(places[0], [1, 4, 3, 2])
+    values, places = run(scans_and_sorts.smallest, x, 5, 1)
+    np.testing.assert_array_equal(values[0], [-1, 1, 2, np.inf, nan])
+    np.testing.assert_array_equal(places[0], [5, 0, 2, 3, 1])

@@ -94,3 +94,14 @@ def test_an_index_out_of_range_changes_nothing(threads):
     indices = np.array([[50], [-51], [1 << 40]])
     found = run(scatters.scatter_nd, [data, indices, updates], "add", threads=threads)
     assert not found.any()
+
+
+def test_an_index_out_of_range_of_a_later_axis_changes_no_other_row():
+    data = np.zeros((4, 3), "float32")
+    places = np.array([[0, 3], [1, -4], [0, 1]])
+    found = run(scatters.scatter_nd, [data, places, np.ones(3, "float32")], "add")
+    np.testing.assert_array_equal(np.argwhere(found), [[0, 1]])
+    columns = np.array([[3, -4, 2]])
+    updates = np.ones((1, 3), "float32")
+    found = run(scatters.scatter_elements, [data, columns, updates], 1, "add")
+    np.testing.assert_array_equal(np.argwhere(found), [[0, 2]])

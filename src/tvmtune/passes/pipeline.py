@@ -27,6 +27,7 @@ from tvmtune.passes import (
     quantized_sums,
     repeated_calls,
     rounding,
+    scans_and_sorts,
     scatters,
     seldom_read_taps,
     softmax,
@@ -39,7 +40,6 @@ from tvmtune.passes import (
 )
 from tvmtune.passes.blocks import blocks
 from tvmtune.passes.precision import sum_in_float32
-from tvmtune.passes.scans_and_sorts import SCANS_AND_SORTS
 from tvmtune.types import Device, Network, Prepared
 
 if TYPE_CHECKING:
@@ -153,6 +153,13 @@ def _convert(
     return transposes.remove(_run(constants.fold_moves(converted), device, passes))
 
 
+_CPU_LEGALIZERS: dict[str, Legalizer] = {
+    **scans_and_sorts.CPU_LEGALIZERS,
+    **scatters.LEGALIZERS,
+    **softmax.LEGALIZERS,
+}
+
+
 def legalize(
     graph: tvm.IRModule, device: Device, custom: Mapping[str, Legalizer] | None = None
 ) -> tvm.IRModule:
@@ -165,11 +172,11 @@ def legalize(
     own = {str(variable.name_hint) for variable in graph.get_global_vars()}
     legalizers = {
         **repeated_calls.legalizers(graph),
-        **SCANS_AND_SORTS,
+        **scans_and_sorts.LEGALIZERS,
         **rounding.LEGALIZERS,
         **group_norm.LEGALIZERS,
         **splits.LEGALIZERS,
-        **(scatters.LEGALIZERS | softmax.LEGALIZERS if device.runtime == "cpu" else {}),
+        **(_CPU_LEGALIZERS if device.runtime == "cpu" else {}),
         **(custom or {}),
     }
     lowered = _run(

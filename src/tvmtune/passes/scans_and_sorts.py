@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tvmtune.passes.cpu_threads import cpu_threads
 from tvmtune.types import product
 
 _FEW = 64
 """Elements that are kept by insertion; TVM sorts all, in one thread."""
-_SMALL = 1 << 14
-"""Elements that one thread reads in the time that it takes to start others."""
 
 
 def _topi_function(name: str) -> Any:
@@ -48,14 +47,6 @@ def _cumulative(name: str) -> Any:
 
 def _topk(builder: Any, call: Any) -> Any:
     attrs = call.attrs
-    extents = [int(extent) for extent in call.args[0].ty.shape]
-    axis, count = int(attrs.axis) % len(extents), int(attrs.k)
-    if not _is_gpu() and str(attrs.ret_type) == "both" and 1 <= count <= min(_FEW, extents[axis]):
-        return builder.call_te(
-            largest if attrs.largest else smallest,
-            *(call.args[0], count, axis, str(attrs.dtype)),
-            primfunc_name_hint="topk",
-        )
     return builder.call_te(
         _topi_function("topk"),
         call.args[0],
@@ -68,21 +59,36 @@ def _topk(builder: Any, call: Any) -> Any:
     )
 
 
+def _topk_on_cpu(builder: Any, call: Any) -> Any:
+    attrs = call.attrs
+    extents = [int(extent) for extent in call.args[0].ty.shape]
+    axis, count = int(attrs.axis) % len(extents), int(attrs.k)
+    if str(attrs.ret_type) != "both" or not 1 <= count <= min(_FEW, extents[axis]):
+        return _topk(builder, call)
+    return builder.call_te(
+        largest if attrs.largest else smallest,
+        *(call.args[0], count, axis, str(attrs.dtype)),
+        primfunc_name_hint="topk",
+    )
+
+
 def largest(data: Any, count: int, axis: int, dtype: str) -> list[Any]:
     """In TE, the ``count`` largest elements along an axis, in falling order, and their indices. Of
-    equal elements the first comes first."""
-    return _inserted(data, count, axis, dtype, lambda new, old: new > old)
+    equal elements the first comes first; NaN is larger than any number, as in ONNX Runtime and
+    PyTorch."""
+    return _inserted(data, count, axis, dtype, lambda new, old: (new, old))
 
 
 def smallest(data: Any, count: int, axis: int, dtype: str) -> list[Any]:
     """As :func:`largest`, the smallest in rising order."""
-    return _inserted(data, count, axis, dtype, lambda new, old: new < old)
+    return _inserted(data, count, axis, dtype, lambda new, old: (old, new))
 
 
 def _inserted(
-    data: Any, count: int, axis: int, dtype: str, precedes: Callable[[Any, Any], Any]
+    data: Any, count: int, axis: int, dtype: str, ordered: Callable[[Any, Any], tuple[Any, Any]]
 ) -> list[Any]:
-    """Each element that precedes the last one so far is inserted into its place."""
+    """Each element that precedes the last one so far is inserted into its place: the larger one of
+    ``ordered(new, old)`` comes first."""
     from tvm import te, tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as T
@@ -90,18 +96,26 @@ def _inserted(
     shape = [int(extent) for extent in data.shape]
     extent, after = shape[axis], product(shape[axis + 1 :])
     rows = product(shape) // extent
+    is_float = "float" in str(data.dtype)
+
+    def precedes(new: Any, old: Any) -> Any:
+        one, other = ordered(new, old)
+        if not is_float:
+            return one > other
+        return tirx.any(one > other, tirx.all(tirx.isnan(one), tirx.Not(tirx.isnan(other))))
+
     results = [*shape[:axis], count, *shape[axis + 1 :]]
 
     def loops(source: Any, *outputs: Any) -> Any:
         x, values, places = (T.buffer_proxy(each) for each in (source, *outputs))
-        shares = T.parallel(rows) if rows * extent > _SMALL else T.serial(rows)
+        shares = T.parallel(rows) if cpu_threads(rows * extent) > 1 else T.serial(rows)
         with IRBuilder() as builder, shares as row:
             first, kept = (row // after * n * after + row % after for n in (extent, count))
             slot = T.buffer_proxy(T.alloc_buffer((1,), "int32", scope="local"))
             with T.serial(extent) as i:
                 new = x[first + i * after]
-                is_kept = precedes(new, values[kept + (count - 1) * after])
-                with T.If(tirx.any(i < count, is_kept)), T.Then():
+                last = values[kept + (count - 1) * after]
+                with T.If(tirx.any(i < count, precedes(new, last))), T.Then():
                     slot[0] = tirx.min(i, count - 1)
                     # Both sides of "and" are evaluated.
                     before = kept + tirx.max(slot[0] - 1, 0) * after
@@ -152,7 +166,7 @@ def _argsort(builder: Any, call: Any) -> Any:
     )
 
 
-SCANS_AND_SORTS = {
+LEGALIZERS = {
     "relax.argsort": _argsort,
     "relax.cumprod": _cumulative("cumprod"),
     "relax.cumsum": _cumulative("cumsum"),
@@ -160,3 +174,6 @@ SCANS_AND_SORTS = {
     "relax.topk": _topk,
 }
 """Legalizers by operator, as ``relax.transform.LegalizeOps`` takes them."""
+
+CPU_LEGALIZERS = {"relax.topk": _topk_on_cpu}
+"""Those that differ for CPUs."""

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from tvmtune.passes.cpu_threads import cpu_threads
 from tvmtune.types import product
 
-_SMALL = 1 << 14
-"""Elements that one thread copies and updates in the time that it takes to start others."""
-
 Row = Callable[[Sequence[Any], Any], Any]
-"""From a position in the loops over the updates, and the indices, the row of the output."""
+"""From a position in the loops over the updates, and the indices, the row of the output; -1 if an index
+is out of range."""
 
 
 def scatter_nd(data: Any, indices: Any, updates: Any, reduction: str) -> Any:
@@ -28,7 +27,7 @@ def scatter_nd(data: Any, indices: Any, updates: Any, reduction: str) -> Any:
     def row(at: Sequence[Any], places: Any) -> Any:
         first = _flat(at, entries) * depth
         position = [_from_start(places[first + axis], extents[axis]) for axis in range(depth)]
-        return _flat(position, extents[:depth])
+        return _if_inside(position, extents[:depth], _flat(position, extents[:depth]))
 
     return _scattered(data, indices, updates, entries, row, product(extents[depth:]), reduction)
 
@@ -41,7 +40,8 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, reduction
 
     def row(at: Sequence[Any], places: Any) -> Any:
         place = _from_start(places[_flat(at, entries)], extents[axis])
-        return _flat([*at[:axis], place, *at[axis + 1 :]], extents)
+        whole = _flat([*at[:axis], place, *at[axis + 1 :]], extents)
+        return _if_inside([place], extents[axis : axis + 1], whole)
 
     return _scattered(data, indices, updates, entries, row, 1, reduction)
 
@@ -63,7 +63,7 @@ def _scattered(
 
     size = product(_extents(data))
     rows = size // width if width else 0
-    threads = _threads(size + product(_extents(updates)))
+    threads = cpu_threads(size + product(_extents(updates)))
 
     def loops(buffers: Sequence[Any], result: Any) -> Any:
         source, places, values, out = (T.buffer_proxy(each) for each in (*buffers, result))
@@ -116,14 +116,6 @@ _REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _threads(elements: int) -> int:
-    import tvm
-
-    target = tvm.target.Target.current()
-    cores = target.attrs.get("num-cores") if target else None
-    return int(cores or 1) if elements > _SMALL else 1
-
-
 def _extents(tensor: Any) -> list[int]:
     return [int(extent) for extent in tensor.shape]
 
@@ -142,6 +134,14 @@ def _from_start(index: Any, extent: int) -> Any:
 
     index = _int64(index)
     return tirx.Select(index < 0, index + extent, index)
+
+
+def _if_inside(position: Sequence[Any], extents: Sequence[int], index: Any) -> Any:
+    """``index``, or -1 if the position is outside of these extents."""
+    from tvm import tirx
+
+    inside = [tirx.all(n >= 0, n < extent) for n, extent in zip(position, extents, strict=True)]
+    return tirx.Select(tirx.all(*inside), index, _int64(-1)) if inside else index
 
 
 def _int64(value: Any) -> Any:
