@@ -14,6 +14,7 @@ from kernels import agrees_with_reference
 from networks.in_tvm import assert_equal, run_in_tvm
 from tvmtune import api
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.onnx.control_flow import without_control_flow
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.runtime.library import Library
 
@@ -213,6 +214,32 @@ main (float[2,3] x) => (float[2,3] y)
   }>
 }
 """
+LIST = """
+main (float[2,3] x, float[2,3] z) => (float[2,3] y)
+<bool yes = {1}>
+{
+  s = SequenceConstruct (x, z, x)
+  n = SequenceLength (s)
+  y = Loop (n, yes, x) <body = step (int64 i, bool before, float[2,3] a)
+      => (bool after, float[2,3] b) {
+    after = Identity (before)
+    one = SequenceAt (s, i)
+    c = Tanh (a)
+    b = Add (c, one)
+  }>
+}
+"""
+EMPTY_SPLIT = """
+main (float[2,3] x) => (float[2,3] y)
+<int64[1] zero = {0}>
+{
+  none = Slice (x, zero, zero)
+  s = SplitToSequence (none)
+  n = SequenceLength (s)
+  f = Cast <to = 1> (n)
+  y = Add (x, f)
+}
+"""
 MODELS = {
     "counted": COUNTED,
     "while": UNTIL,
@@ -223,6 +250,8 @@ MODELS = {
     "sequences of splits": SPLITS,
     "branches with the same names": SIBLINGS,
     "a single iteration": ONCE,
+    "a loop over a list": LIST,
+    "a sequence of no parts": EMPTY_SPLIT,
 }
 
 
@@ -286,6 +315,54 @@ def test_positions_that_a_sequence_does_not_have_are_refused(text: str, position
     model = parser.parse_model(HEADER + text.replace("last = {-1}", f"last = {{{position}}}"))
     with pytest.raises(TvmtuneError, match=r"\(Sequence.* is not supported .* positions do not"):
         OnnxNetwork(model, name="sequence").to_relax()
+
+
+def test_the_node_that_a_sequence_stays_for_is_named():
+    text = """
+    main (float[2,3] x, int64 p) => (float[2,3] y, int64 n)
+    {
+      s = SequenceConstruct (x, x)
+      n = SequenceLength (s)
+      t = SequenceConstruct (x, x)
+      y = SequenceAt (t, p)
+    }"""
+    with pytest.raises(TvmtuneError, match=r"\(SequenceAt, .*; the position depends on the data"):
+        OnnxNetwork(parser.parse_model(HEADER + text), name="sequences").to_relax()
+
+
+def test_a_branch_within_an_operator_that_is_missing_is_not_blamed():
+    text = """
+    main (float[2,3] x, bool c) => (float[3] y, float[2,3] z)
+    <float[3] start = {0.0, 0.0, 0.0}>
+    {
+      y, z = Scan <num_scan_inputs = 1, body = step (float[3] s, float[3] row)
+          => (float[3] t, float[3] out) {
+        t = Add (s, row)
+        out = If (c) <then_branch = yes () => (float[3] a) { a = Neg (row) },
+                      else_branch = no () => (float[3] b) { b = Identity (row) }>
+      }> (start, x)
+    }"""
+    with pytest.raises(TvmtuneError, match=r"\(Scan, opset 17\) of .* is not supported"):
+        OnnxNetwork(parser.parse_model(HEADER + text), name="scan").to_relax()
+
+
+def test_sparse_weights_of_a_branch_are_refused():
+    model = parser.parse_model(HEADER + COUNTED)
+    (body,) = (a.g for node in model.graph.node for a in node.attribute if a.name == "body")
+    sparse = body.sparse_initializer.add(dims=[2, 3])
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, "float32"), "w"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.zeros(1, "int64"), "w/indices"))
+    body.node[2].input[1] = "w"
+    with pytest.raises(TvmtuneError, match=r"\(Loop, .*; its weight 'w' is sparse"):
+        OnnxNetwork(model, name="loop").to_relax()
+
+
+def test_constants_of_iterations_that_nothing_reads_are_dropped():
+    text = COUNTED.replace("count = {4}", "count = {200}")
+    text = text.replace("sum = Add (s, number)", "n = Neg (number)\n sum = Add (s, n)")
+    model = without_control_flow(parser.parse_model(HEADER + text))
+    assert len(model.graph.node) == 401
+    assert len(model.graph.initializer) <= 202
 
 
 def test_a_sequence_in_a_loop_that_stays_is_refused():

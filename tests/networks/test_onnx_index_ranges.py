@@ -68,6 +68,19 @@ def test_edges_of_a_graph_are_between_all_of_its_nodes():
     assert network.ranges == {"edges": (0, 29), "rows": (0, 29)}
 
 
+@pytest.mark.parametrize("opset", [18, 10])
+def test_joined_indices_are_within_what_they_index(opset: int):
+    operator = "ScatterElements" if opset > 10 else "Scatter"
+    text = f"""<ir_version: 8, opset_import: ["" : {opset}]>
+    net (float[30,4] x, int64[2,4] a, int64[1,4] b, float[3,4] new) => (float[30,4] y)
+    {{
+      rows = Concat <axis = 0> (a, b)
+      y = {operator} <axis = 0> (x, rows, new)
+    }}"""
+    network = OnnxNetwork(onnx.parser.parse_model(text), name="rows")
+    assert network.ranges == {"a": (0, 29), "b": (0, 29)}
+
+
 def test_a_library_is_checked_with_ids_of_the_whole_table():
     assert make_check(looked_up(1000))["ranges"] == {"ids": (0, 999)}
 

@@ -78,3 +78,14 @@ def test_the_deprecated_operator():
     inputs: dict[str, Any] = {"x": floats(4, 6), "ids": integers(4, 2, 3) % 4, "new": floats(2, 3)}
     inputs["ids"][1] = (inputs["ids"][0] + 1) % 4
     assert_matches_onnxruntime("Scatter", inputs, axis=0, opset=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [("ScatterND", [(0, 1), (0, 3)]), ("ScatterElements", [(0, 3), (0, 3)])],
+)
+def test_no_indices_change_nothing(name: str, shapes: list[tuple[int, ...]]):
+    ids, new = shapes
+    inputs = {"x": floats(4, 3), "ids": np.zeros(ids, "int64"), "new": floats(*new)}
+    network, given = operator_network(name, inputs, constant=["ids", "new"], opset=18)
+    assert_equal(run_in_tvm(network, given), [given["x"]])

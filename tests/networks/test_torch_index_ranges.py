@@ -21,6 +21,11 @@ def network(function: Any, *examples: Any, shapes: Any = None, dynamic: Any = No
     return TorchNetwork(program, name="net", label="net.pt2", shapes=shapes)
 
 
+def under(context: Any, function: Any) -> Any:
+    with context:
+        return function()
+
+
 def test_ids_take_the_range_of_their_table_and_masks_stay_zeros_and_ones():
     embedding = torch.nn.Embedding(1000, 4)
 
@@ -64,9 +69,36 @@ def test_a_mask_that_selects_elements_is_no_index():
         lambda x, i: torch.nn.functional.one_hot(i, 7),
         lambda x, i: torch.nn.functional.embedding(i, x.t()),
         lambda x, i: x.clone().index_fill_(1, i[0], 2.0),
+        lambda x, i: torch.take_along_dim(x[:3], i, 1),
+        lambda x, i: torch.take(x[0], i),
+        lambda x, i: x[:, torch.cat([i, i])],
+        lambda x, i: x[:, torch.where(i < 3, i, i - 1)],
+        lambda x, i: under(torch.no_grad(), lambda: x[:, i]),
+        lambda x, i: x[:, under(torch.autocast("cpu", torch.bfloat16), i.t)],
     ],
-    ids=["gather", "index_select", "index", "index_put", "one_hot", "embedding", "index_fill_"],
+    ids=[
+        "gather",
+        "index_select",
+        "index",
+        "index_put",
+        "one_hot",
+        "embedding",
+        "index_fill_",
+        "take_along_dim",
+        "take",
+        "cat",
+        "where",
+        "no_grad",
+        "autocast",
+    ],
 )
 def test_indices_are_within_the_smallest_axis_that_they_index(function: Any):
     ids = torch.zeros(3, 2, dtype=torch.int64)
     assert network(function, torch.zeros(9, 7), ids).ranges == {"x_1": (0, 6)}
+
+
+def test_what_indexes_an_empty_axis_has_no_range():
+    def put(x: Any, ids: Any) -> Any:
+        return x[:0].index_add(0, ids[:0], x[:0]).sum() + x
+
+    assert network(put, torch.zeros(9, 7), torch.zeros(3, dtype=torch.int64)).ranges == {}

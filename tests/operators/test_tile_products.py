@@ -107,7 +107,7 @@ def module(*tensors: te.Tensor) -> tvm.IRModule:
 
 def check(sch: tvm.s_tir.Schedule, arrays: list[np.ndarray], expected: np.ndarray) -> str:
     """Compile a schedule, run it if this CPU can, and return the names of what it calls."""
-    lowered = cpu_pipeline.lower_marked_loops(sch.mod)
+    lowered = cpu_pipeline.rewrite_loops(sch.mod)
     library = tvm.compile(
         sch.mod, tvm.target.Target(TARGET), tir_pipeline=cpu_pipeline.pipeline_for(TARGET)
     )
@@ -262,7 +262,7 @@ def test_each_thread_sets_up_the_registers_once():
     mod, arrays, expected = product(256, 64, 128)
     sch = RuleSpace(TARGET).default(mod, tvm.target.Target(TARGET))
     assert check(sch, arrays, expected)
-    lines = str(cpu_pipeline.lower_marked_loops(sch.mod)).splitlines()
+    lines = str(cpu_pipeline.rewrite_loops(sch.mod)).splitlines()
     setup, release = (
         [line for line in lines if f"{end}" in line] for end in ("_start", tile_functions.END)
     )
@@ -275,7 +275,7 @@ def test_each_thread_sets_up_the_registers_once():
 
 def test_modules_without_marked_loops_are_left_alone():
     mod, _, _ = product(16, 64, 64)
-    assert cpu_pipeline.lower_marked_loops(mod).same_as(mod)
+    assert cpu_pipeline.rewrite_loops(mod).same_as(mod)
 
 
 @pytest.mark.parametrize("kind", TILES, ids=lambda kind: kind.name)
@@ -317,7 +317,7 @@ def test_strips_prefetch_the_next_weights_if_these_are_many(rows, columns, prefe
     height, high, wide, _, lines = map(int, re.findall(r"(?<=[x_])\d+", called))
     assert (lines > 0) == prefetches
     if prefetches:
-        (call,) = re.findall(rf'"{called}".*', str(cpu_pipeline.lower_marked_loops(sch.mod)))
+        (call,) = re.findall(rf'"{called}".*', str(cpu_pipeline.rewrite_loops(sch.mod)))
         blocks, *numbers = map(int, re.findall(r"T.int64\((\d+)\)", call)[-17:])
         strips = rows // (height * high * blocks)
         steps = blocks * numbers[7] * numbers[10] * numbers[13]

@@ -52,18 +52,18 @@ def lanes_of(mod: Any) -> list[int]:
     ],
 )
 def test_the_last_vector_is_stored_in_powers_of_two(columns, lanes):
-    mod = cpu_pipeline.lower_marked_loops(doubled(columns))
+    mod = cpu_pipeline.rewrite_loops(doubled(columns))
     assert lanes_of(mod) == lanes
     assert_stores(mod, columns)
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(18, 5), (39, 1), (24, 3)])
 def test_rows_are_checked_as_before(columns, rows):
-    assert_stores(cpu_pipeline.lower_marked_loops(doubled(columns, rows=rows)), columns, rows=rows)
+    assert_stores(cpu_pipeline.rewrite_loops(doubled(columns, rows=rows)), columns, rows=rows)
 
 
 def test_vectors_stay_as_they_are_if_the_number_of_elements_left_varies():
-    mod = cpu_pipeline.lower_marked_loops(doubled(18, fewer=2))
+    mod = cpu_pipeline.rewrite_loops(doubled(18, fewer=2))
     assert lanes_of(mod) == [8]
     assert_stores(mod, 18, fewer=2)
 
@@ -78,7 +78,7 @@ def test_kernels_without_such_checks_stay_as_they_are():
                     y[v0, v1] = x[v0, v1] * T.float32(2)
 
     mod = tvm.IRModule({"main": main})
-    assert cpu_pipeline.lower_marked_loops(mod).same_as(mod)
+    assert cpu_pipeline.rewrite_loops(mod).same_as(mod)
 
 
 def assert_stores(mod: Any, columns: int, rows: int = 7, fewer: int = 0) -> None:

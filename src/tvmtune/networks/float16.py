@@ -14,6 +14,7 @@ from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import check_inputs
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.networks.onnx.operators import nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +88,7 @@ def _converted(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     half = onnx.ModelProto()
     half.CopyFrom(model)
     # The converter ignores these casts, after which float32 would meet float16.
-    for node in half.graph.node:
+    for node in nodes(half.graph):
         for attribute in node.attribute:
             if (
                 node.op_type == "Cast"

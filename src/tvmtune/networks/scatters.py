@@ -30,9 +30,11 @@ def scatter(
     """
     extents, entries = shape(data), shape(index)
     if not extents:  # one element, in PyTorch
-        one = [builder.normalize(relax.op.reshape(x, [1])) for x in (data, index, updates)]
-        whole = builder.normalize(scatter(builder, *one, 0, reduction, checked=checked))
-        return relax.op.reshape(whole, [])
+        data, index, updates = (
+            builder.normalize(relax.op.reshape(each, [1])) for each in (data, index, updates)
+        )
+        whole = scatter(builder, data, index, updates, 0, reduction, checked=checked)
+        return relax.op.reshape(builder.normalize(whole), [])
     if 0 in (*extents, *entries):
         return data
     axis %= len(extents)

@@ -53,12 +53,12 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name="tvmtune.LowerForCPU")
     def lower(mod: Any, context: Any) -> Any:
-        return passes(lower_marked_loops(mod))
+        return passes(rewrite_loops(mod))
 
     return lower, lambda: finalize, finalize_device
 
 
-def lower_marked_loops(mod: Any) -> Any:
+def rewrite_loops(mod: Any) -> Any:
     """Flatten buffers, then replace marked loops by calls and split the tails of vectorized loops.
 
     Both come after flattening, because TVM needs the loops' reads and writes to place buffers. A module

@@ -107,7 +107,7 @@ def winograd_by_rows(cores: int) -> tuple[Algorithm, ...]:
 
 
 def winograd_3d(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """The same of Winograd's algorithms for three-dimensional convolutions."""
+    """These Winograd algorithms for ``relax.nn.conv3d``."""
     return tuple(
         dataclasses.replace(each, name=f"{each.name}-3d", operator="relax.nn.conv3d")
         for each in algorithms

@@ -2,7 +2,7 @@
 
 A schedule pads such an axis to whole vectors, with a predicate that says which elements exist. TVM
 stores every vector of a loop with a predicate on the lane element by element. Here whole vectors are
-stored as such, and the tail in vectors of 8, 4, 2 and 1 lanes.
+stored as such, and the tail in vectors whose lanes are powers of two.
 """
 
 from __future__ import annotations

@@ -234,8 +234,8 @@ class Tiles:
 
     transform: Transform
     padded: Any
-    """(n, h, w, c) data, padded to whole tiles; with dilation (n, d, h / d, d', w / d', c); with frames
-    (n, d', h, w, frames * c)."""
+    """(n, h, w, c) data, padded to whole tiles; with dilation (n, down, h / down, across, w / across, c);
+    with frames (n, d', h, w, frames * c)."""
     output: tuple[int, ...]
     """n, h' and w'; or n, d', h' and w'."""
     dilation: tuple[int, int]
@@ -320,10 +320,13 @@ class _Frames:
     """What each frame of an output reads."""
 
     outputs: int
+    """Frames of the output."""
     count: int
+    """Frames that each of them reads."""
     stride: int
+    """How many frames after those of the one before."""
     before: int
-    """Padding, in frames."""
+    """Frames of padding before the first."""
 
 
 def _frames(data: Any, reads: _Frames, before: tuple[int, int], extents: tuple[int, int]) -> Any:
@@ -337,7 +340,7 @@ def _frames(data: Any, reads: _Frames, before: tuple[int, int], extents: tuple[i
     def element(b: Any, f: Any, y: Any, x: Any, c: Any) -> Any:
         at_d, at_y, at_x = f * reads.stride + c // channels - reads.before, y - top, x - left
         checks = [at_y >= 0, at_y < h, at_x >= 0, at_x < w]
-        if reads.before or reads.outputs * reads.stride + reads.count - reads.stride > d:
+        if reads.before or (reads.outputs - 1) * reads.stride + reads.count > d:
             checks += [at_d >= 0, at_d < d]
         value = data[b, at_d, at_y, at_x, c % channels]
         return tirx.if_then_else(tirx.all(*checks), value, tirx.const(0.0, "float32"))

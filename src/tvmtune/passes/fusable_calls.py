@@ -41,7 +41,7 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
 
     TVM marks kernels that read an operand several times per result, such as bilinear interpolation, as
     injective. Fused with what comes before them, that would be computed anew for each read. They become
-    out-element-wise-fusable, if that could be fused.
+    out-element-wise-fusable, if the kernel before them could be fused into them.
     """
     from tvm import tirx
 

@@ -98,7 +98,7 @@ def _is_in_epilogue(sch: Schedule, block: Any) -> bool:
 
 
 def _is_result(sch: Schedule, block: Any) -> bool:
-    """Whether it writes a parameter of the kernel, which others read as well."""
+    """Whether it writes a parameter of the kernel; another kernel reads that as well."""
     function = sch.mod["main"]
     return any(sch.get(block).body.buffer.same_as(each) for each in function.params)
 

@@ -113,7 +113,8 @@ def lower(
 
 
 def is_plain(workload: Any, scheduled: Any) -> bool:
-    """Whether a kernel has the loops of its workload, and so many iterations that it matters.
+    """Whether a kernel has the blocks of its workload, no loop in threads or vectors, and so many
+    iterations that it matters.
 
     Kernels that are written by hand, such as scatters, have loops that no schedule changes.
     """

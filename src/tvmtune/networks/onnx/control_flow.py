@@ -13,19 +13,21 @@ import onnx
 from onnx import helper
 
 from tvmtune.networks.onnx.fold import fold, small_constants, with_nodes
+from tvmtune.networks.onnx.operators import names_read
+from tvmtune.networks.onnx.replacement import Replacement
 from tvmtune.networks.onnx.sequences import without_sequences
-from tvmtune.networks.onnx.subgraphs import Inlined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 MOST_NODES = 20_000
 """Nodes of a model with its loops unrolled, at most."""
+_TOO_MANY = f"the model would have more than {MOST_NODES:,} nodes"
 
 LIMITS = {
-    "If": "a condition that depends on the data",
+    "If": "a condition that depends on the data; sparse weights",
     "Loop": "a number of iterations that depends on the data; more than "
-    f"{MOST_NODES:,} nodes after unrolling; stacked results of no iteration",
+    f"{MOST_NODES:,} nodes after unrolling; stacked results of no iteration; sparse weights",
 }
 """What is not supported, by operator."""
 
@@ -47,13 +49,17 @@ def without_control_flow(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def why_kept(model: onnx.ModelProto, node: onnx.NodeProto) -> str:
-    """Why :func:`without_control_flow` left this ``If`` or ``Loop`` in the model that it returned."""
+def why_kept(model: onnx.ModelProto, node: onnx.NodeProto) -> str | None:
+    """Why :func:`without_control_flow` left this node in the model that it returned; None if it is
+    neither ``If`` nor ``Loop``."""
+    replace = _REPLACEMENTS.get(node.op_type)
+    if replace is None:
+        return None
     try:
-        _REPLACEMENTS[node.op_type](node, Inlined(small_constants(model), model), MOST_NODES)
+        replace(node, Replacement(small_constants(model), model), MOST_NODES)
     except _Kept as reason:
         return str(reason)
-    return f"the model would have more than {MOST_NODES:,} nodes"
+    return _TOO_MANY
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -64,40 +70,46 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     known = small_constants(model)
     room = MOST_NODES - len(model.graph.node)
     nodes: list[onnx.NodeProto] = []
-    weights: list[onnx.TensorProto] = []
-    changed = False
+    replacements: list[Replacement] = []
     for node in model.graph.node:
         if node.op_type not in _REPLACEMENTS:
             nodes.append(node)
             continue
-        inside = Inlined(known, model)
+        inside = Replacement(known, model)
         try:
             _REPLACEMENTS[node.op_type](node, inside, room)
         except _Kept:
             nodes.append(node)
             continue
-        changed = True
+        replacements.append(inside)
         room -= len(inside.nodes)
         nodes += inside.nodes
-        weights += inside.weights
-    return with_nodes(model, nodes, weights) if changed else model
+    if not replacements:
+        return model
+    result = with_nodes(model, nodes)
+    read = names_read(result.graph)
+    for inside in replacements:
+        result.graph.initializer.extend(inside.weights(read))
+    return result
 
 
-def _decide(node: onnx.NodeProto, inside: Inlined, room: int) -> None:
+def _decide(node: onnx.NodeProto, inside: Replacement, room: int) -> None:
     """Copy the branch that an If takes."""
     condition = inside.scalar(node.input[0])
     if condition is None:
         raise _Kept("its condition depends on the data")
     name = "then_branch" if condition else "else_branch"
     branch = next(a.g for a in node.attribute if a.name == name)
+    _check_dense(branch)
     prefix = _prefix(node)
     names = inside.add_weights(branch, prefix)
     _name_results(node, inside.add_nodes(branch, prefix, names), inside)
 
 
-def _unroll(loop: onnx.NodeProto, inside: Inlined, room: int) -> None:
+def _unroll(loop: onnx.NodeProto, inside: Replacement, room: int) -> None:
     """Copy the body of a Loop, once per iteration."""
     body = next(a.g for a in loop.attribute if a.name == "body")
+    _check_dense(body)
     prefix = _prefix(loop)
     count, condition, *carried = (*loop.input, "", "")[: max(2, len(loop.input))]
     most = inside.scalar(count) if count else np.inf
@@ -131,7 +143,7 @@ def _unroll(loop: onnx.NodeProto, inside: Inlined, room: int) -> None:
 
 
 def _state(
-    body: onnx.GraphProto, iteration: int, carried: Sequence[str], prefix: str, inside: Inlined
+    body: onnx.GraphProto, iteration: int, carried: Sequence[str], prefix: str, inside: Replacement
 ) -> dict[str, str]:
     """Names of what the body gets: the number of the iteration, a true condition, what it carries."""
     number, again, *states = (info.name for info in body.input)
@@ -154,10 +166,15 @@ def _repeats_condition(body: onnx.GraphProto) -> bool:
 
 def _check_room(nodes: int, room: int) -> None:
     if nodes > room:
-        raise _Kept(f"the model would have more than {MOST_NODES:,} nodes")
+        raise _Kept(_TOO_MANY)
 
 
-def _name_results(node: onnx.NodeProto, results: Sequence[str], inside: Inlined) -> None:
+def _check_dense(graph: onnx.GraphProto) -> None:
+    if graph.sparse_initializer:
+        raise _Kept(f"its weight '{graph.sparse_initializer[0].values.name}' is sparse")
+
+
+def _name_results(node: onnx.NodeProto, results: Sequence[str], inside: Replacement) -> None:
     for result, output in zip(results, node.output, strict=False):
         if output:
             inside.add(helper.make_node("Identity", [result], [output]))
@@ -168,8 +185,8 @@ def _prefix(node: onnx.NodeProto) -> str:
     return f"{next(output for output in node.output if output)}/"
 
 
-_REPLACEMENTS: Mapping[str, Callable[[onnx.NodeProto, Inlined, int], None]] = {
+_REPLACEMENTS: Mapping[str, Callable[[onnx.NodeProto, Replacement, int], None]] = {
     "If": _decide,
     "Loop": _unroll,
 }
-"""What adds the nodes that take a node's place, at most so many; raises :class:`_Kept`."""
+"""What adds the nodes that take a node's place, at most so many of a loop; raises :class:`_Kept`."""

@@ -55,7 +55,9 @@ def fold(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_nodes(
-    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], weights: Iterable[onnx.TensorProto]
+    model: onnx.ModelProto,
+    nodes: Iterable[onnx.NodeProto],
+    weights: Iterable[onnx.TensorProto] = (),
 ) -> onnx.ModelProto:
     """A copy of ``model`` with these nodes in place of its own, and further weights."""
     result = onnx.ModelProto()

@@ -18,11 +18,16 @@ _PASSES_ON = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", 
 """Operators whose result has the values of their first input."""
 _PASSES_SOME_ON = _PASSES_ON | {"Expand", "Gather", "Slice", "Split"}
 """Operators whose results have values of their first input, each perhaps several times."""
+_JOINS = {"Concat", "Max", "Min"}
+"""Operators whose results have values of all their inputs."""
 
+_OF_SEVERAL_AXES = {"GatherND", "ScatterND"}
+"""Operators whose indices are for as many axes as their last axis is long."""
 _LOOKUPS = {
     "Gather": [(1, 0)],
     "GatherElements": [(1, 0)],
     "GatherND": [(1, 0)],
+    "Scatter": [(1, 0)],
     "ScatterElements": [(1, 0)],
     "ScatterND": [(1, 0)],
     "EmbedLayerNormalization": [(0, 2), (1, 4), (8, 3)],
@@ -45,12 +50,13 @@ def index_ranges(
     left out. The shapes of ``model`` are static.
     """
     nodes = model.graph.node
-    origin = {spec.name: spec.name for spec in inputs if spec.dtype.startswith(("int", "uint"))}
+    # The inputs whose values each tensor has.
+    origin = {spec.name: {spec.name} for spec in inputs if spec.dtype.startswith(("int", "uint"))}
     if not origin or not any(node.op_type in (*_LOOKUPS, *_LENGTHS) for node in nodes):
         return {}
     shapes = static_shapes(model)
     ranges: dict[str, tuple[int, int]] = {}
-    sums: dict[str, str] = {}  # the masks that were summed
+    sums: dict[str, set[str]] = {}  # the masks that were summed
     totals = {
         tensor.name: int(numpy_helper.to_array(tensor).reshape(-1)[0])
         for tensor in model.graph.initializer
@@ -64,17 +70,22 @@ def index_ranges(
             sums[node.output[0]] = sums[first]
         for length, whole in _lengths(node, shapes, totals):
             if length in sums:
-                ranges[sums[length]] = (1, 1)
+                ranges.update((name, (1, 1)) for name in sums[length])
             elif length in origin and whole is not None:
-                ranges[origin[length]] = (whole, whole)
-        if node.op_type in _PASSES_SOME_ON and first in origin:
-            origin.update((output, origin[first]) for output in node.output)
+                ranges.update((name, (whole, whole)) for name in origin[length])
+        passed = (first,) if node.op_type in _PASSES_SOME_ON else ()
+        if node.op_type in _JOINS:
+            passed = node.input
+        if names := set().union(*(origin.get(each, ()) for each in passed)):
+            origin.update((output, names) for output in node.output)
         for place, table in _LOOKUPS.get(node.op_type, ()):
             if place >= len(node.input) or node.input[place] not in origin:
                 continue
-            name, shape = origin[node.input[place]], shapes.get(node.input[table])
-            if shape is not None:
-                last = _extent(node, shape, shapes.get(node.input[place], ())) - 1
+            shape = shapes.get(node.input[table])
+            if shape is None or 0 in shape:
+                continue
+            last = _extent(node, shape, shapes.get(node.input[place], ())) - 1
+            for name in origin[node.input[place]]:
                 ranges[name] = (0, min(last, ranges.get(name, (0, last))[1]))
     return ranges
 
@@ -82,7 +93,7 @@ def index_ranges(
 def _extent(node: onnx.NodeProto, table: tuple[int, ...], indices: tuple[int, ...]) -> int:
     """Of the axis of the table that the indices are for; the smallest of several."""
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    if not node.op_type.endswith("ND"):
+    if node.op_type not in _OF_SEVERAL_AXES:
         return table[attributes.get("axis", 0)]
     first = attributes.get("batch_dims", 0)
     depth = indices[-1] if indices else 1

@@ -162,3 +162,14 @@ def graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
         yield from attribute.graphs
+
+
+def names_read(graph: onnx.GraphProto) -> set[str]:
+    """What the nodes of a graph read, and the graph's results."""
+    results = {info.name for info in graph.output}
+    return results.union(*map(names_read_by, graph.node))
+
+
+def names_read_by(node: onnx.NodeProto) -> set[str]:
+    """What a node reads, and what the graphs inside it do."""
+    return {*node.input}.union(*map(names_read, graphs_in(node)))

@@ -15,6 +15,7 @@ from onnx import defs
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import one_line
+from tvmtune.networks.onnx import sequences
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 from tvmtune.networks.onnx.control_flow import why_kept, without_control_flow
 from tvmtune.networks.onnx.operators import (
@@ -61,14 +62,12 @@ def to_relax(
     model = fold_batch_norms(without_control_flow(model), arrays)
     model = fold_recurrent_weights(model, arrays)
     versions = opsets(model)
-    unsupported = [node for node in nodes(model.graph) if operator_name(node) not in supported]
+    unsupported = [node for node in model.graph.node if operator_name(node) not in supported]
     if unsupported:
-        # Sequences that a loop fills stay because of the loop.
-        node = min(unsupported, key=lambda node: node.op_type not in ("If", "Loop"))
-        reason = f"{why_kept(model, node)}; " if node.op_type in ("If", "Loop") else ""
+        node, reason = _culprit(model, unsupported)
         raise TvmtuneError(
             f"{describe(node, versions)} of {label} is not supported by the importer; "
-            f"{reason}{remedy(node)}"
+            f"{f'{reason}; ' if reason else ''}{remedy(node)}"
         )
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
@@ -91,6 +90,15 @@ def to_relax(
         ) from error
     check_signature(module, inputs, outputs, label)
     return module
+
+
+def _culprit(model: onnx.ModelProto, unsupported: Sequence[onnx.NodeProto]) -> tuple[Any, str]:
+    """The node to report, and a reason or an empty text. Sequences stay because of a loop that fills
+    them, or of what reads them."""
+    for node in unsupported:
+        if reason := why_kept(model, node):
+            return node, reason
+    return sequences.unknown(model) or (unsupported[0], "")
 
 
 def _with_full_names(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,12 +15,13 @@ from tvmtune.networks.onnx.fold import small_constants, static_shapes, with_node
 from tvmtune.networks.onnx.operators import (
     SEQUENCE_MAKERS,
     SEQUENCE_READERS,
-    graphs_in,
+    names_read,
+    names_read_by,
 )
-from tvmtune.networks.onnx.subgraphs import Inlined
+from tvmtune.networks.onnx.replacement import Replacement
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
 LIMITS = {
     "ConcatFromSequence": "an empty sequence",
@@ -33,81 +34,112 @@ LIMITS = {
 
 
 def without_sequences(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with the tensors of its sequences in place of them.
+    """Return ``model`` with tensors in place of what reads known sequences, without those that nothing
+    else reads.
 
-    The model should be folded. It is not changed, and returned if it has no sequences, or one that is
-    not known.
+    The model should be folded. It is not changed, and returned if there is nothing to replace.
     """
     if not any(node.op_type in SEQUENCE_MAKERS for node in model.graph.node):
         return model
-    try:
-        return _Replacement(model).result()
-    except _Unknown:
-        return model
+    return _Sequences(model).replaced()
+
+
+def unknown(model: onnx.ModelProto) -> tuple[onnx.NodeProto, str] | None:
+    """The first node because of which :func:`without_sequences` left sequences in the model that it
+    returned, and why."""
+    sequences = _Sequences(model)
+    sequences.replaced()
+    return next(iter(sequences.unknown), None)
 
 
 class _Unknown(Exception):
-    """A sequence whose tensors are not known, or not all of them."""
+    """What a node makes of sequences, or reads of them, is not known; the message is the reason, if it
+    is not that of another."""
 
 
-class _Replacement:
+class _Sequences:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._out = Inlined(small_constants(model), model)
+        self._out = Replacement(small_constants(model), model)
         self._shapes: dict[str, tuple[int, ...]] | None = None
-        self._sequences: dict[str, list[str]] = {}
+        self._elements: dict[str, list[str]] = {}
+        """The tensors of the sequences that are known."""
+        self.unknown: list[tuple[onnx.NodeProto, str]] = []
+        """Nodes that stay, and why."""
 
-    def result(self) -> onnx.ModelProto:
+    def replaced(self) -> onnx.ModelProto:
         for node in self._model.graph.node:
-            copied = node.op_type == "Identity" and node.input[0] in self._sequences
-            if node.op_type in SEQUENCE_MAKERS or copied:
-                self._sequences[node.output[0]] = self._elements(node)
-            elif node.op_type in SEQUENCE_READERS:
-                self._read(node, self._elements_of(node.input[0]))
-            else:
-                self._out.nodes.append(node)
-        kept = with_nodes(self._model, self._out.nodes, self._out.weights)
-        if not self._sequences.keys().isdisjoint(_names_read(kept.graph)):
-            raise _Unknown
-        return kept
+            try:
+                if node.op_type in SEQUENCE_READERS:
+                    self._read(node)
+                    continue
+                if node.op_type in (*SEQUENCE_MAKERS, "Identity"):
+                    self._make(node)
+            except _Unknown as reason:
+                if str(reason):
+                    self.unknown.append((node, str(reason)))
+            self._out.nodes.append(node)
+        original = {output for node in self._model.graph.node for output in node.output}
+        nodes = self._read_nodes(original)
+        if len(nodes) == len(self._model.graph.node) and all(
+            ours is theirs for ours, theirs in zip(nodes, self._model.graph.node, strict=True)
+        ):
+            return self._model
+        result = with_nodes(self._model, nodes)
+        result.graph.initializer.extend(self._out.weights(names_read(result.graph)))
+        return result
+
+    def _read_nodes(self, original: Collection[str]) -> list[onnx.NodeProto]:
+        """Those that are needed: not what makes known sequences, nor their parts, if nothing reads
+        them."""
+        read = {info.name for info in self._model.graph.output}
+        kept: list[onnx.NodeProto] = []
+        for node in reversed(self._out.nodes):
+            optional = node.output[0] in self._elements or node.output[0] not in original
+            if optional and read.isdisjoint(node.output):
+                continue
+            kept.append(node)
+            read |= names_read_by(node)
+        return kept[::-1]
 
     def _elements_of(self, sequence: str) -> list[str]:
-        if sequence not in self._sequences:
+        if sequence not in self._elements:
             raise _Unknown
-        return list(self._sequences[sequence])
+        return list(self._elements[sequence])
 
-    def _elements(self, node: onnx.NodeProto) -> list[str]:
-        """The tensors of the sequence that a node makes."""
+    def _make(self, node: onnx.NodeProto) -> None:
+        """Remember the tensors of the sequence that a node makes or copies."""
         if node.op_type == "SequenceEmpty":
-            return []
-        if node.op_type == "SequenceConstruct":
-            return list(node.input)
-        if node.op_type == "SplitToSequence":
-            return self._split(node)
-        elements = self._elements_of(node.input[0])
-        if node.op_type == "SequenceErase":
-            del elements[self._position(node, 1, len(elements), default=len(elements) - 1)]
-        elif node.op_type == "SequenceInsert":
-            # The standard counts from the end of the sequence before the insertion.
-            end = len(elements)
-            elements.insert(
-                self._position(node, 2, end + 1, from_end=end, default=end), node.input[1]
-            )
-        return elements
+            elements = []
+        elif node.op_type == "SequenceConstruct":
+            elements = list(node.input)
+        elif node.op_type == "SplitToSequence":
+            elements = self._split(node)
+        else:
+            elements = self._elements_of(node.input[0])
+            count = len(elements)
+            if node.op_type == "SequenceErase":
+                del elements[self._position(node, 1, count, default=count - 1)]
+            elif node.op_type == "SequenceInsert":
+                # The end is a position, too, but negative ones count from the last element.
+                place = self._position(node, 2, count, default=count, end=count + 1)
+                elements.insert(place, node.input[1])
+        self._elements[node.output[0]] = elements
 
     def _position(
-        self, node: onnx.NodeProto, number: int, count: int, *, default: int, from_end: int = -1
+        self, node: onnx.NodeProto, number: int, count: int, *, default: int, end: int | None = None
     ) -> int:
-        """The position, of ``count``, that is a node's input of this number."""
+        """The position among ``count`` elements that is a node's input of this number. It must be below
+        ``end``, which is their number unless given."""
         name = node.input[number] if len(node.input) > number else ""
         value = self._out.scalar(name)
         if name and value is None:
-            raise _Unknown
+            raise _Unknown("the position depends on the data")
         position = default if value is None else int(value)
         if position < 0:
-            position += count if from_end < 0 else from_end
-        if not 0 <= position < count:
-            raise _Unknown
+            position += count
+        if not 0 <= position < (count if end is None else end):
+            raise _Unknown(f"the sequence has {count} elements, and the position is {position}")
         return position
 
     def _split(self, node: onnx.NodeProto) -> list[str]:
@@ -115,15 +147,17 @@ class _Replacement:
         if self._shapes is None:
             self._shapes = static_shapes(self._model)
         shape, output = self._shapes.get(node.input[0]), node.output[0]
-        attributes = {each.name: each.i for each in node.attribute}
+        attributes = _integers(node)
         split = node.input[1] if len(node.input) > 1 else ""
         if shape is None or (split and split not in self._out.known):
-            raise _Unknown
+            raise _Unknown("the split depends on the data")
         axis = attributes.get("axis", 0) % len(shape)
         sizes = _sizes(shape[axis], self._out.known[split] if split else None)
         parts = [f"{output}/{i}" for i in range(len(sizes))]
         squeezed = not split and not attributes.get("keepdims", 1)
         whole = [f"{part}/whole" for part in parts] if squeezed else parts
+        if not parts:
+            return []
         if len(sizes) == 1:
             self._out.add(helper.make_node("Identity", [node.input[0]], whole))
         else:
@@ -133,24 +167,26 @@ class _Replacement:
                 self._out.add_with_integers("Squeeze", one, [part], "axes", [axis])
         return parts
 
-    def _read(self, node: onnx.NodeProto, elements: Sequence[str]) -> None:
-        """Add what takes the place of a node that reads a sequence."""
-        output = node.output[0]
+    def _read(self, node: onnx.NodeProto) -> None:
+        """Add what takes the place of a node that reads a sequence; raises :class:`_Unknown`."""
+        elements, output = self._elements_of(node.input[0]), node.output[0]
         if node.op_type == "SequenceLength":
             self._out.add_constant(output, np.array(len(elements), "int64"))
-            return
-        if node.op_type == "SequenceAt":
+        elif node.op_type == "SequenceAt":
             position = self._position(node, 1, len(elements), default=0)
             self._out.add(helper.make_node("Identity", [elements[position]], [output]))
-            return
-        if not elements:
-            raise _Unknown
-        attributes = {each.name: each.i for each in node.attribute}
-        axis = attributes["axis"]
-        if attributes.get("new_axis"):
-            self._out.stack(elements, axis, output)
+        elif not elements:
+            raise _Unknown("the sequence is empty")
+        elif _integers(node).get("new_axis"):
+            self._out.stack(elements, _integers(node)["axis"], output)
         else:
+            axis = _integers(node)["axis"]
             self._out.add(helper.make_node("Concat", elements, [output], axis=axis))
+
+
+def _integers(node: onnx.NodeProto) -> dict[str, int]:
+    """The attributes, by name."""
+    return {each.name: each.i for each in node.attribute}
 
 
 def _sizes(extent: int, split: np.ndarray | None) -> list[int]:
@@ -161,13 +197,3 @@ def _sizes(extent: int, split: np.ndarray | None) -> list[int]:
         return [int(size) for size in split]
     size = int(split)
     return [min(size, extent - start) for start in range(0, extent, size)]
-
-
-def _names_read(graph: onnx.GraphProto) -> set[str]:
-    """What nodes read, in subgraphs, too, and the results."""
-    names = {info.name for info in graph.output}
-    for node in graph.node:
-        names.update(node.input)
-        for inner in graphs_in(node):
-            names |= _names_read(inner)
-    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ _PASSES_ON = {
     "split_with_sizes",
     "squeeze",
     "t",
+    "take_along_dim",
     "to",
     "transpose",
     "unbind",
@@ -43,6 +45,9 @@ _PASSES_ON = {
     "view",
 }
 """Operators whose results have values of their first argument."""
+
+_JOINS = {"cat", "concat", "maximum", "minimum", "stack", "where"}
+"""Operators whose results have values of several arguments."""
 
 _ALONG_AN_AXIS = {
     "gather",
@@ -69,25 +74,69 @@ def index_ranges(program: ExportedProgram, names: Sequence[str]) -> dict[str, tu
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in taken and hasattr(node.meta["val"], "dtype")
     ]
-    origin = {
-        node: name
+    origins = {
+        node: {name}
         for node, name in zip(placeholders, names, strict=True)
         if node.meta["val"].dtype in _INTEGERS
     }
-    ranges: dict[str, tuple[int, int]] = {}
-    for node in program.graph.nodes:
+    ends: dict[str, int] = {}
+    if origins:
+        _follow(program.graph_module, origins, ends)
+    return {name: (0, end - 1) for name, end in ends.items() if end > 0}
+
+
+def _follow(
+    module: fx.GraphModule, origins: dict[fx.Node, set[str]], ends: dict[str, int]
+) -> list[set[str]]:
+    """Lower in ``ends`` the extents that the inputs index, where ``origins`` has the inputs whose
+    values a node has; returns those of the module's results."""
+
+    def origin(*arguments: Any) -> set[str]:
+        nodes = [each for each in arguments if isinstance(each, fx.Node)]
+        return set().union(*(origins.get(node, set()) for node in nodes))
+
+    results: list[set[str]] = []
+    for node in module.graph.nodes:
+        arguments: Sequence[Any] = node.args
+        if node.op == "output":
+            results = [origin(each) for each in arguments[0]]
         if node.op != "call_function" or not node.args:
             continue
-        kind = _kind(node)
-        if kind in _PASSES_ON or node.target is operator.getitem:
-            first = node.args[0]
-            if isinstance(first, fx.Node) and first in origin:
-                origin[node] = origin[first]
+        kind, first = _kind(node), arguments[0]
+        if _is_wrapped(node):
+            # What was exported under no_grad() or autocast() is a graph of its own.
+            origins[node] = set().union(*_follow_wrapped(module, node, origin, ends))
+        elif kind in _PASSES_ON or node.target is operator.getitem:
+            origins[node] = origin(first)
+        elif kind in _JOINS:
+            origins[node] = origin(*(first if isinstance(first, (list, tuple)) else node.args))
         for index, extent in _lookups(kind, node.args):
-            if isinstance(index, fx.Node) and index in origin:
-                last = min(extent - 1, ranges.get(origin[index], (0, extent))[1])
-                ranges[origin[index]] = (0, last)
-    return ranges
+            for name in origin(index):
+                ends[name] = min(extent, ends.get(name, extent))
+    return results
+
+
+def _is_wrapped(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _follow_wrapped(
+    module: fx.GraphModule, node: fx.Node, origin: Any, ends: dict[str, int]
+) -> list[set[str]]:
+    """As :func:`_follow`, for the graph that an operator gets before its operands."""
+    arguments: Sequence[Any] = node.args
+    for place, argument in enumerate(arguments):
+        named = isinstance(argument, fx.Node) and argument.op == "get_attr"
+        inner = getattr(module, str(argument.target), None) if named else None
+        if isinstance(inner, fx.GraphModule):
+            parameters = [each for each in inner.graph.nodes if each.op == "placeholder"]
+            operands = arguments[place + 1 :]
+            return _follow(
+                inner,
+                {p: origin(o) for p, o in zip(parameters, operands, strict=False)},
+                ends,
+            )
+    return []
 
 
 def _kind(node: fx.Node) -> str:
@@ -104,6 +153,12 @@ def _lookups(kind: str, args: Sequence[Any]) -> Iterator[tuple[Any, int]]:
         yield args[0], args[1]
     elif kind in _ALONG_AN_AXIS:
         yield args[2], _extents(args[0])[args[1]]
+    elif kind == "take":
+        yield args[1], math.prod(_extents(args[0]))
+    elif kind == "take_along_dim":
+        axis = args[2] if len(args) > 2 else None
+        extents = _extents(args[0])
+        yield args[1], math.prod(extents) if axis is None else extents[axis]
     elif kind in ("index", "index_put"):
         yield from zip(args[1], _extents(args[0]), strict=False)
 

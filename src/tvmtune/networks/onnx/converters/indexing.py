@@ -85,6 +85,8 @@ def scatter_nd(node: Node) -> Any:
     """The importer's kernel writes out of bounds for an index out of range. An assignment to a slice is
     exported as one to its rows."""
     data, ids, updates = node.inputs
+    if 0 in shape(updates):
+        return data
     rows = _consecutive_rows(node, ids, shape(data)[0])
     if rows is not None and node.text("reduction", "none") == "none":
         kept = (range(rows.start), range(rows.stop, shape(data)[0]))

@@ -102,8 +102,8 @@ def _reduced(
     kernels, are those of 0 and 1 that give the same."""
     if str(data.ty.dtype) != "bool" or reduction not in _OF_TRUTH_VALUES:
         return compute(data, updates, reduction)
-    numbers = [emit(relax.op.astype(each, "int8")) for each in (data, updates)]
-    return emit(relax.op.astype(compute(*numbers, _OF_TRUTH_VALUES[reduction]), "bool"))
+    data, updates = (emit(relax.op.astype(each, "int8")) for each in (data, updates))
+    return emit(relax.op.astype(compute(data, updates, _OF_TRUTH_VALUES[reduction]), "bool"))
 
 
 def _number(number: float, dtype: torch.dtype) -> Any:

@@ -1,4 +1,4 @@
-"""What takes the place of ONNX nodes with graphs inside, or of sequences."""
+"""What takes the place of some nodes of an ONNX model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tvmtune.networks.onnx.fold import constant_result, is_small
 from tvmtune.networks.onnx.operators import graphs_in, standard_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 
-class Inlined:
-    """Nodes and weights that take the place of some of ``model``. Names within a graph get a prefix, so
-    that they are unique.
+class Replacement:
+    """Nodes and constants that take the place of some nodes of ``model``. Names within a graph get a
+    prefix, so that they are unique.
 
     ``known`` are the values of the constants that nodes may read. Nodes whose results are constant
     become constants.
@@ -25,8 +25,9 @@ class Inlined:
 
     def __init__(self, known: Mapping[str, np.ndarray], model: onnx.ModelProto) -> None:
         self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
         self.known = dict(known)
+        self._weights: dict[str, onnx.TensorProto] = {}
+        self._constants: dict[str, np.ndarray] = {}
         self._opsets = model.opset_import
         self._opset = standard_version(model)
 
@@ -41,7 +42,7 @@ class Inlined:
             copy = onnx.TensorProto()
             copy.CopyFrom(tensor)
             copy.name = prefix + tensor.name
-            self.weights.append(copy)
+            self._weights[copy.name] = copy
             if is_small(tensor):
                 self.known[copy.name] = numpy_helper.to_array(tensor)
         return {tensor.name: prefix + tensor.name for tensor in graph.initializer}
@@ -65,8 +66,16 @@ class Inlined:
             self.add_constant(node.output[0], value)
 
     def add_constant(self, name: str, value: np.ndarray) -> None:
-        self.known[name] = value
-        self.weights.append(numpy_helper.from_array(value, name))
+        self.known[name] = self._constants[name] = value
+
+    def weights(self, read: Collection[str]) -> list[onnx.TensorProto]:
+        """The weights and constants that are ``read``: loops compute many that nothing reads."""
+        constants = [
+            numpy_helper.from_array(value, name)
+            for name, value in self._constants.items()
+            if name in read
+        ]
+        return [*(copy for name, copy in self._weights.items() if name in read), *constants]
 
     def stack(self, tensors: Sequence[str], axis: int, output: str) -> None:
         """Add nodes that stack tensors along a new axis."""
