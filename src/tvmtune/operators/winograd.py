@@ -234,8 +234,8 @@ class Tiles:
 
     transform: Transform
     padded: Any
-    """(n, h, w, c) data, padded to whole tiles; with dilation (n, down, h / down, across, w / across, c);
-    with frames (n, d', h, w, frames * c)."""
+    """(n, h, w, c) data, padded to whole tiles; with dilation (n, down, h / down, across, w / across,
+    c); with frames (n, d', h, w, frames * c)."""
     output: tuple[int, ...]
     """n, h' and w'; or n, d', h' and w'."""
     dilation: tuple[int, int]
