@@ -282,6 +282,23 @@ def test_a_program_in_training_mode_is_refused(module: nn.Module, x: Any, named:
     assert "model.eval()" in text
 
 
+def test_batch_normalization_without_running_statistics_has_no_mode():
+    """As weight standardization uses it."""
+
+    class Standardized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.norm = nn.BatchNorm2d(8, track_running_stats=False)
+
+        def forward(self, x: Any) -> Any:
+            weight = self.conv.weight
+            flat = nn.functional.batch_norm(weight.reshape(1, 8, -1), None, None, training=True)
+            return self.norm(nn.functional.conv2d(x, flat.reshape_as(weight)))
+
+    assert_tvm_agrees(TorchNetwork(export(Standardized().eval(), image(2)), name="net"))
+
+
 def test_a_program_that_changes_its_state_is_refused():
     assert "net.pt2 changes 'total' whenever it is run" in import_refusal(
         Accumulator(), torch.zeros(3)

@@ -254,15 +254,21 @@ def _check_device(program: ExportedProgram, label: str) -> None:
 
 
 def _check_mode(program: ExportedProgram, label: str) -> None:
-    """Raise :class:`TvmtuneError` for batch normalization or dropout in training mode."""
+    """Raise :class:`TvmtuneError` for batch normalization or dropout in training mode. Batch
+    normalization without running statistics changes nothing and computes the same in both."""
     for node in program.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        for position, argument in enumerate(node.target._schema.arguments):
-            if argument.name not in ("train", "training"):
-                continue
-            keyword = node.kwargs.get(argument.name, argument.default_value)
-            if (node.args[position] if position < len(node.args) else keyword) is True:
+        arguments = {
+            argument.name: node.args[position]
+            if position < len(node.args)
+            else node.kwargs.get(argument.name, argument.default_value)
+            for position, argument in enumerate(node.target._schema.arguments)
+        }
+        if arguments.get("running_mean", ...) is None:
+            continue
+        for name in ("train", "training"):
+            if arguments.get(name) is True:
                 raise TvmtuneError(
                     f"{describe(node)} of {label} computes as in training; "
                     "call model.eval() and export the network again"
