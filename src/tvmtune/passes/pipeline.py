@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import dot_instructions
 from tvmtune.errors import UsageError, nearest
 from tvmtune.passes import (
+    attention,
     block_names,
     concatenations,
     constants,
@@ -109,7 +110,8 @@ def prepare(
     elif quantized:
         graph = transposes.remove(graph)
     if device.runtime == "cpu" and not keep_convolutions:
-        graph = seldom_read_taps.split(graph)
+        cores = int(device.target.get("num-cores") or 1)
+        graph = attention.fuse(seldom_read_taps.split(graph), device.target, cores)
     graph = _run(graph, device, [relax.transform.DeadCodeElimination()])
     return Prepared(network=network, device=device, layout=chosen, graph=graph)
 

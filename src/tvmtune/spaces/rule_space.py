@@ -12,6 +12,7 @@ from tvmtune.cpu_features import VectorUnit
 from tvmtune.operators import cpu_gemm
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import (
+    cpu_attention,
     cpu_rows,
     cpu_rules,
     cpu_tiles,
@@ -94,15 +95,17 @@ class RuleSpace:
 
         A kernel that the rules cannot handle stays unscheduled.
         """
+        cores = int(self.target.get("num-cores") or 1)
+        unit = cpu_features.vector_unit(self.target)
+        if self.target["kind"] == "llvm" and (whole := cpu_attention.schedule(mod, unit)):
+            return whole
+        if self.vector is not None:
+            unit = replace(unit, lanes=self.vector)
         context = tune_context(mod, target, self.generator(), seed=1)
         try:
             designs = list(context.generate_design_space())
         except Exception:  # a kernel with hand-written loops, such as a scatter
             return _unscheduled(mod)
-        cores = int(self.target.get("num-cores") or 1)
-        unit = cpu_features.vector_unit(self.target)
-        if self.vector is not None:
-            unit = replace(unit, lanes=self.vector)
         tiled = any(_tiled(design) for design in designs)
         if self.target["kind"] == "llvm" and not tiled and (sch := _by_rows(mod, unit, cores)):
             return sch

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmtune.operators import cpu_gemm, winograd, winograd_rows
+from tvmtune.passes import attention
 
 Rule = Callable[[Any, Any], list[Any]]
 """``(schedule, block) -> schedules``."""
@@ -22,6 +23,8 @@ RULES: dict[str, Rule] = {
     "tvmtune.winograd_input": winograd.schedule_input,
     "tvmtune.winograd_output": winograd.schedule_output,
     "tvmtune.winograd_rows": winograd_rows.schedule,
+    # TVM's rules do not reach it; see :mod:`tvmtune.spaces.cpu_attention`.
+    attention.RULE: no_custom_rule,
     cpu_gemm.RULE: cpu_gemm.schedule,
     cpu_gemm.BY_VECTORS: cpu_gemm.schedule,
     # TVM's pooling names these rules but defines none; without them it warns on stderr each time.
