@@ -80,6 +80,8 @@ class _Attention:
     """(..., N, E)"""
     steps: tuple[_Step, ...]
     """In the order of their computation."""
+    skips_nan: bool
+    """Whether the weights are zero where softmax is not a number, as of queries without a key."""
 
 
 def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
@@ -91,9 +93,9 @@ def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
     values = {each.var: each.value for each in bindings(mod)}
     count = reads(mod)
 
-    def only_read(expr: Any) -> Any:
+    def only_read(expr: Any, times: int = 1) -> Any:
         """What a variable is bound to that nothing else reads, or None."""
-        return values.get(expr) if count.get(expr) == 1 else None
+        return values.get(expr) if count.get(expr) == times else None
 
     made: dict[Any, Callable[[Any], Any]] = {}
     for variable, value in values.items():
@@ -135,11 +137,14 @@ def _rounded(extent: int, step: int) -> int:
     return -(-extent // step) * step
 
 
-def _match(value: Any, only_read: Callable[[Any], Any]) -> _Attention | None:
+def _match(value: Any, only_read: Callable[..., Any]) -> _Attention | None:
     """The attention whose result is ``value``."""
     if operator_of(value) != "matmul":
         return None
     softmax = only_read(value.args[0])
+    skips_nan = operator_of(softmax) == "where"
+    if skips_nan:
+        softmax = _without_nan(softmax, only_read)
     if operator_of(softmax) != "nn.softmax":
         return None
     if int(softmax.attrs.axis) not in (-1, softmax.ty.ndim - 1):
@@ -155,10 +160,19 @@ def _match(value: Any, only_read: Callable[[Any], Any]) -> _Attention | None:
     heads = {None if shape is None or len(shape) < 3 else (*shape[:-2],) for shape in shapes}
     if None in heads or len(heads) > 1:
         return None
-    return _Attention(queries, keys, value.args[1], tuple(steps))
+    return _Attention(queries, keys, value.args[1], tuple(steps), skips_nan)
 
 
-def _scores(expr: Any, only_read: Callable[[Any], Any]) -> tuple[Any, list[_Step]] | None:
+def _without_nan(where: Any, only_read: Callable[..., Any]) -> Any:
+    """What is read by ``where(isnan(x), 0, x)``, or None."""
+    condition, zero, kept = where.args
+    test = only_read(condition)
+    if operator_of(test) != "isnan" or not test.args[0].same_as(kept) or _number(zero) != 0.0:
+        return None
+    return only_read(kept, 2)
+
+
+def _scores(expr: Any, only_read: Callable[..., Any]) -> tuple[Any, list[_Step]] | None:
     """The product that the scores come from, and the steps after it."""
     call = only_read(expr)
     operator = operator_of(call)
@@ -197,11 +211,13 @@ def _call(attention: _Attention, tiles: Tiles, mutator: Any) -> Any:
         for each in (attention.queries, attention.keys, attention.values, *others)
         if not isinstance(each, float)
     ]
-    program = functools.partial(_program, attention.steps, tiles)
+    program = functools.partial(_program, attention.steps, tiles, attention.skips_nan)
     return call_fusable(mutator.builder_, program, *tensors, name="attention", fuses=False)
 
 
-def _program(steps: Sequence[_Step], tiles: Tiles, q: Any, k: Any, v: Any, *others: Any) -> Any:
+def _program(
+    steps: Sequence[_Step], tiles: Tiles, skips_nan: bool, q: Any, k: Any, v: Any, *others: Any
+) -> Any:
     """The kernel in TE. Queries and keys are rounded up to whole blocks and tiles: queries repeat the
     last one, which is not stored, and keys get a weight of zero."""
     from tvm import te, tirx
@@ -285,7 +301,14 @@ def _program(steps: Sequence[_Step], tiles: Tiles, q: Any, k: Any, v: Any, *othe
         name="weighted",
         attrs={"schedule_rule": RULE, **{name: getattr(tiles, name) for name in TILES}},
     )
-    result = compute([rows, columns], lambda *at: weighted[at] / row_sum[at[:-1]], "normalized")
+
+    def normalized(*at: Any) -> Any:
+        total = row_sum[at[:-1]]
+        value = weighted[at] / total
+        # Neither if all scores are minus infinity nor if one is not a number.
+        return tirx.Select(total > 0, value, tirx.const(0.0, "float32")) if skips_nan else value
+
+    result = compute([rows, columns], normalized, "normalized")
     return compute([queries, columns], lambda *at: result[at], "attention")
 
 
