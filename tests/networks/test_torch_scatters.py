@@ -106,7 +106,7 @@ def test_values_for_each_element_that_a_mask_selects_are_refused():
     network = TorchNetwork(
         torch.export.export(Function(put).eval(), tensors), name="net", label="net.pt2"
     )
-    with pytest.raises(TvmtuneError, match="no value for each selected element"):
+    with pytest.raises(TvmtuneError, match="separate value for each selected element"):
         network.to_relax()
 
 

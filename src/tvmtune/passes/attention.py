@@ -80,15 +80,15 @@ class _Attention:
     """(..., N, E)"""
     steps: tuple[_Step, ...]
     """In the order of their computation."""
-    skips_nan: bool
+    nan_to_zero: bool
     """Whether the weights are zero where softmax is not a number, as of queries without a key."""
 
 
 def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
     """``mod`` with such kernels where they are quicker; itself if there are none. They were measured
-    with AVX2, and other CPUs get none."""
+    with AVX2 alone, and other CPUs get none."""
     unit = cpu_features.vector_unit(target)
-    if not unit.has_few_registers or unit.lanes < AVX.lanes:
+    if unit != AVX or not cpu_features.has(target, "avx2"):
         return mod
     values = {each.var: each.value for each in bindings(mod)}
     count = reads(mod)
@@ -142,8 +142,8 @@ def _match(value: Any, only_read: Callable[..., Any]) -> _Attention | None:
     if operator_of(value) != "matmul":
         return None
     softmax = only_read(value.args[0])
-    skips_nan = operator_of(softmax) == "where"
-    if skips_nan:
+    nan_to_zero = operator_of(softmax) == "where"
+    if nan_to_zero:
         softmax = _without_nan(softmax, only_read)
     if operator_of(softmax) != "nn.softmax":
         return None
@@ -160,14 +160,16 @@ def _match(value: Any, only_read: Callable[..., Any]) -> _Attention | None:
     heads = {None if shape is None or len(shape) < 3 else (*shape[:-2],) for shape in shapes}
     if None in heads or len(heads) > 1:
         return None
-    return _Attention(queries, keys, value.args[1], tuple(steps), skips_nan)
+    return _Attention(queries, keys, value.args[1], tuple(steps), nan_to_zero)
 
 
 def _without_nan(where: Any, only_read: Callable[..., Any]) -> Any:
     """What is read by ``where(isnan(x), 0, x)``, or None."""
     condition, zero, kept = where.args
     test = only_read(condition)
-    if operator_of(test) != "isnan" or not test.args[0].same_as(kept) or _number(zero) != 0.0:
+    if operator_of(test) != "isnan" or not test.args[0].same_as(kept):
+        return None
+    if _number(zero) != 0.0 or static_shape(where) != static_shape(kept):
         return None
     return only_read(kept, 2)
 
@@ -191,9 +193,10 @@ def _scores(expr: Any, only_read: Callable[..., Any]) -> tuple[Any, list[_Step]]
 
 
 def _number(operand: Any) -> Any:
-    """The value of a constant of one element; other operands as they are."""
-    if is_constant(operand) and operand.value.numpy().size == 1:
-        return float(operand.value.numpy().reshape(()))
+    """The value of a float32 constant of one element; other operands as they are."""
+    if is_constant(operand) and str(operand.ty.dtype) == "float32":
+        value = operand.value.numpy()
+        return float(value.reshape(())) if value.size == 1 else operand
     return operand
 
 
@@ -211,12 +214,12 @@ def _call(attention: _Attention, tiles: Tiles, mutator: Any) -> Any:
         for each in (attention.queries, attention.keys, attention.values, *others)
         if not isinstance(each, float)
     ]
-    program = functools.partial(_program, attention.steps, tiles, attention.skips_nan)
+    program = functools.partial(_program, attention.steps, tiles, attention.nan_to_zero)
     return call_fusable(mutator.builder_, program, *tensors, name="attention", fuses=False)
 
 
 def _program(
-    steps: Sequence[_Step], tiles: Tiles, skips_nan: bool, q: Any, k: Any, v: Any, *others: Any
+    steps: Sequence[_Step], tiles: Tiles, nan_to_zero: bool, q: Any, k: Any, v: Any, *others: Any
 ) -> Any:
     """The kernel in TE. Queries and keys are rounded up to whole blocks and tiles: queries repeat the
     last one, which is not stored, and keys get a weight of zero."""
@@ -259,7 +262,7 @@ def _program(
     given = iter(_with_whole_rows(each, keys, parts * lanes) for each in others)
     operands = [[n if isinstance(n, float) else next(given) for n in s.others] for s in steps]
 
-    def score(*at: Any) -> Any:
+    def stepped(*at: Any) -> Any:
         *head, row, part, lane = at
         value = scores[at]
         for step, others in zip(steps, operands, strict=True):
@@ -269,10 +272,13 @@ def _program(
             value = _COMPUTE[step.operator](*read)
         return value
 
+    # Stored: computed again for the weights, it could be rounded otherwise than for the maximum, by a
+    # multiply-add, and large ones would differ by more than exp can take.
+    score = compute([rows, parts, lanes], stepped, "steps") if steps else scores
     p, n = (te.reduce_axis((0, parts), name) for name in "pn")
     lane_max = compute(
         [rows, lanes],
-        lambda *at: te.max(if_key(p, at[-1], score(*at[:-1], p, at[-1]), -math.inf), axis=p),
+        lambda *at: te.max(if_key(p, at[-1], score[(*at[:-1], p, at[-1])], -math.inf), axis=p),
         "lane_max",
     )
     lane = te.reduce_axis((0, lanes), "lane")
@@ -280,7 +286,7 @@ def _program(
 
     def weight(*at: Any) -> Any:
         # As in :func:`tvmtune.passes.softmax.softmax`, none is a denormal number.
-        power = score(*at) - row_max[at[:-2]]
+        power = score[at] - row_max[at[:-2]]
         value = tirx.Select(power < SMALLEST, tirx.const(0.0, "float32"), te.exp(power))
         return if_key(at[-2], at[-1], value, 0.0)
 
@@ -305,15 +311,16 @@ def _program(
     def normalized(*at: Any) -> Any:
         total = row_sum[at[:-1]]
         value = weighted[at] / total
-        # Neither if all scores are minus infinity nor if one is not a number.
-        return tirx.Select(total > 0, value, tirx.const(0.0, "float32")) if skips_nan else value
+        # Also of NaN: then all scores are minus infinity, or one is NaN.
+        return tirx.Select(total > 0, value, tirx.const(0.0, "float32")) if nan_to_zero else value
 
     result = compute([rows, columns], normalized, "normalized")
     return compute([queries, columns], lambda *at: result[at], "attention")
 
 
 def _with_whole_rows(tensor: Any, keys: int, rounded: int) -> Any:
-    """A mask or bias with as many columns as the scores have; itself if it has one, or as many."""
+    """An operand with zeros for the keys that are added; itself if it has no column for each key, or if
+    none are."""
     from tvm import te, tirx
 
     extents = [int(n) for n in tensor.shape]
@@ -322,7 +329,7 @@ def _with_whole_rows(tensor: Any, keys: int, rounded: int) -> Any:
     return te.compute(
         [*extents[:-1], rounded],
         lambda *at: tirx.if_then_else(at[-1] < keys, tensor(*at), tirx.const(0, tensor.dtype)),
-        name="mask",
+        name="operand",
         attrs=_LEFT_ALONE,
     )
 

@@ -21,10 +21,12 @@ def _split(builder: Any, call: Any) -> Any:
 
     (data,) = call.args
     shape = static_shape(data)
-    legalize = repeated_calls.legalizer(_SPLIT if shape is None else _SLICE)
-    assert legalize is not None
-    if shape is None:
+    if shape is None or not isinstance(call.ty, relax.TupleType):  # a tensor if there is one part
+        legalize = repeated_calls.legalizer(_SPLIT)
+        assert legalize is not None
         return legalize(builder, call)
+    legalize = repeated_calls.legalizer(_SLICE)
+    assert legalize is not None
     axis = int(call.attrs.axis) % len(shape)
     parts, begin = [], 0
     for part in call.ty.fields:

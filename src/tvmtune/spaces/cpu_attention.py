@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 KEYS = 256
 """Keys whose values are read for all queries of a block before the next, at most."""
 _OUTPUTS = ("attention", "normalized")
-_IN_BLOCKS = ("row_sum", "lane_sum", "weights", "row_max", "lane_max", "scores")
-"""Stages before the outputs', the last one first."""
+_IN_BLOCKS = ("row_sum", "lane_sum", "weights", "row_max", "lane_max", "steps", "scores")
+"""Stages before the outputs', the last one first. A kernel without a mask or the like has no steps."""
 
 
 def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
@@ -42,12 +42,11 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     if block is None:
         return None
     queries, size = (int(sch.get(block).annotations[name]) for name in attention.TILES)
-    stages = {name: sch.get_sblock(name) for name in (*_OUTPUTS, *_IN_BLOCKS, "keys")}
-    masks = [
-        each
-        for each in sch.get_child_blocks(sch.get_sblock("root"))
-        if str(sch.get(each).name_hint).startswith("mask")
-    ]
+    named = {
+        str(sch.get(each).name_hint): each for each in sch.get_child_blocks(sch.get_sblock("root"))
+    }
+    stages = {name: named[name] for name in (*_OUTPUTS, *_IN_BLOCKS, "keys") if name in named}
+    operands = [each for name, each in named.items() if name.startswith("operand")]
     lanes = int(sch.get(stages["lane_max"]).writes[0].source.shape[-1])
     *heads, rows, _ = sch.get_loops(stages["normalized"])
     outer, _ = sch.split(rows, [None, size])
@@ -55,7 +54,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     sch.reverse_compute_at(stages["attention"], around, preserve_unit_loops=True)
     for name in _OUTPUTS:
         _vectorize_columns(sch, stages[name], lanes)
-    for each in (block, *(stages[name] for name in _IN_BLOCKS)):
+    for each in (block, *(stages[name] for name in _IN_BLOCKS if name in stages)):
         sch.compute_at(each, around, preserve_unit_loops=True)
     sums = [_weighted(sch, block, size, unit), _scores(sch, stages["scores"], queries)]
     for name in ("lane_sum", "lane_max"):
@@ -63,8 +62,10 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
         sch.reorder(part, lane)
         sch.vectorize(lane)
         sums.append((stages[name], part))
-    sch.vectorize(sch.get_loops(stages["weights"])[-1])
-    for each in (stages["keys"], *masks):
+    for name in ("weights", "steps"):
+        if name in stages:
+            sch.vectorize(sch.get_loops(stages[name])[-1])
+    for each in (stages["keys"], *operands):
         *shared, _ = sch.get_loops(each)
         _vectorize_columns(sch, each, lanes)
         if shared:
@@ -81,7 +82,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
 
 
 def _weighted(sch: Schedule, block: Any, size: int, unit: VectorUnit) -> tuple[Any, Any]:
-    """The product by tiles; returns it and the loop before which its sums become zero."""
+    """The product by tiles; returns it and the loop at which its sums are initialized."""
     *_, row, column, key = sch.get_loops(block)
     columns, keys = (int(sch.get(loop).extent) for loop in (column, key))
     height, width = cpu_tiles.vector_tiles(size, columns // unit.lanes, unit)[0]

@@ -255,7 +255,8 @@ def _check_device(program: ExportedProgram, label: str) -> None:
 
 def _check_mode(program: ExportedProgram, label: str) -> None:
     """Raise :class:`TvmtuneError` for batch normalization or dropout in training mode. Batch
-    normalization without running statistics changes nothing and computes the same in both."""
+    normalization without running statistics, and recurrent layers without dropout, compute the same in
+    both modes."""
     for node in program.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -265,7 +266,7 @@ def _check_mode(program: ExportedProgram, label: str) -> None:
             else node.kwargs.get(argument.name, argument.default_value)
             for position, argument in enumerate(node.target._schema.arguments)
         }
-        if arguments.get("running_mean", ...) is None:
+        if arguments.get("running_mean", ...) is None or arguments.get("dropout") == 0:
             continue
         for name in ("train", "training"):
             if arguments.get(name) is True:

@@ -48,7 +48,7 @@ def _scatter_reduce(node: Any, importer: Any) -> Any:
     name = node.args[4]
     dtype = node.meta["val"].dtype
     if name == "mean" and not dtype.is_floating_point:
-        raise NotImplementedError("scatter_reduce computes no mean of integers")
+        raise NotImplementedError("scatter_reduce does not support the mean of integers")
     emit = importer.block_builder.emit
     data, updates = importer.env[node.args[0]], _updates(node, importer)
     includes_self = node.kwargs.get("include_self", True)
@@ -99,15 +99,21 @@ def _reduced(
     emit: Any, data: Any, updates: Any, reduction: str, compute: Callable[[Any, Any, str], Any]
 ) -> Any:
     """What ``compute(data, updates, reduction)`` returns. Reductions of truth values, which have no
-    kernels, are those of 0 and 1 that give the same."""
-    if str(data.ty.dtype) != "bool" or reduction not in _OF_TRUTH_VALUES:
+    kernels, are those of 0 and 1 that give the same; sums in half precision are added in float32."""
+    dtype = str(data.ty.dtype)
+    if dtype == "bool" and reduction in _OF_TRUTH_VALUES:
+        reduction, computed = _OF_TRUTH_VALUES[reduction], "int8"
+    elif dtype in ("float16", "bfloat16") and reduction in ("add", "mul"):
+        computed = "float32"
+    else:
         return compute(data, updates, reduction)
-    data, updates = (emit(relax.op.astype(each, "int8")) for each in (data, updates))
-    return emit(relax.op.astype(compute(data, updates, _OF_TRUTH_VALUES[reduction]), "bool"))
+    data, updates = (emit(relax.op.astype(each, computed)) for each in (data, updates))
+    return emit(relax.op.astype(compute(data, updates, reduction), dtype))
 
 
 def _number(number: float, dtype: torch.dtype) -> Any:
-    return relax.const(np.array(number, dtype_name(dtype)))
+    name = dtype_name(dtype)
+    return relax.const(np.array(number, name), name)
 
 
 def _count(number: int) -> Any:
@@ -185,7 +191,9 @@ def _put_where(node: Any, importer: Any, data: Any, values: Any, accumulate: boo
     after = len(extents) - end
     before, row = given[: max(len(given) - after - 1, 0)], given[max(len(given) - after, 0) :]
     if len(given) > after and given[len(before)] != 1:
-        raise NotImplementedError("index_put by a mask supports no value for each selected element")
+        raise NotImplementedError(
+            "index_put by a mask does not support a separate value for each selected element"
+        )
     emit = importer.block_builder.emit
     masked = [*[1] * first, *extents[first:end], *[1] * after]
     is_chosen = emit(relax.op.reshape(importer.env[mask], masked))
