@@ -102,6 +102,12 @@ def test_weights_that_are_computed_are_decomposed():
     assert_tvm_agrees(normalized)
 
 
+def test_layers_without_dropout_compute_the_same_in_training():
+    module = Recurrent("LSTM").train()
+    program = torch.export.export(module, (torch.zeros(STEPS, 2, FEATURES),))
+    assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"))
+
+
 def test_a_sequence_that_is_too_long_is_refused():
     long = network(Recurrent("GRU"), torch.zeros(MOST_STEPS + 1, 1, FEATURES))
     with pytest.raises(TvmtuneError, match=rf"aten\.gru\.input.* {MOST_STEPS + 1} steps"):

@@ -119,6 +119,30 @@ def test_more_updates_of_an_element_than_its_dtype_can_count(dtype: Any):
     assert_correct(largest, torch.tensor([100, 7], dtype=dtype), torch.zeros(256).long(), many)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+@pytest.mark.parametrize("kind", ["sum", "prod", "amax", "amin"])
+def test_reductions_in_64_bits(kind: str, dtype: Any):
+    def reduced(x: Any, ids: Any, y: Any) -> Any:
+        return x.scatter_reduce(1, ids, y, kind, include_self=False)
+
+    x, y = ((10 * floats(*shape)).to(dtype) for shape in ((3, 4), (2, 3)))
+    assert_correct(reduced, x, IDS, y)
+
+
+def test_sums_in_half_precision_are_added_in_float32():
+    def sums(x: Any, ids: Any, y: Any) -> Any:
+        mean = x.scatter_reduce(0, ids, y, "mean", include_self=False)
+        return x.scatter_add(0, ids, y), mean, x.index_put((ids,), y, accumulate=True)
+
+    x, y = torch.zeros(2, dtype=torch.float16), torch.ones(3000, dtype=torch.float16)
+    program = torch.export.export(Function(sums).eval(), (x, torch.zeros(3000).long(), y))
+    network = TorchNetwork(program, name="net", label="net.pt2")
+    given = [x.numpy(), np.zeros(3000, "int64"), y.numpy()]
+    inputs = {spec.name: array for spec, array in zip(network.inputs, given, strict=True)}
+    found = run_in_tvm(network, inputs)
+    assert [float(each[0]) for each in found] == [3000, 1, 3000]
+
+
 def test_truth_values():
     def scatters(x: Any, ids: Any, y: Any) -> Any:
         kinds = ["amax", "amin"]

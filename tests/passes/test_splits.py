@@ -54,6 +54,15 @@ def test_parts_are_read_by_one_kernel(parts: Any, axis: int):
     assert np.allclose(run(legalized, x), run(graph, x), atol=1e-6)
 
 
+def test_a_split_into_one_part():
+    def whole(emit: Any, x: Any) -> Any:
+        return emit(relax.op.negative(emit(relax.op.split(x, 1, 1))))
+
+    graph = module(whole, (2, 9, 4))
+    (x,) = arrays((2, 9, 4))
+    assert np.allclose(run(pipeline.legalize(graph, this_machine()), x), -x)
+
+
 def test_a_kernel_that_reads_parts_of_several_splits():
     """TVM's fusion dropped an operand of it in some of its runs."""
 
