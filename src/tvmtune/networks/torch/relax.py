@@ -18,7 +18,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
-from tvmtune.networks.torch.converters import quantized, recurrent
+from tvmtune.networks.torch.converters import attention, quantized, recurrent
 from tvmtune.networks.torch.fold import fold
 from tvmtune.networks.torch.program import describe
 
@@ -46,17 +46,22 @@ def to_relax(
 ) -> tvm.IRModule:
     """Import ``program``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
-    All of it but recurrent layers is decomposed into core ATen operators first, batch normalization is
-    folded into the convolution before it, and what does not depend on the inputs is computed. Raises
-    :class:`TvmtuneError` that names the node if an operator is missing, random or has side effects, or
-    if its conversion fails.
+    All of it but products, attention and recurrent layers is decomposed into core ATen operators first,
+    batch normalization is folded into the convolution before it, and what does not depend on the inputs
+    is computed. Raises :class:`TvmtuneError` that names the node if an operator is missing, random or
+    has side effects, or if its conversion fails.
     """
     from tvmtune.networks.torch.importer import Importer
 
     _check_layouts(program, label)
     decompositions = torch.export.default_decompositions()
-    for whole in recurrent.whole_layers(program, _weights(program)):
-        del decompositions[whole]
+    wholes = {
+        _aten.matmul.default,
+        *attention.whole_calls(program),
+        *recurrent.whole_layers(program, _weights(program)),
+    }
+    for whole in wholes:
+        decompositions.pop(whole, None)
     with quiet():
         program = program.run_decompositions(decompositions)
     _check_state(program, label)
@@ -167,9 +172,10 @@ def _check_operators(program: ExportedProgram, convertible: set[str], label: str
         where, target = f"{describe(node)} of {label}", node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
             raise TvmtuneError(f"{where} is not one of PyTorch's core operators (ATen); {_REMEDY}")
-        # Recurrent layers are tagged for their dropout; those that have it were decomposed.
+        # These are tagged for their dropout; those that have it were decomposed.
+        without_dropout = {**attention.CONVERTERS, **recurrent.CONVERTERS}
         is_random = torch.Tag.nondeterministic_seeded in target.tags
-        if is_random and target.__name__ not in recurrent.CONVERTERS:
+        if is_random and target.__name__ not in without_dropout:
             raise TvmtuneError(
                 f"{where} draws random numbers; call model.eval() and export the network again, or "
                 "make them an input"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tvmtune.networks.torch.converters import (
     arithmetic,
+    attention,
     indexing,
     normalization,
     products,
@@ -23,6 +24,7 @@ __all__ = ["CONVERTERS"]
 
 CONVERTERS = {
     **arithmetic.CONVERTERS,
+    **attention.CONVERTERS,
     **indexing.CONVERTERS,
     **normalization.CONVERTERS,
     **products.CONVERTERS,

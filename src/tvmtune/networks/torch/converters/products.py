@@ -44,5 +44,6 @@ CONVERTERS = {
     "baddbmm.default": _product_and_sum,
     "bmm.default": _product,
     "einsum.default": _einsum,
+    "matmul.default": _product,
     "mm.default": _product,
 }
