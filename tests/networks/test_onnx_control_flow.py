@@ -240,6 +240,25 @@ main (float[2,3] x) => (float[2,3] y)
   y = Add (x, f)
 }
 """
+NAMES = """
+main (float[2,3] x, float[2,3] z) => (float[2,3] y)
+<int64 count = {2}, bool yes = {1}, int64 one = {1}>
+{
+  "s/0" = Neg (x)
+  "s/0/whole" = Abs (x)
+  s = SplitToSequence <axis = 0> (x)
+  part = SequenceAt (s, one)
+  "y/0/number" = Add ("s/0", "s/0/whole")
+  "y/1/sum" = Add ("y/0/number", part)
+  y = Loop (count, yes, "y/1/sum") <body = step (int64 i, bool before, float[2,3] a)
+      => (bool after, float[2,3] b) {
+    after = Identity (before)
+    number = Cast <to = 1> (i)
+    sum = Add (a, number)
+    b = Mul (sum, z)
+  }>
+}
+"""
 MODELS = {
     "counted": COUNTED,
     "while": UNTIL,
@@ -252,6 +271,7 @@ MODELS = {
     "a single iteration": ONCE,
     "a loop over a list": LIST,
     "a sequence of no parts": EMPTY_SPLIT,
+    "names like those that are made": NAMES,
 }
 
 

@@ -101,7 +101,7 @@ def _decide(node: onnx.NodeProto, inside: Replacement, room: int) -> None:
     name = "then_branch" if condition else "else_branch"
     branch = next(a.g for a in node.attribute if a.name == name)
     _check_dense(branch)
-    prefix = _prefix(node)
+    prefix = inside.prefix(_first_result(node))
     names = inside.add_weights(branch, prefix)
     _name_results(node, inside.add_nodes(branch, prefix, names), inside)
 
@@ -110,7 +110,7 @@ def _unroll(loop: onnx.NodeProto, inside: Replacement, room: int) -> None:
     """Copy the body of a Loop, once per iteration."""
     body = next(a.g for a in loop.attribute if a.name == "body")
     _check_dense(body)
-    prefix = _prefix(loop)
+    prefix = inside.prefix(_first_result(loop))
     count, condition, *carried = (*loop.input, "", "")[: max(2, len(loop.input))]
     most = inside.scalar(count) if count else np.inf
     goes_on = inside.scalar(condition) if condition else True
@@ -180,9 +180,8 @@ def _name_results(node: onnx.NodeProto, results: Sequence[str], inside: Replacem
             inside.add(helper.make_node("Identity", [result], [output]))
 
 
-def _prefix(node: onnx.NodeProto) -> str:
-    """What names from within a node get before them, unique to it."""
-    return f"{next(output for output in node.output if output)}/"
+def _first_result(node: onnx.NodeProto) -> str:
+    return next(output for output in node.output if output)
 
 
 _REPLACEMENTS: Mapping[str, Callable[[onnx.NodeProto, Replacement, int], None]] = {

@@ -173,3 +173,12 @@ def names_read(graph: onnx.GraphProto) -> set[str]:
 def names_read_by(node: onnx.NodeProto) -> set[str]:
     """What a node reads, and what the graphs inside it do."""
     return {*node.input}.union(*map(names_read, graphs_in(node)))
+
+
+def names_defined(graph: onnx.GraphProto) -> set[str]:
+    """The inputs, weights and results of a graph and of those inside it."""
+    names = {each.name for each in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        names.update(node.output)
+        names.update(*map(names_defined, graphs_in(node)))
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tvmtune.networks.onnx.fold import constant_result, is_small
-from tvmtune.networks.onnx.operators import graphs_in, standard_version
+from tvmtune.networks.onnx.operators import graphs_in, names_defined, standard_version
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -28,8 +29,18 @@ class Replacement:
         self.known = dict(known)
         self._weights: dict[str, onnx.TensorProto] = {}
         self._constants: dict[str, np.ndarray] = {}
+        self._taken = sorted(names_defined(model.graph))
         self._opsets = model.opset_import
         self._opset = standard_version(model)
+
+    def prefix(self, name: str) -> str:
+        """The start of names for what belongs to ``name``; none of the model's has it."""
+        found = f"{name}/"
+        while (place := bisect.bisect_left(self._taken, found)) < len(self._taken):
+            if not self._taken[place].startswith(found):
+                break
+            found += "/"
+        return found
 
     def scalar(self, name: str) -> float | None:
         """The value of a constant with one element; None for anything else."""
@@ -79,7 +90,8 @@ class Replacement:
 
     def stack(self, tensors: Sequence[str], axis: int, output: str) -> None:
         """Add nodes that stack tensors along a new axis."""
-        parts = [f"{output}/{i}" for i in range(len(tensors))]
+        prefix = self.prefix(output)
+        parts = [f"{prefix}{i}" for i in range(len(tensors))]
         for tensor, part in zip(tensors, parts, strict=True):
             self.add_with_integers("Unsqueeze", tensor, [part], "axes", [axis])
         self.add(helper.make_node("Concat", parts, [output], axis=axis))
@@ -98,7 +110,7 @@ class Replacement:
         if self._opset < 13:
             attributes[name] = list(values)
         else:
-            inputs.append(f"{outputs[0]}/{name}")
+            inputs.append(self.prefix(outputs[0]) + name)
             self.add_constant(inputs[-1], np.array(values, "int64"))
         self.add(helper.make_node(operator, inputs, outputs, **attributes))
 

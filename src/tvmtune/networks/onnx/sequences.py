@@ -153,7 +153,8 @@ class _Sequences:
             raise _Unknown("the split depends on the data")
         axis = attributes.get("axis", 0) % len(shape)
         sizes = _sizes(shape[axis], self._out.known[split] if split else None)
-        parts = [f"{output}/{i}" for i in range(len(sizes))]
+        prefix = self._out.prefix(output)
+        parts = [f"{prefix}{i}" for i in range(len(sizes))]
         squeezed = not split and not attributes.get("keepdims", 1)
         whole = [f"{part}/whole" for part in parts] if squeezed else parts
         if not parts:
