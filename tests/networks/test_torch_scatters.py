@@ -110,6 +110,16 @@ def test_values_for_each_element_that_a_mask_selects_are_refused():
         network.to_relax()
 
 
+def test_a_mask_of_bytes_is_not_taken_for_indices():
+    def put(x: Any, mask: Any) -> Any:
+        return x.index_put((mask,), torch.tensor(2.0))
+
+    tensors = floats(3), torch.tensor([0, 1, 1], dtype=torch.uint8)
+    program = torch.export.export(Function(put).eval(), tensors)
+    with pytest.raises(TvmtuneError, match="supports only bool"):
+        TorchNetwork(program, name="net", label="net.pt2").to_relax()
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 def test_more_updates_of_an_element_than_its_dtype_can_count(dtype: Any):
     def largest(x: Any, ids: Any, y: Any) -> Any:

@@ -140,7 +140,10 @@ def _index_put(node: Any, importer: Any) -> Any:
     data = importer.env[node.args[0]]
     extents = list(node.meta["val"].shape)
     values = value(node, importer, values, dtype)
-    if any(index is not None and index.meta["val"].dtype is torch.bool for index in indices):
+    kinds = {index.meta["val"].dtype for index in indices if index is not None}
+    if torch.uint8 in kinds:
+        raise NotImplementedError("index_put by a mask supports only bool, not uint8")
+    if torch.bool in kinds:
         return _put_where(node, importer, data, values, accumulate)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
     others = [axis for axis in range(len(extents)) if axis not in indexed]
