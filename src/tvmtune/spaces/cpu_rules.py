@@ -21,11 +21,11 @@ def for_cpu(
     *,
     layouts: bool = True,
 ) -> tuple[list[Any], list[Any]]:
-    """TVM's rules and post-processors for CPUs, with these instructions instead of those that TVM 0.27
-    would take, after :mod:`~tvmtune.spaces.select_rule`; products that ``tiles`` suit are computed with
-    these. Of TVM's own, those for ARM give
-    wrong results or do not compile, and so do those for AVX-512 without VNNI (pairs of products
-    saturate) and for AVX-VNNI (it takes AVX-512's). Without ``layouts`` no weights are re-ordered."""
+    """TVM's rules and post-processors for CPUs, after :mod:`~tvmtune.spaces.select_rule`, with these
+    instructions instead of those that TVM 0.27 would take; products that ``tiles`` suit are computed
+    with these. Of TVM's own, those for ARM give wrong results or do not compile, and so do those for
+    AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's). Without
+    ``layouts`` no weights are re-ordered."""
     from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
 
     tilings = [
