@@ -240,6 +240,17 @@ main (float[2,3] x) => (float[2,3] y)
   y = Add (x, f)
 }
 """
+LAST = """
+main (float[2,3] x, float[2,3] z) => (float[2,3] y)
+<int64 one = {1}>
+{
+  s = SequenceConstruct (x, z)
+  n = SequenceLength (s)
+  last = Sub (n, one)
+  part = SequenceAt (s, last)
+  y = Add (x, part)
+}
+"""
 NAMES = """
 main (float[2,3] x, float[2,3] z) => (float[2,3] y)
 <int64 count = {2}, bool yes = {1}, int64 one = {1}>
@@ -271,6 +282,7 @@ MODELS = {
     "a single iteration": ONCE,
     "a loop over a list": LIST,
     "a sequence of no parts": EMPTY_SPLIT,
+    "a position computed from a length": LAST,
     "names like those that are made": NAMES,
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tvmtune.networks.onnx.fold import small_constants, static_shapes, with_nodes
+from tvmtune.networks.onnx.fold import constant_result, small_constants, static_shapes, with_nodes
 from tvmtune.networks.onnx.operators import (
     SEQUENCE_MAKERS,
     SEQUENCE_READERS,
@@ -79,6 +79,10 @@ class _Sequences:
                 if str(reason):
                     self.unknown.append((node, str(reason)))
             self._out.nodes.append(node)
+            # Positions may be computed from lengths, which only become constants here.
+            value = constant_result(node, self._out.known, self._model.opset_import)
+            if value is not None:
+                self._out.known[node.output[0]] = value
         original = {output for node in self._model.graph.node for output in node.output}
         nodes = self._read_nodes(original)
         if len(nodes) == len(self._model.graph.node) and all(
