@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune.operators import convolution_calls, padded, tiled_loops
-from tvmtune.operators.winograd import LEFT_ALONE
 from tvmtune.passes.bindings import is_float32
-from tvmtune.passes.blocks import blocks
+from tvmtune.passes.blocks import LEFT_ALONE, blocks
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST
 from tvmtune.static_shapes import has_static_shapes

@@ -16,6 +16,7 @@ import numpy as np
 from tvmtune.arrays import empty, numpy_dtype
 from tvmtune.operators import convolution_calls
 from tvmtune.passes import constants
+from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST, Window, padded_rows
 from tvmtune.passes.precision import HALF_DTYPES
@@ -134,9 +135,7 @@ def _padded(shape: list[int], axis: int, extent: int, read: Any, is_half: bool, 
     # Inlined by the rules, padding would put a branch into each term of a sum, and half precision a
     # conversion.
     is_inlined = shape[axis] == extent and not is_half
-    return te.compute(
-        shape, value, name=name, attrs={} if is_inlined else {"schedule_rule": "None"}
-    )
+    return te.compute(shape, value, name=name, attrs={} if is_inlined else LEFT_ALONE)
 
 
 def padded_constant(constant: Any, columns: int, values: bool) -> Any:

@@ -25,6 +25,7 @@ import numpy as np
 from tvmtune.arrays import empty
 from tvmtune.operators import convolution_calls, tiled_loops
 from tvmtune.passes import constants
+from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window
 
@@ -92,8 +93,6 @@ F4 = Transform.at(0, Fraction(5, 8), Fraction(-5, 8), Fraction(5, 4), Fraction(-
 F4_INTEGERS = Transform.at(0, 1, -1, 2, -2)
 """Lavin and Gray's F(4x4, 3x3)."""
 
-LEFT_ALONE = {"schedule_rule": "None"}
-"""Attributes of stages that are scheduled with others."""
 _DILATION = "tvmtune.dilation"
 """Annotation of the last stage: the dilation, down and across, if there is any."""
 LANES = 16

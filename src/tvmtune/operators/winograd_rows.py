@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from tvmtune.operators import tiled_loops, winograd
-from tvmtune.operators.winograd import LEFT_ALONE, Tiles, Transform
+from tvmtune.operators.winograd import Tiles, Transform
+from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.packed_products import Window, padded_rows
 
 FEWEST, FEWEST_CACHED = 12, 7

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import cpu_features
 from tvmtune.cpu_features import AVX, VectorUnit
 from tvmtune.passes.bindings import bindings, is_constant, is_float32, operator_of, reads, rebind
+from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.softmax import SMALLEST
 from tvmtune.static_shapes import static_shape
@@ -29,7 +30,6 @@ RULE = "tvmtune.cpu_attention"
 """Rule of the product with the values, which schedules all stages."""
 TILES = ("queries", "block")
 """Annotations of its block: fields of :class:`Tiles`."""
-_LEFT_ALONE = {"schedule_rule": "None"}
 
 VECTORS = 2
 """Vectors of keys, or of a value's columns, in a tile of sums."""
@@ -232,7 +232,7 @@ def _program(
     is_whole = parts * lanes == keys
 
     def compute(shape: Sequence[int], element: Callable[..., Any], name: str) -> Any:
-        return te.compute([*heads, *shape], element, name=name, attrs=_LEFT_ALONE)
+        return te.compute([*heads, *shape], element, name=name, attrs=LEFT_ALONE)
 
     def query(row: Any) -> Any:
         return tirx.min(row, queries - 1) if rows > queries else row
@@ -330,7 +330,7 @@ def _with_whole_rows(tensor: Any, keys: int, rounded: int) -> Any:
         [*extents[:-1], rounded],
         lambda *at: tirx.if_then_else(at[-1] < keys, tensor(*at), tirx.const(0, tensor.dtype)),
         name="operand",
-        attrs=_LEFT_ALONE,
+        attrs=LEFT_ALONE,
     )
 
 

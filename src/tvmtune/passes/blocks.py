@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+LEFT_ALONE = {"schedule_rule": "None"}
+"""Attributes of stages that are scheduled with others."""
+
 
 def blocks(func: Any) -> list[Any]:
     """The blocks of a PrimFunc, outer blocks before inner ones."""

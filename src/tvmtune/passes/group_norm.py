@@ -20,7 +20,6 @@ from tvmtune.types import product
 LONGEST = 1024
 """Terms that are added one after another, at most, if a channel has several lines: of more, each line
 is summed by itself, so that the error does not grow with the image."""
-_NAME = "relax.nn.group_norm"
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,7 @@ class _Groups:
 
 def _group_norm(builder: Any, call: Any) -> Any:
     if not has_static_shapes(call):
-        legalize = repeated_calls.legalizer(_NAME)
-        assert legalize is not None
-        return legalize(builder, call)
+        return repeated_calls.legalized(builder, call)
     attrs = call.attrs
     data, scale, shift = call.args
     shape = tuple(int(extent) for extent in data.ty.shape)
@@ -95,7 +92,7 @@ def _group_norm(builder: Any, call: Any) -> Any:
     return called(_normalized, (bool(attrs.center),), data, mean, factors, shift)
 
 
-LEGALIZERS = {_NAME: _group_norm}
+LEGALIZERS = {"relax.nn.group_norm": _group_norm}
 
 
 def _without(shape: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:

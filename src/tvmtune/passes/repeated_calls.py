@@ -64,6 +64,13 @@ def legalizer(operator: str) -> Legalizer | None:
     return legalize_or_recall
 
 
+def legalized(builder: Any, call: Any) -> Any:
+    """What TVM's legalizer of the call's operator, which must have one, makes of it."""
+    legalize = legalizer(str(call.op.name))
+    assert legalize is not None
+    return legalize(builder, call)
+
+
 def call_te(
     builder: Any,
     name: str,

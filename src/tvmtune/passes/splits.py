@@ -13,8 +13,6 @@ from typing import Any
 from tvmtune.passes import repeated_calls
 from tvmtune.static_shapes import static_shape
 
-_SPLIT, _SLICE = "relax.split", "relax.strided_slice"
-
 
 def _split(builder: Any, call: Any) -> Any:
     from tvm import relax
@@ -22,19 +20,15 @@ def _split(builder: Any, call: Any) -> Any:
     (data,) = call.args
     shape = static_shape(data)
     if shape is None or not isinstance(call.ty, relax.TupleType):  # a tensor if there is one part
-        legalize = repeated_calls.legalizer(_SPLIT)
-        assert legalize is not None
-        return legalize(builder, call)
-    legalize = repeated_calls.legalizer(_SLICE)
-    assert legalize is not None
+        return repeated_calls.legalized(builder, call)
     axis = int(call.attrs.axis) % len(shape)
     parts, begin = [], 0
     for part in call.ty.fields:
         end = begin + int(part.shape[axis])
         cut = builder.normalize(relax.op.strided_slice(data, [axis], [begin], [end]))
-        parts.append(builder.emit(legalize(builder, cut)))
+        parts.append(builder.emit(repeated_calls.legalized(builder, cut)))
         begin = end
     return relax.Tuple(parts)
 
 
-LEGALIZERS = {_SPLIT: _split}
+LEGALIZERS = {"relax.split": _split}

@@ -29,18 +29,19 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     """None for another kernel."""
     from tvm.s_tir import Schedule
 
-    sch = Schedule(mod, error_render_level="none")
-    block = next(
+    name = next(
         (
-            sch.get_sblock(str(each.name_hint))
+            str(each.name_hint)
             for function in mod.functions.values()
             for each in blocks(function)
             if str(each.annotations.get("schedule_rule", "")) == attention.RULE
         ),
         None,
     )
-    if block is None:
+    if name is None:
         return None
+    sch = Schedule(mod, error_render_level="none")
+    block = sch.get_sblock(name)
     queries, size = (int(sch.get(block).annotations[name]) for name in attention.TILES)
     named = {
         str(sch.get(each).name_hint): each for each in sch.get_child_blocks(sch.get_sblock("root"))

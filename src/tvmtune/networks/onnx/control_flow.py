@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from tvmtune.networks.onnx.fold import fold, small_constants, with_nodes
-from tvmtune.networks.onnx.operators import names_read
+from tvmtune.networks.onnx.operators import names_defined, names_read
 from tvmtune.networks.onnx.replacement import Replacement
 from tvmtune.networks.onnx.sequences import without_sequences
 
@@ -56,7 +56,9 @@ def why_kept(model: onnx.ModelProto, node: onnx.NodeProto) -> str | None:
     if replace is None:
         return None
     try:
-        replace(node, Replacement(small_constants(model), model), MOST_NODES)
+        replace(
+            node, Replacement(small_constants(model), names_defined(model.graph), model), MOST_NODES
+        )
     except _Kept as reason:
         return str(reason)
     return _TOO_MANY
@@ -67,7 +69,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     that is possible."""
     if not any(node.op_type in _REPLACEMENTS for node in model.graph.node):
         return model
-    known = small_constants(model)
+    known, taken = small_constants(model), names_defined(model.graph)
     room = MOST_NODES - len(model.graph.node)
     nodes: list[onnx.NodeProto] = []
     replacements: list[Replacement] = []
@@ -75,7 +77,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type not in _REPLACEMENTS:
             nodes.append(node)
             continue
-        inside = Replacement(known, model)
+        inside = Replacement(known, taken, model)
         try:
             _REPLACEMENTS[node.op_type](node, inside, room)
         except _Kept:

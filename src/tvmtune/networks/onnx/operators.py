@@ -175,10 +175,14 @@ def names_read_by(node: onnx.NodeProto) -> set[str]:
     return {*node.input}.union(*map(names_read, graphs_in(node)))
 
 
-def names_defined(graph: onnx.GraphProto) -> set[str]:
-    """The inputs, weights and results of a graph and of those inside it."""
-    names = {each.name for each in (*graph.input, *graph.initializer)}
+def names_defined(graph: onnx.GraphProto) -> list[str]:
+    """The inputs, weights and results of a graph and of those inside it, sorted."""
+    return sorted(set(_definitions(graph)))
+
+
+def _definitions(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (each.name for each in (*graph.input, *graph.initializer))
     for node in graph.node:
-        names.update(node.output)
-        names.update(*map(names_defined, graphs_in(node)))
-    return names
+        yield from node.output
+        for inner in graphs_in(node):
+            yield from _definitions(inner)

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tvmtune.networks.onnx.fold import constant_result, is_small
-from tvmtune.networks.onnx.operators import graphs_in, names_defined, standard_version
+from tvmtune.networks.onnx.operators import graphs_in, standard_version
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -20,16 +20,18 @@ class Replacement:
     """Nodes and constants that take the place of some nodes of ``model``. Names within a graph get a
     prefix, so that they are unique.
 
-    ``known`` are the values of the constants that nodes may read. Nodes whose results are constant
-    become constants.
+    ``known`` are the values of the constants that nodes may read, ``taken`` the model's names, sorted.
+    Nodes whose results are constant become constants.
     """
 
-    def __init__(self, known: Mapping[str, np.ndarray], model: onnx.ModelProto) -> None:
+    def __init__(
+        self, known: Mapping[str, np.ndarray], taken: Sequence[str], model: onnx.ModelProto
+    ) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.known = dict(known)
         self._weights: dict[str, onnx.TensorProto] = {}
         self._constants: dict[str, np.ndarray] = {}
-        self._taken = sorted(names_defined(model.graph))
+        self._taken = taken
         self._opsets = model.opset_import
         self._opset = standard_version(model)
 

@@ -15,6 +15,7 @@ from tvmtune.networks.onnx.fold import constant_result, small_constants, static_
 from tvmtune.networks.onnx.operators import (
     SEQUENCE_MAKERS,
     SEQUENCE_READERS,
+    names_defined,
     names_read,
     names_read_by,
 )
@@ -60,7 +61,7 @@ class _Unknown(Exception):
 class _Sequences:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._out = Replacement(small_constants(model), model)
+        self._out = Replacement(small_constants(model), names_defined(model.graph), model)
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._elements: dict[str, list[str]] = {}
         """The tensors of the sequences that are known."""

@@ -35,6 +35,9 @@ _aten = torch.ops.aten
 _NAMESPACES = ("aten", quantized.NAMESPACE)
 """Of operators that have converters."""
 
+_WITHOUT_DROPOUT = {*attention.CONVERTERS, *recurrent.CONVERTERS}
+"""Operators that PyTorch tags as random for their dropout. Calls that have it are decomposed."""
+
 _REMEDY = "replace that part of the network by other operators and export it again"
 
 
@@ -172,10 +175,8 @@ def _check_operators(program: ExportedProgram, convertible: set[str], label: str
         where, target = f"{describe(node)} of {label}", node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
             raise TvmtuneError(f"{where} is not one of PyTorch's core operators (ATen); {_REMEDY}")
-        # These are tagged for their dropout; those that have it were decomposed.
-        without_dropout = {**attention.CONVERTERS, **recurrent.CONVERTERS}
         is_random = torch.Tag.nondeterministic_seeded in target.tags
-        if is_random and target.__name__ not in without_dropout:
+        if is_random and target.__name__ not in _WITHOUT_DROPOUT:
             raise TvmtuneError(
                 f"{where} draws random numbers; call model.eval() and export the network again, or "
                 "make them an input"

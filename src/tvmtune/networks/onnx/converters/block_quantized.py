@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmtune.networks.onnx.converters.request import (
-    Converter,
-    Node,
-    optional,
-    required,
-)
+from tvmtune.networks.onnx.converters.request import Converter, Node, optional, required
 from tvmtune.networks.relax_operators import dtype
 
 
