@@ -9,6 +9,7 @@ from onnx import TensorProto, numpy_helper, parser
 
 from models import tiny_cnn, tiny_encoder
 from networks.in_tvm import assert_tvm_agrees
+from networks.onnx_loops import COUNTED, HEADER
 from tvmtune import networks
 from tvmtune.accuracy import relative_error
 from tvmtune.errors import TvmtuneError, UsageError
@@ -105,16 +106,5 @@ def test_a_mask_cast_to_float_becomes_float16(tmp_path):
 
 
 def test_casts_in_a_loop_become_float16():
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    main (float[2,3] x) => (float[2,3] y)
-    <int64 count = {4}, bool yes = {1}>
-    {
-      y = Loop (count, yes, x) <body = step (int64 i, bool before, float[2,3] s)
-          => (bool after, float[2,3] t) {
-        after = Identity (before)
-        number = Cast <to = 1> (i)
-        t = Add (s, number)
-      }>
-    }"""
-    half = Float16Network(OnnxNetwork(parser.parse_model(text), name="loop"))
+    half = Float16Network(OnnxNetwork(parser.parse_model(HEADER + COUNTED), name="loop"))
     assert_tvm_agrees(half, tolerance=2e-3)

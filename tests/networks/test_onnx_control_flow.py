@@ -12,27 +12,13 @@ from onnx.reference import ReferenceEvaluator
 
 from kernels import agrees_with_reference
 from networks.in_tvm import assert_equal, run_in_tvm
+from networks.onnx_loops import COUNTED, HEADER
 from tvmtune import api
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.onnx.control_flow import without_control_flow
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.runtime.library import Library
 
-HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
-
-COUNTED = """
-main (float[2,3] x) => (float[2,3] y)
-<int64 count = {4}, bool yes = {1}>
-{
-  y = Loop (count, yes, x) <body = step (int64 i, bool before, float[2,3] s)
-      => (bool after, float[2,3] t) {
-    after = Identity (before)
-    number = Cast <to = 1> (i)
-    sum = Add (s, number)
-    t = Tanh (sum)
-  }>
-}
-"""
 UNTIL = """
 main (float[2,3] x) => (float[2,3] y)
 <bool yes = {1}, int64 first = {0}, int64 one = {1}, int64 five = {5}>

@@ -10,19 +10,13 @@ from kernels import this_machine
 from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 from tvmtune import api
 from tvmtune.networks.inputs import random_inputs
-from tvmtune.networks.torch.network import TorchNetwork
 from tvmtune.passes import pipeline
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import Function  # noqa: E402
+from networks.torch_models import function_network  # noqa: E402
 
 HEADS, QUERIES, KEYS, COLUMNS = 4, 7, 9, 8
-
-
-def network(function: Any, *tensors: Any) -> TorchNetwork:
-    program = torch.export.export(Function(function).eval(), tensors)
-    return TorchNetwork(program, name="net", label="net.pt2")
 
 
 def attention(**options: Any) -> Any:
@@ -44,7 +38,7 @@ def operands(*heads: int, queries: int = QUERIES, keys: int = KEYS, keys_heads: 
 
 @pytest.mark.parametrize("heads", [(2, HEADS), (HEADS,), (1, 2, HEADS)], ids=str)
 def test_operands_of_any_rank(heads: tuple[int, ...]):
-    assert_tvm_agrees(network(attention(), *operands(*heads)))
+    assert_tvm_agrees(function_network(attention(), *operands(*heads)))
 
 
 @pytest.mark.parametrize(
@@ -53,24 +47,24 @@ def test_operands_of_any_rank(heads: tuple[int, ...]):
     ids=str,
 )
 def test_options(options: dict[str, Any]):
-    assert_tvm_agrees(network(attention(**options), *operands(2, HEADS)))
+    assert_tvm_agrees(function_network(attention(**options), *operands(2, HEADS)))
 
 
 def test_heads_that_share_keys():
     shared = operands(2, HEADS, keys_heads=2)
-    assert_tvm_agrees(network(attention(enable_gqa=True), *shared))
+    assert_tvm_agrees(function_network(attention(enable_gqa=True), *shared))
 
 
 @pytest.mark.parametrize(
     "shape", [(2, 1, QUERIES, KEYS), (QUERIES, KEYS), (2, 1, 1, KEYS)], ids=str
 )
 def test_masks_that_are_added(shape: tuple[int, ...]):
-    assert_tvm_agrees(network(attention(), *operands(2, HEADS), torch.zeros(shape)))
+    assert_tvm_agrees(function_network(attention(), *operands(2, HEADS), torch.zeros(shape)))
 
 
 def test_queries_without_a_key_get_zeros():
     mask = torch.ones(QUERIES, KEYS, dtype=torch.bool)
-    made = network(attention(), *operands(2, HEADS), mask)
+    made = function_network(attention(), *operands(2, HEADS), mask)
     inputs = random_inputs(made.inputs, 0)
     inputs[made.inputs[-1].name][3] = False
     (got,) = run_in_tvm(made, inputs)
@@ -80,7 +74,7 @@ def test_queries_without_a_key_get_zeros():
 
 def test_an_encoder_layer():
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.1)
-    assert_tvm_agrees(network(layer.eval(), torch.zeros(2, 10, 16)))
+    assert_tvm_agrees(function_network(layer.eval(), torch.zeros(2, 10, 16)))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +87,7 @@ def test_an_encoder_layer():
     ids=["whole", "causal", "written out"],
 )
 def test_it_becomes_one_kernel_with_AVX2(function: Any):
-    made = network(
+    made = function_network(
         function, *operands(1, HEADS, queries=30, keys=170)[:2], torch.zeros(1, HEADS, 170, 16)
     )
     tasks = api.plan(made, attrs={"mcpu": "haswell"}).tasks
@@ -101,8 +95,10 @@ def test_it_becomes_one_kernel_with_AVX2(function: Any):
 
 
 def test_products_keep_their_axes():
-    made = network(lambda x, y: x @ y, torch.zeros(2, 3, 4, 5), torch.zeros(3, 5, 6))
+    made = function_network(lambda x, y: x @ y, torch.zeros(2, 3, 4, 5), torch.zeros(3, 5, 6))
     graph = pipeline.prepare(made, this_machine(), "NHWC").graph
     assert "reshape" not in str(graph)
     assert_tvm_agrees(made)
-    assert_tvm_agrees(network(lambda x, y: (x @ y, y @ y), torch.zeros(2, 3, 4), torch.zeros(4)))
+    assert_tvm_agrees(
+        function_network(lambda x, y: (x @ y, y @ y), torch.zeros(2, 3, 4), torch.zeros(4))
+    )

@@ -8,17 +8,10 @@ import pytest
 
 from networks.in_tvm import assert_tvm_agrees
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.torch.network import TorchNetwork
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import Function  # noqa: E402
-
-
-def network(function: Any, *examples: Any) -> TorchNetwork:
-    program = torch.export.export(Function(function).eval(), examples)
-    return TorchNetwork(program, name="net", label="net.pt2")
-
+from networks.torch_models import function_network  # noqa: E402
 
 FLOATS, IDS = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
 
@@ -78,7 +71,7 @@ def products(x: Any, y: Any) -> Any:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_dtypes_are_promoted_as_in_pytorch(function: Any, examples: Any):
-    assert_tvm_agrees(network(function, *examples))
+    assert_tvm_agrees(function_network(function, *examples))
 
 
 def causal(x: Any) -> Any:
@@ -92,7 +85,7 @@ def causal(x: Any) -> Any:
 
 
 def test_what_does_not_depend_on_the_inputs_is_computed_at_import():
-    decoder = network(causal, torch.zeros(1, 5, 4))
+    decoder = function_network(causal, torch.zeros(1, 5, 4))
     text = decoder.to_relax().script(show_meta=False)
     for operator in ("arange", "cumsum", "less_equal", "sin"):
         assert f"R.{operator}" not in text
@@ -100,17 +93,17 @@ def test_what_does_not_depend_on_the_inputs_is_computed_at_import():
 
 
 def test_an_operator_that_the_importer_lacks_is_fine_on_constants():
-    determinant = network(lambda x: x * torch.linalg.det(torch.eye(3) * 2), FLOATS)
+    determinant = function_network(lambda x: x * torch.linalg.det(torch.eye(3) * 2), FLOATS)
     assert_tvm_agrees(determinant)
 
 
 def test_constants_may_be_outputs():
-    assert_tvm_agrees(network(lambda x: (torch.arange(3) * 2, x + 1), FLOATS))
+    assert_tvm_agrees(function_network(lambda x: (torch.arange(3) * 2, x + 1), FLOATS))
 
 
 def test_random_constants_are_refused():
     with pytest.raises(TvmtuneError, match="draws random numbers"):
-        network(lambda x: x + torch.rand(3), FLOATS).to_relax()
+        function_network(lambda x: x + torch.rand(3), FLOATS).to_relax()
 
 
 def test_a_result_of_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -123,4 +116,4 @@ def test_a_result_of_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setitem(CONVERTERS, "relu.default", wrong)
     with pytest.raises(TvmtuneError, match=r"node 'relu' .*2x3 float64 instead of 2x3 float32"):
-        network(torch.relu, FLOATS).to_relax()
+        function_network(torch.relu, FLOATS).to_relax()

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from networks.in_tvm import assert_tvm_agrees
-from tvmtune.networks.torch.network import TorchNetwork
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import Function  # noqa: E402
+from networks.torch_models import function_network  # noqa: E402
 
 
 @pytest.mark.sweep
@@ -27,8 +26,7 @@ def test_a_grid_names_x_and_y_of_each_sample(mode: str, align_corners: bool):
         )
 
     examples = torch.zeros(2, 3, 8, 9), torch.zeros(2, 5, 4, 2)
-    program = torch.export.export(Function(sample).eval(), examples)
-    assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"))
+    assert_tvm_agrees(function_network(sample, *examples))
 
 
 @pytest.mark.parametrize("extents", [(1, 1), (1, 6)])
@@ -39,8 +37,7 @@ def test_reflection_at_an_axis_of_one_element(extents: tuple[int, int]):
         )
 
     examples = torch.zeros(1, 3, *extents), torch.zeros(1, 5, 4, 2)
-    program = torch.export.export(Function(sample).eval(), examples)
-    assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"))
+    assert_tvm_agrees(function_network(sample, *examples))
 
 
 def test_samples_in_half_precision():
@@ -48,5 +45,4 @@ def test_samples_in_half_precision():
         return torch.nn.functional.grid_sample(image, grid, align_corners=False) * 2
 
     examples = torch.zeros(1, 3, 8, 9).half(), torch.zeros(1, 5, 4, 2).half()
-    program = torch.export.export(Function(sample).eval(), examples)
-    assert_tvm_agrees(TorchNetwork(program, name="net", label="net.pt2"), tolerance=1e-2)
+    assert_tvm_agrees(function_network(sample, *examples), tolerance=1e-2)

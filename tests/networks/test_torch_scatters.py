@@ -9,19 +9,17 @@ import pytest
 
 from networks.in_tvm import assert_equal, run_in_tvm
 from tvmtune.errors import TvmtuneError
-from tvmtune.networks.torch.network import TorchNetwork
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import Function  # noqa: E402
+from networks.torch_models import function_network  # noqa: E402
 
 IDS = torch.tensor([[0, 2, 1], [2, 2, 0]])
 RNG = np.random.default_rng(0)
 
 
 def assert_correct(function: Any, *tensors: Any) -> None:
-    program = torch.export.export(Function(function).eval(), tensors)
-    network = TorchNetwork(program, name="net", label="net.pt2")
+    network = function_network(function, *tensors)
     inputs = {
         spec.name: tensor.numpy() for spec, tensor in zip(network.inputs, tensors, strict=True)
     }
@@ -103,9 +101,7 @@ def test_values_for_each_element_that_a_mask_selects_are_refused():
         return x.index_put((x > 0,), values)
 
     tensors = torch.tensor([-1.0, 2.0, 3.0]), floats(2)
-    network = TorchNetwork(
-        torch.export.export(Function(put).eval(), tensors), name="net", label="net.pt2"
-    )
+    network = function_network(put, *tensors)
     with pytest.raises(TvmtuneError, match="separate value for each selected element"):
         network.to_relax()
 
@@ -115,9 +111,9 @@ def test_a_mask_of_bytes_is_not_taken_for_indices():
         return x.index_put((mask,), torch.tensor(2.0))
 
     tensors = floats(3), torch.tensor([0, 1, 1], dtype=torch.uint8)
-    program = torch.export.export(Function(put).eval(), tensors)
+    network = function_network(put, *tensors)
     with pytest.raises(TvmtuneError, match="supports only bool"):
-        TorchNetwork(program, name="net", label="net.pt2").to_relax()
+        network.to_relax()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
@@ -145,8 +141,7 @@ def test_sums_in_half_precision_are_added_in_float32():
         return x.scatter_add(0, ids, y), mean, x.index_put((ids,), y, accumulate=True)
 
     x, y = torch.zeros(2, dtype=torch.float16), torch.ones(3000, dtype=torch.float16)
-    program = torch.export.export(Function(sums).eval(), (x, torch.zeros(3000).long(), y))
-    network = TorchNetwork(program, name="net", label="net.pt2")
+    network = function_network(sums, x, torch.zeros(3000).long(), y)
     given = [x.numpy(), np.zeros(3000, "int64"), y.numpy()]
     inputs = {spec.name: array for spec, array in zip(network.inputs, given, strict=True)}
     found = run_in_tvm(network, inputs)

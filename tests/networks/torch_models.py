@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tvmtune.networks.torch.network import TorchNetwork
+
 
 class TinyCnn(nn.Module):
     """Convolutions with batch normalization, one depthwise, around a shortcut."""
@@ -98,6 +100,12 @@ class Accumulator(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.total.add_(x)
         return self.total * 2
+
+
+def function_network(function: Callable[..., Any], *examples: torch.Tensor) -> TorchNetwork:
+    """A network that computes a function of tensors of the examples' shapes."""
+    program = torch.export.export(Function(function).eval(), examples)
+    return TorchNetwork(program, name="net", label="net.pt2")
 
 
 def image(batch: int = 1) -> torch.Tensor:
