@@ -22,6 +22,11 @@ from tvmtune.runtime.library import Library
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def the_same_data_in_any_order_of_tests(monkeypatch):
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
+
+
 def model(
     nodes: list[onnx.NodeProto],
     extents: tuple[int, ...],
