@@ -1,4 +1,4 @@
-"""Attention is one kernel on CPUs with AVX2, and equals its definition."""
+"""Attention is one kernel on CPUs with AVX2 or AVX-512, and equals its definition."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tvmtune.passes import attention
 from tvmtune.runtime.library import Library
 
 AVX2 = {"mcpu": "haswell"}
+OWN: dict[str, str] = {}
+"""This machine's vectors, which may be of 512 bits."""
 HEADS, QUERIES, KEYS, DEPTH, COLUMNS = 2, 50, 170, 24, 40
 
 
@@ -78,12 +80,15 @@ def is_one_kernel(network: Any, attrs: dict[str, str] = AVX2) -> bool:
 
 
 def outputs(
-    network: OnnxNetwork, folder: Path, inputs: dict[str, np.ndarray] | None = None
+    network: OnnxNetwork,
+    folder: Path,
+    inputs: dict[str, np.ndarray] | None = None,
+    attrs: dict[str, str] = AVX2,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of its library, and of its reference."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a kernel without a schedule
-        api.compile_untuned(api.plan(network, attrs=AVX2), folder / "attention.so")
+        api.compile_untuned(api.plan(network, attrs=attrs), folder / "attention.so")
     library = Library.open(folder / "attention.so")
     given = {**library.random_inputs(0), **(inputs or {})}
     return library.run(given)[0], network.reference(given)[0]
@@ -110,6 +115,9 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "whole tiles": ((), {"queries": 48, "keys": 192, "columns": 64}),
     "many queries": ((("Mul", "s", "c"),), {"c": SCALE, "queries": 500, "keys": 500}),
     "three vectors of columns": ((), {"heads": 1, "columns": 24}),
+    "columns that fill no vector": ((), {"columns": 21}),
+    "a column": ((), {"columns": 1}),
+    "rows of scores a page apart": ((("Mul", "s", "c"),), {"c": SCALE, "keys": 1024}),
 }
 CASES["a condition that is constant"] = (
     (("Where", "yes", "s", "low"),),
@@ -122,19 +130,23 @@ QUICK = ("divided and masked", "causal")
     "name",
     [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in CASES if n not in QUICK)],
 )
-def test_attention_is_one_kernel_that_equals_its_definition(name: str, tmp_path: Path):
+@pytest.mark.parametrize("attrs", [AVX2, OWN], ids=["AVX2", "this machine"])
+def test_attention_is_one_kernel_that_equals_its_definition(
+    name: str, attrs: dict[str, str], tmp_path: Path
+):
     steps, options = CASES[name]
     made = network(*steps, **options)
-    assert is_one_kernel(made)
-    got, want = outputs(made, tmp_path)
+    assert is_one_kernel(made, AVX2)
+    got, want = outputs(made, tmp_path, attrs=attrs)
     assert error(got, want) < 1e-5
 
 
+@pytest.mark.parametrize("attrs", [AVX2, OWN], ids=["AVX2", "this machine"])
 @pytest.mark.parametrize("factor", [300, 1e9, 1e12])
-def test_large_scores_and_denormal_weights(factor: float, tmp_path: Path):
+def test_large_scores_and_denormal_weights(factor: float, attrs: dict[str, str], tmp_path: Path):
     """Of scores that are rounded in one place and not in another, the largest would differ."""
     made = network(("Mul", "s", "c"), c=np.float32(factor))
-    got, want = outputs(made, tmp_path)
+    got, want = outputs(made, tmp_path, attrs=attrs)
     assert error(got, want) < 1e-3
     assert np.isfinite(got).all()
 
@@ -169,9 +181,7 @@ def test_queries_without_a_key_get_zeros_where_the_network_says_so(tmp_path: Pat
     [
         pytest.param(network(keys=attention.FEWEST_KEYS - 1), AVX2, id="few keys"),
         pytest.param(network(queries=1), AVX2, id="a single query"),
-        pytest.param(network(columns=20), AVX2, id="columns that fill no vector"),
         pytest.param(network(columns=256), AVX2, id="many columns"),
-        pytest.param(network(), {"mcpu": "znver4"}, id="AVX-512"),
         pytest.param(network(), {"mcpu": "nehalem"}, id="SSE"),
         pytest.param(network(), {"mcpu": "sandybridge"}, id="AVX"),
         pytest.param(Bfloat16Network(network()), AVX2, id="bfloat16"),
@@ -179,6 +189,16 @@ def test_queries_without_a_key_get_zeros_where_the_network_says_so(tmp_path: Pat
 )
 def test_other_attention_stays_several_kernels(made: Any, attrs: dict[str, str]):
     assert len(kernels(made, attrs)) > 1
+
+
+def test_boards_with_neon_keep_several_kernels():
+    plan = api.plan(network(), "arm", attrs={"board": "rk3399"})
+    assert len(plan.tasks) > 1
+
+
+@pytest.mark.parametrize("cpu", ["znver4", "znver5", "sapphirerapids"])
+def test_products_of_many_columns_join_with_32_registers(cpu: str):
+    assert is_one_kernel(network(columns=256), {"mcpu": cpu})
 
 
 def test_weights_that_something_else_reads_stay_an_output():

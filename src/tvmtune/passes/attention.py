@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import cpu_features
-from tvmtune.cpu_features import AVX, VectorUnit
+from tvmtune.cpu_features import VectorUnit
 from tvmtune.passes.bindings import bindings, is_constant, is_float32, operator_of, reads, rebind
 from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
@@ -37,8 +37,8 @@ FEWEST_QUERIES, FEWEST_KEYS = 16, 160
 """Of each head, at least. The scores of fewer keys stay in the cache between kernels: 128 tokens took
 as long either way on a Zen 3, 64 1.5 times as long in one kernel."""
 MOST_COLUMNS = 256
-"""Columns of a query and a value together, at most. Products of more take so long that the scores'
-traffic does not matter."""
+"""Columns of a query and a value together, at most; four times as many with 32 registers. Products of
+more take so long that the scores' traffic does not matter."""
 CACHED = 256 * 1024
 """Bytes of a block's scores, at most: half of a core's second-level cache."""
 MOST_TILES = 6
@@ -86,10 +86,11 @@ class _Attention:
 
 def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
     """``mod`` with such kernels where they are quicker; itself if there are none. They were measured
-    with AVX2 alone, and other CPUs get none."""
-    unit = cpu_features.vector_unit(target)
-    if unit != AVX or not cpu_features.has(target, "avx2"):
+    with AVX2 and AVX-512, and other CPUs get none."""
+    if not cpu_features.has(target, "avx2"):
         return mod
+    unit = cpu_features.vector_unit(target)
+    most = MOST_COLUMNS if unit.has_few_registers else 4 * MOST_COLUMNS
     values = {each.var: each.value for each in bindings(mod)}
     count = reads(mod)
 
@@ -103,7 +104,7 @@ def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
         if found is None:
             continue
         heads, queries, depth, keys, columns = _sizes(found)
-        if depth + columns > MOST_COLUMNS:
+        if depth + columns > most:
             continue
         tiles = tiles_of(heads, queries, keys, columns, unit, cores)
         if tiles is not None:
@@ -116,7 +117,7 @@ def tiles_of(
 ) -> Tiles | None:
     """For so many heads, queries, keys and columns of a value; None if they do not fit."""
     lanes = VECTORS * unit.lanes
-    if queries < FEWEST_QUERIES or keys < FEWEST_KEYS or columns % unit.lanes:
+    if queries < FEWEST_QUERIES or keys < FEWEST_KEYS:
         return None
     height = min(
         range(1, unit.sums // VECTORS + 1),
@@ -221,13 +222,15 @@ def _call(attention: _Attention, tiles: Tiles, mutator: Any) -> Any:
 def _program(
     steps: Sequence[_Step], tiles: Tiles, nan_to_zero: bool, q: Any, k: Any, v: Any, *others: Any
 ) -> Any:
-    """The kernel in TE. Queries and keys are rounded up to whole blocks and tiles: queries repeat the
-    last one, which is not stored, and keys get a weight of zero."""
+    """The kernel in TE. Queries, keys and columns are rounded up to whole blocks, tiles and vectors:
+    queries repeat the last one, which is not stored, keys get a weight of zero, and columns are not
+    stored."""
     from tvm import te, tirx
 
     *heads, queries, depth = (int(n) for n in q.shape)
     keys, columns = (int(n) for n in list(v.shape)[-2:])
     rows, lanes = _rounded(queries, tiles.block), tiles.lanes
+    width = _rounded(columns, lanes // VECTORS)
     parts = -(-keys // lanes)
     is_whole = parts * lanes == keys
 
@@ -298,11 +301,17 @@ def _program(
     )
     lane = te.reduce_axis((0, lanes), "lane")
     row_sum = compute([rows], lambda *at: te.sum(lane_sum[(*at, lane)], axis=lane), "row_sum")
+    values = v
+    if width > columns:
+        zero = tirx.const(0.0, "float32")
+        values = compute(
+            [keys, width], lambda *at: tirx.if_then_else(at[-1] < columns, v[at], zero), "values"
+        )
     m = te.reduce_axis((0, keys), "m")
     weighted = te.compute(
-        [*heads, rows, columns],
+        [*heads, rows, width],
         lambda *at: te.sum(
-            weights[(*at[:-1], m // lanes, m % lanes)] * v[(*at[:-2], m, at[-1])], axis=m
+            weights[(*at[:-1], m // lanes, m % lanes)] * values[(*at[:-2], m, at[-1])], axis=m
         ),
         name="weighted",
         attrs={"schedule_rule": RULE, **{name: getattr(tiles, name) for name in TILES}},
@@ -314,7 +323,7 @@ def _program(
         # Also of NaN: then all scores are minus infinity, or one is NaN.
         return tirx.Select(total > 0, value, tirx.const(0.0, "float32")) if nan_to_zero else value
 
-    result = compute([rows, columns], normalized, "normalized")
+    result = compute([rows, width], normalized, "normalized")
     return compute([queries, columns], lambda *at: result[at], "attention")
 
 

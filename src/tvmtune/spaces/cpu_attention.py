@@ -7,6 +7,7 @@ columns, of which a part of the keys stays in the first-level cache.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import VectorUnit
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 KEYS = 256
 """Keys whose values are read for all queries of a block before the next, at most."""
+ROW_STEP = 256
+"""Rows of scores begin a multiple of so many values, and one tile's lanes, apart. The first-level cache
+holds 8 or 12 lines whose addresses differ by multiples of 4 KiB, as those of rows of 1024 keys would,
+and a tile of sums reads up to 28 rows."""
 _OUTPUTS = ("attention", "normalized")
 _IN_BLOCKS = ("row_sum", "lane_sum", "weights", "row_max", "lane_max", "steps", "scores")
 """Stages before the outputs', the last one first. A kernel without a mask or the like has no steps."""
@@ -46,8 +51,9 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     named = {
         str(sch.get(each).name_hint): each for each in sch.get_child_blocks(sch.get_sblock("root"))
     }
-    stages = {name: named[name] for name in (*_OUTPUTS, *_IN_BLOCKS, "keys") if name in named}
-    operands = [each for name, each in named.items() if name.startswith("operand")]
+    stages = {name: named[name] for name in (*_OUTPUTS, *_IN_BLOCKS) if name in named}
+    copies = [named[name] for name in ("keys", "values") if name in named]
+    copies += [each for name, each in named.items() if name.startswith("operand")]
     lanes = int(sch.get(stages["lane_max"]).writes[0].source.shape[-1])
     *heads, rows, _ = sch.get_loops(stages["normalized"])
     outer, _ = sch.split(rows, [None, size])
@@ -57,6 +63,9 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
         _vectorize_columns(sch, stages[name], lanes)
     for each in (block, *(stages[name] for name in _IN_BLOCKS if name in stages)):
         sch.compute_at(each, around, preserve_unit_loops=True)
+    for name in ("scores", "steps", "weights"):
+        if name in stages:
+            sch.storage_align(stages[name], 0, -3, ROW_STEP, lanes)
     sums = [_weighted(sch, block, size, unit), _scores(sch, stages["scores"], queries)]
     for name in ("lane_sum", "lane_max"):
         *_, lane, part = sch.get_loops(stages[name])
@@ -66,7 +75,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     for name in ("weights", "steps"):
         if name in stages:
             sch.vectorize(sch.get_loops(stages[name])[-1])
-    for each in (stages["keys"], *operands):
+    for each in copies:
         *shared, _ = sch.get_loops(each)
         _vectorize_columns(sch, each, lanes)
         if shared:
@@ -111,5 +120,5 @@ def _scores(sch: Schedule, block: Any, queries: int) -> tuple[Any, Any]:
 def _vectorize_columns(sch: Schedule, block: Any, lanes: int) -> None:
     column = sch.get_loops(block)[-1]
     extent = int(sch.get(column).extent)
-    width = lanes if extent % lanes == 0 else lanes // attention.VECTORS
+    width = math.gcd(extent, lanes)
     sch.vectorize(sch.split(column, [None, width])[1] if width < extent else column)
