@@ -10,6 +10,7 @@ from tvm import te, topi
 
 from kernels import error, random_args, run_kernel
 from tvmtune.cpu_features import AVX, AVX512, NEON
+from tvmtune.operators import cpu_pipeline
 from tvmtune.spaces import cpu_rows
 
 SHAPES = [(1, 12, 128, 128), (1, 3, 5, 197), (4, 49, 49), (2, 7), (1, 1000), (64, 31), (3, 2, 48)]
@@ -163,6 +164,50 @@ def test_concatenation_and_transposition():
         return topi.nn.relu(joined)
 
     assert "T.parallel" in scheduled(kernel(shuffle, (1, 28, 28, 58), (1, 28, 28, 58)))
+
+
+def joined(parts: tuple[int, ...]) -> tvm.IRModule:
+    """A ReLU of scaled parts of so many channels, for 50 pixels."""
+
+    def relu(scale, *data):
+        return topi.nn.relu(topi.concatenate(data, axis=1) * scale)
+
+    return kernel(relu, (1, sum(parts)), *((50, extent) for extent in parts))
+
+
+def conditions(mod: tvm.IRModule) -> int:
+    """Of loads, in the loops that are compiled."""
+    return cpu_pipeline.rewrite_loops(mod).script().count("if_then_else")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("unit", [AVX512, AVX, NEON])
+@pytest.mark.parametrize("parts", [(64, 32), (16, 16, 16), (48, 16, 64, 32)])
+def test_no_vector_chooses_among_whole_vectors_of_parts(parts, unit):
+    mod = joined(parts)
+    assert "T.vectorized" in scheduled(mod, unit)
+    assert conditions(cpu_rows.schedule(mod, unit, 2).mod) == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("parts", "mixed"),
+    [((120, 120), 1), ((40, 60, 60), 2), ((90, 90, 90, 90), 3), ((75, 75), 0), ((3, 5), 1)],
+)
+def test_only_vectors_of_two_parts_choose_between_them(parts, mixed):
+    """75 + 75 channels have no vectors, but a loop for each part."""
+    mod = joined(parts)
+    scheduled(mod)
+    assert conditions(cpu_rows.schedule(mod, AVX512, 2).mod) <= mixed * len(parts)
+
+
+def test_padded_channels_are_loaded_in_vectors():
+    def padded(x, scale):
+        return topi.nn.pad(x, [0, 16], [0, 32]) * scale
+
+    mod = kernel(padded, (50, 80), (50, 128))
+    assert "T.vectorized" in scheduled(mod)
+    assert conditions(cpu_rows.schedule(mod, AVX512, 2).mod) == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 64), (4096, 16)])

@@ -19,6 +19,8 @@ from tvmtune.operators import (
 
 DEFAULT_PIPELINE = "default"
 """Name of TVM's own pipeline."""
+PARTITIONED = "pragma_loop_partition_hint"
+"""TVM's annotation of a loop that is to be split where a condition in it changes."""
 PIPELINE = "tvmtune"
 """Name of the pipeline here; see :func:`register`."""
 
@@ -59,16 +61,20 @@ def _pipeline() -> Any:
 
 
 def rewrite_loops(mod: Any) -> Any:
-    """Flatten buffers, then replace marked loops by calls and split the tails of vectorized loops.
+    """Flatten buffers, then replace marked loops by calls, split the tails of vectorized loops, and
+    split :data:`PARTITIONED` loops.
 
-    Both come after flattening, because TVM needs the loops' reads and writes to place buffers. A module
-    without either is returned as it is.
+    All of it comes after flattening, because TVM needs the loops' reads and writes to place buffers. A
+    module without any is returned as it is.
     """
     import tvm
     from tvm import s_tir, tirx
 
     functions = [each for each in mod.functions.values() if isinstance(each, tirx.PrimFunc)]
-    if not any(tile_products.is_marked(f) or vector_tails.has_tails(f) for f in functions):
+    is_partitioned = any(map(_is_partitioned, functions))
+    if not is_partitioned and not any(
+        tile_products.is_marked(f) or vector_tails.has_tails(f) for f in functions
+    ):
         return mod
     rewrites = {"TileProducts": tile_products.with_calls, "VectorTails": vector_tails.with_parts}
     flatten = [
@@ -87,7 +93,22 @@ def rewrite_loops(mod: Any) -> Any:
     ]
     for name, rewrite in rewrites.items():
         flatten.append(tirx.transform.prim_func_pass(rewrite, opt_level=0, name=f"tvmtune.{name}"))
+    if is_partitioned:
+        # TVM's pipeline does so, too, but after a pass that renames loops and not their annotations.
+        flatten += [s_tir.transform.LoopPartition(), s_tir.transform.StmtSimplify()]
     return tvm.ir.transform.Sequential(flatten)(mod)
+
+
+def _is_partitioned(func: Any) -> bool:
+    """Whether a loop of the PrimFunc is :data:`PARTITIONED`."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[bool] = []
+    structural_walk(
+        func.body, (tirx.For, lambda loop: found.append(PARTITIONED in loop.annotations))
+    )
+    return any(found)
 
 
 def _complete() -> Any:

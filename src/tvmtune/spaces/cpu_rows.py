@@ -8,9 +8,13 @@ gathers of loads where a row is no multiple of the vector.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import VectorUnit
+from tvmtune.operators.cpu_pipeline import PARTITIONED
+from tvmtune.operators.linear_indices import linear
 from tvmtune.spaces.cpu_tiles import divisor
 from tvmtune.types import product
 
@@ -139,12 +143,54 @@ def _width(extent: int, unit: VectorUnit) -> int:
     return width
 
 
-def _vectorize(sch: Schedule, loop: Any, unit: VectorUnit) -> None:
-    """In whole vectors if they fit; LLVM vectorizes other loops, with a remainder."""
+def _vectorize(sch: Schedule, loop: Any, unit: VectorUnit, seams: Sequence[int] = ()) -> None:
+    """In whole vectors if they fit; LLVM vectorizes other loops, with a remainder.
+
+    Where :func:`_seams` are no multiple of a vector, those that have one are computed value by value.
+    """
     extent = int(sch.get(loop).extent)
-    width = _width(extent, unit)
+    width = _width(math.gcd(extent, *seams), unit)
+    if width < unit.lanes:
+        width = min(_width(extent, unit), unit.lanes)
     if 2 * width >= unit.lanes:
-        sch.vectorize(sch.split(loop, [None, width])[1] if width < extent else loop)
+        if width == extent:
+            sch.vectorize(loop)
+            return
+        loop, lanes = sch.split(loop, [None, width])
+        sch.vectorize(lanes)
+    if seams:
+        sch.annotate(loop, PARTITIONED, True)
+
+
+def _seams(sch: Schedule, block: Any) -> list[int]:
+    """Where along the last axis a condition of the block changes: it reads another part of a
+    concatenation from there on, or begins or ends to pad. Vectors of a condition on their lanes are
+    loaded value by value."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    stage = sch.get(block)
+    variable = stage.iter_vars[-1].var
+    extent = int(stage.iter_vars[-1].dom.extent)
+    found: set[int] = set()
+
+    def visit(comparison: Any) -> None:
+        one, other = (linear(each, {}) for each in (comparison.a, comparison.b))
+        if one is None or other is None:
+            return
+        sides = {key: one.get(key, 0) - other.get(key, 0) for key in {*one, *other, None}}
+        factor, offset = sides.get(variable, 0), sides[None]
+        if abs(factor) != 1 or len(sides) > 2:
+            return
+        includes = isinstance(comparison, tirx.LE if factor > 0 else tirx.GE)
+        excludes = isinstance(comparison, tirx.GT if factor > 0 else tirx.LT)
+        seam = -factor * offset + (includes or excludes)
+        if 0 < seam < extent:
+            found.add(seam)
+
+    for kind in (tirx.LT, tirx.LE, tirx.GT, tirx.GE):
+        structural_walk(stage.body, (kind, visit))
+    return sorted(found)
 
 
 def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> None:
@@ -160,16 +206,18 @@ def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> Non
     *outer, last = loops
     extent = int(sch.get(last).extent)
     count = product(_extents(sch, block)[:-1])
+    seams: list[int] = []
     if count == 1:
         rows, last = sch.split(last, [None, _width(extent, unit)])
     elif count >= 2 * cores:
         rows = _fuse(sch, outer)
+        seams = _seams(sch, block)
     else:
         # Few long rows: threads share each.
         parts = divisor(extent // _width(extent, unit), -(-4 * cores // count))
         part, last = sch.split(last, [parts, None])
         rows = _fuse(sch, [*outer, part])
-    _vectorize(sch, last, unit)
+    _vectorize(sch, last, unit, seams)
     if size >= SERIAL:
         sch.parallel(rows)
 
