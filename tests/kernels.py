@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tvmtune import api, host
 from tvmtune.accuracy import relative_error
+from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators.implementations import AlgorithmSelection
 from tvmtune.passes import pipeline
@@ -281,3 +282,21 @@ def error(computed: np.ndarray, expected: np.ndarray) -> float:
     assert expected.any()
     difference = np.abs(computed.astype("float64") - expected.astype("float64")).max()
     return float(difference / np.abs(expected.astype("float64")).max())
+
+
+def assert_every_schedule_is_right(
+    network: OnnxNetwork, name: str, folder: Path, attrs: dict[str, str]
+) -> None:
+    """Of its one task that may be computed by the implementation ``name``, which is the default: its
+    default and three sampled schedules."""
+    plan = api.plan(network, attrs=attrs)
+    (task,) = [t for t in plan.tasks if name in [i.name for i in t.implementations]]
+    assert task.untuned.name == name
+    inputs = random_inputs(network.inputs, 3)
+    (got,) = Library.open(api.compile(plan, folder / "lib.so").path).run(inputs)
+    (want,) = network.reference(inputs)
+    assert error(got, want) < 1e-5
+    args = random_args(task.untuned.mod)
+    plain = run_kernel(task.untuned.mod, args)
+    for mod in sample_modules(task.untuned.mod, RuleSpace(plan.device.target), 3):
+        assert error(run_kernel(mod, args), plain) < 1e-5

@@ -73,8 +73,8 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
-    """Winograd's convolutions, convolutions as matrix products, products and convolutions with padded
-    extents, and those in bfloat16."""
+    """Winograd's convolutions, convolutions as matrix products or with groups of whole vectors,
+    products and convolutions with padded extents, and those in bfloat16."""
     from tvmtune.operators.implementations import (
         PADDED,
         WINOGRAD,
@@ -83,6 +83,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         bfloat16,
         bfloat16_batched,
         gemms_cpu,
+        groups_cpu,
         padded_channels,
         winograd_3d,
         winograd_by_rows,
@@ -108,7 +109,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     if instructions and any(each.meaning == "bfloat16" for each in tiles):
         products = (*products, bfloat16_batched(instructions[0]))
     gemms = gemms_cpu(matrix, saves_loads) if unit.has_few_registers else ()
-    return (*products, *winograd, *gemms, PADDED, padded_channels(columns), superseded)
+    groups = groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)
+    return (*products, *winograd, *gemms, *groups, PADDED, padded_channels(columns), superseded)
 
 
 @hookimpl

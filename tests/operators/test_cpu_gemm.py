@@ -10,6 +10,7 @@ import pytest
 import tvm
 
 from kernels import (
+    assert_every_schedule_is_right,
     convolution_of,
     error,
     one_conv,
@@ -97,21 +98,21 @@ PRODUCTS = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(case, tmp_path: Path):
     network = OnnxNetwork(one_conv(**{"out": 32, **case}), name="conv")
-    assert_every_schedule_is_right(network, NAME, tmp_path)
+    assert_every_schedule_is_right(network, NAME, tmp_path, ATTRS)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("case", OTHER_DIMENSIONS.values(), ids=OTHER_DIMENSIONS)
 def test_it_equals_convolutions_of_one_and_three_dimensions(case, tmp_path: Path):
     network = OnnxNetwork(one_conv(**{"out": 32, **case}), name="conv")
-    assert_every_schedule_is_right(network, f"{NAME}-{len(case['shape']) - 2}d", tmp_path)
+    assert_every_schedule_is_right(network, f"{NAME}-{len(case['shape']) - 2}d", tmp_path, ATTRS)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("left", "right"), PRODUCTS.values(), ids=PRODUCTS)
 def test_it_equals_the_product_in_its_default_and_in_sampled_schedules(left, right, tmp_path: Path):
     network = one_product(left, right, constant=True)
-    assert_every_schedule_is_right(network, "flattened", tmp_path)
+    assert_every_schedule_is_right(network, "flattened", tmp_path, ATTRS)
 
 
 def test_it_equals_the_direct_algorithm_where_it_reads_a_part_of_the_image():
@@ -124,20 +125,6 @@ def test_it_equals_the_direct_algorithm_where_it_reads_a_part_of_the_image():
         want = run_kernel(task.implementations[0].mod, args)
         (sampled,) = sample_modules(task.untuned.mod, RuleSpace(plan.device.target), 1)
         assert error(run_kernel(sampled, args), want) < 1e-5
-
-
-def assert_every_schedule_is_right(network: OnnxNetwork, name: str, folder: Path) -> None:
-    plan = api.plan(network, attrs=ATTRS)
-    (task,) = [t for t in plan.tasks if name in [i.name for i in t.implementations]]
-    assert task.untuned.name == name
-    inputs = random_inputs(network.inputs, 3)
-    (got,) = Library.open(api.compile(plan, folder / "lib.so").path).run(inputs)
-    (want,) = network.reference(inputs)
-    assert error(got, want) < 1e-5
-    args = random_args(task.untuned.mod)
-    plain = run_kernel(task.untuned.mod, args)
-    for mod in sample_modules(task.untuned.mod, RuleSpace(plan.device.target), 3):
-        assert error(run_kernel(mod, args), plain) < 1e-5
 
 
 SWISH = OnnxNetwork(one_conv((1, 32, 7, 7), 32, 1, pads=(0,) * 4, tail=["swish"]), name="swish")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvmtune.operators import convolution_calls, padded, tiled_loops
+from tvmtune.operators import convolution_calls, grouped, padded, tiled_loops
 from tvmtune.passes.bindings import is_float32
 from tvmtune.passes.blocks import LEFT_ALONE, blocks
 from tvmtune.passes.fusable_calls import call_fusable
@@ -230,7 +230,7 @@ def lanes_of(mod: Any) -> int:
 def _lanes(block: Any) -> int:
     from tvm import tirx
 
-    if str(block.annotations.get("schedule_rule", "")) != BY_VECTORS:
+    if str(block.annotations.get("schedule_rule", "")) not in (BY_VECTORS, grouped.RULE):
         return 1
     spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
     return int(spatial[-1].dom.extent)

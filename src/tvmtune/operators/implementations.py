@@ -19,6 +19,7 @@ from tvmtune.operators import (
     bfloat16_products,
     cpu_gemm,
     gemm,
+    grouped,
     padded,
     winograd,
     winograd_rows,
@@ -142,6 +143,24 @@ def padded_channels(columns: padded.PaddedColumns) -> Algorithm:
         functools.partial(padded.applies_to_conv2d, columns),
         functools.partial(padded.replace_conv2d, columns),
         prefers=lambda call: True,
+    )
+
+
+def groups_cpu(vectors: grouped.Vectors, lanes: int) -> tuple[Algorithm, ...]:
+    """Convolutions with groups in as many vectors of so many lanes as ``vectors`` chooses, for CPUs."""
+    return tuple(
+        Algorithm(
+            name,
+            operator,
+            functools.partial(grouped.applies_to, vectors),
+            functools.partial(grouped.replace, vectors, lanes),
+            prefers=lambda call: True,
+        )
+        for name, operator in (
+            ("groups", _CONV2D),
+            ("groups-1d", "relax.nn.conv1d"),
+            ("groups-3d", "relax.nn.conv3d"),
+        )
     )
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tvmtune.operators import cpu_gemm, winograd, winograd_rows
+from tvmtune.operators import cpu_gemm, grouped, winograd, winograd_rows
 from tvmtune.passes import attention
 
 Rule = Callable[[Any, Any], list[Any]]
@@ -27,6 +27,7 @@ RULES: dict[str, Rule] = {
     attention.RULE: no_custom_rule,
     cpu_gemm.RULE: cpu_gemm.schedule,
     cpu_gemm.BY_VECTORS: cpu_gemm.schedule,
+    grouped.RULE: grouped.schedule,
     # TVM's pooling names these rules but defines none; without them it warns on stderr each time.
     "meta_schedule.pool_max": no_custom_rule,
     "meta_schedule.pool_avg": no_custom_rule,

@@ -1,0 +1,126 @@
+"""Convolutions with groups, in tiles of whole vectors of a group's channels.
+
+TVM's rules split 24 channels of a group into vectors of 8, half of those of AVX-512, and a tile has one
+of three vectors. Here the channels of each group are rounded up to whole vectors, of which a tile may
+have any number. Channels that are added have weights of zero and are not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvmtune.arrays import empty, numpy_dtype
+from tvmtune.operators import convolution_calls, tiled_loops
+from tvmtune.passes import constants
+from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.packed_products import FEWEST
+from tvmtune.types import product
+
+Vectors = Callable[[int, int], int | None]
+"""How many vectors to compute for (pixels of a line, channels of a group): None for no such tiles."""
+RULE = "tvmtune.grouped"
+_STORED = "stored"
+"""Block that stores the channels that exist."""
+
+
+def applies_to(vectors: Vectors, call: Any) -> bool:
+    """One to three dimensions, channels last, float32, constant weights, at least :data:`FEWEST` pixels
+    and as many terms of a sum, and channels of a group that ``vectors`` accepts."""
+    if not convolution_calls.is_plain(call, grouped=True) or int(call.attrs.groups) == 1:
+        return False
+    *image, channels = (int(extent) for extent in call.ty.shape)
+    *terms, _ = (int(extent) for extent in call.args[1].ty.shape)
+    group = channels // int(call.attrs.groups)
+    return min(product(image), product(terms)) >= FEWEST and vectors(image[-1], group) is not None
+
+
+def replace(vectors: Vectors, lanes: int, builder: Any, call: Any, values: bool = True) -> Any:
+    """The same convolution for a call that :func:`applies_to` accepted, in vectors of so many lanes.
+    Without ``values`` weights stay uninitialized."""
+    output = [int(n) for n in call.ty.shape]
+    groups = int(call.attrs.groups)
+    group = output[-1] // groups
+    count = vectors(output[-2], group)
+    assert count is not None
+    strides, dilation, around = (
+        [int(n) for n in each]
+        for each in (call.attrs.strides, call.attrs.dilation, call.attrs.padding)
+    )
+    before, after = around[: len(strides)], around[len(strides) :]
+    skipped = [max(-n, 0) for n in before]
+
+    def program(data: Any, weight: Any) -> Any:
+        from tvm import te, topi
+
+        added = [(0, *(max(n, 0) for n in each), 0) for each in (before, after)]
+        if any(map(any, added)):
+            data = topi.nn.pad(data, *added, name="padding")
+        *window, depth, _ = (int(n) for n in weight.shape)
+        axes = "zyx"[-len(window) :]
+        taps = [te.reduce_axis((0, n), f"k{axis}") for n, axis in zip(window, axes, strict=True)]
+        k = te.reduce_axis((0, depth), "k")
+
+        def sums(image: Any, g: Any, vector: Any, *at: Any) -> Any:
+            *pixel, lane = at
+            steps = zip(pixel, strides, taps, dilation, skipped, strict=True)
+            read = [o * stride + tap * apart + crop for o, stride, tap, apart, crop in steps]
+            channel = (g * count + vector) * lanes + lane
+            value = data[(image, *read, g * depth + k)] * weight[(*taps, k, channel)]
+            return te.sum(value, axis=[*taps, k])
+
+        # TVM makes one of loops whose sums are next to each other, and LLVM four vectors of three.
+        shape = [output[0], groups, count, *output[1:-1], lanes]
+        padded = te.compute(shape, sums, name="product", attrs={"schedule_rule": RULE})
+
+        def stored(image: Any, *at: Any) -> Any:
+            *pixel, g, channel = at
+            return padded[(image, g, channel // lanes, *pixel, channel % lanes)]
+
+        result = te.compute([*output[:-1], groups, group], stored, name=_STORED)
+        return te.compute(
+            output,
+            lambda *at: result[(*at[:-1], at[-1] // group, at[-1] % group)],
+            name=f"conv{len(strides)}d_grouped",
+        )
+
+    data, weight = call.args
+    weight = _padded(weight, groups, count * lanes, values)
+    return call_fusable(builder, program, data, weight, name=f"conv{len(strides)}d_grouped")
+
+
+def _padded(weight: Any, groups: int, columns: int, values: bool) -> Any:
+    """The weights with so many channels of each group, of which further ones are zero."""
+    *terms, channels = (int(n) for n in weight.ty.shape)
+    group = channels // groups
+    if group == columns:
+        return weight
+    shape = [*terms, groups * columns]
+    if not values:
+        return constants.share(empty(shape, numpy_dtype(str(weight.ty.dtype))))
+    split = constants.values(weight).reshape(*terms, groups, group)
+    padding = [*[(0, 0)] * (len(terms) + 1), (0, columns - group)]
+    return constants.share(np.pad(split, padding).reshape(shape))
+
+
+def schedule(sch: Any, block: Any) -> list[Any]:
+    """Tiles of a line's pixels and of a group's vectors to be searched, each with its epilogue."""
+    stored = sch.get_sblock(_STORED)
+    sch.reverse_compute_inline(tiled_loops.inline_epilogue(sch, stored))
+    image, groups, vector, *loops = sch.get_loops(block)
+    axes = len(sch.get_loops(stored)) - 3
+    pixels, lanes, terms = loops[:axes], loops[axes], loops[axes + 1 :]
+    width = int(sch.get(lanes).extent)
+    *lines, pixel = pixels
+    data, weights = (product([int(n) for n in read.source.shape]) for read in sch.get(block).reads)
+    # What comes first is shared by the threads: each then reads its part of the larger operand.
+    outer = [groups, *lines] if weights > data else [*lines, groups]
+    tiled = [image, *outer, pixel, vector]
+    around = tiled_loops.tile(sch, block, tiled, terms, lanes)
+    sch.reverse_compute_at(stored, around, preserve_unit_loops=True)
+    channels = sch.get_loops(stored)[-1]
+    if int(sch.get(channels).extent) > width:
+        sch.split(channels, [None, width])
+    return [sch]
