@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from networks.in_tvm import assert_equal, run_in_tvm
 from tvmtune.networks.onnx.network import OnnxNetwork
@@ -77,10 +78,15 @@ def operator_network(
     model = operator(name, inputs, **options)
     given = {info.name: inputs[info.name] for info in model.graph.input}
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    for info, result in zip(model.graph.output, session.run(None, given), strict=True):
+    return _network(model, session.run(None, given)), given
+
+
+def _network(model: onnx.ModelProto, results: Sequence[np.ndarray]) -> OnnxNetwork:
+    """The network of a model that has such results."""
+    for info, result in zip(model.graph.output, results, strict=True):
         kind = helper.np_dtype_to_tensor_dtype(result.dtype)
         info.CopyFrom(helper.make_tensor_value_info(info.name, kind, result.shape))
-    return OnnxNetwork(model, name="net"), given
+    return OnnxNetwork(model, name="net")
 
 
 def assert_matches_onnxruntime(
@@ -95,3 +101,14 @@ def assert_matches_onnxruntime(
     for i, part in enumerate(valid):
         expected[i], found[i] = expected[i][part], found[i][part]
     assert_equal(found, expected, tolerance)
+
+
+def assert_matches_evaluator(
+    name: str, inputs: Arrays, *, tolerance: float = 1e-5, **options: Any
+) -> None:
+    """TVM and onnx's evaluator, which has all dtypes of an operator, agree on ``inputs``."""
+    model = operator(name, inputs, **options)
+    given = {info.name: inputs[info.name] for info in model.graph.input}
+    with np.errstate(all="ignore"):
+        expected = ReferenceEvaluator(model).run(None, given)
+    assert_equal(run_in_tvm(_network(model, expected), given), expected, tolerance)

@@ -63,6 +63,7 @@ REDUCTIONS = frozenset(
         "variance",
         "std",
         "prod",
+        "cumprod",
         "cumsum",
         "nn.softmax",
         "nn.log_softmax",

@@ -33,8 +33,9 @@ NOT_PURE = {
     "RandomUniformLike",
 }
 """Operators whose result is not a function of their inputs."""
-_KEPT = {*NOT_PURE, "DequantizeLinear"}
-"""Not folded; constants stay in integers for the kernels that read them."""
+_KEPT = {*NOT_PURE, "DequantizeLinear", "LpNormalization"}
+"""Not folded: constants stay in integers for the kernels that read them, and onnx's evaluator adds the
+values, not their magnitudes, for the norm of order 1."""
 
 
 def fold(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -27,12 +27,14 @@ _LOOKUPS = {
     "Gather": [(1, 0)],
     "GatherElements": [(1, 0)],
     "GatherND": [(1, 0)],
+    "ReverseSequence": [(1, 0)],
     "Scatter": [(1, 0)],
     "ScatterElements": [(1, 0)],
     "ScatterND": [(1, 0)],
     "EmbedLayerNormalization": [(0, 2), (1, 4), (8, 3)],
 }
-"""Operators that look up indices, and the positions of each input of indices and of its table."""
+"""Operators that look up indices, and the positions of each input of indices and of its table. Lengths
+of ``ReverseSequence`` get the same ranges: zeros and ones would reverse nothing."""
 
 _LENGTHS = {"GroupQueryAttention"}
 """Operators whose results beyond the lengths of sequences, two of their inputs, are undefined."""
@@ -94,7 +96,8 @@ def _extent(node: onnx.NodeProto, table: tuple[int, ...], indices: tuple[int, ..
     """Of the axis of the table that the indices are for; the smallest of several."""
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if node.op_type not in _OF_SEVERAL_AXES:
-        return table[attributes.get("axis", 0)]
+        name = "time_axis" if node.op_type == "ReverseSequence" else "axis"
+        return table[attributes.get(name, 0)]
     first = attributes.get("batch_dims", 0)
     depth = indices[-1] if indices else 1
     return min(table[first : first + depth])

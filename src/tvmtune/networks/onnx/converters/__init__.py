@@ -52,6 +52,7 @@ CONVERTERS: dict[str, Converter] = {
 """Converters by operator."""
 
 LIMITS: dict[str, str] = {
+    **arithmetic.LIMITS,
     **attention_grouped.LIMITS,
     **attention_microsoft.LIMITS,
     **attention_standard.LIMITS,

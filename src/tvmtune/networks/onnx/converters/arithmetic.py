@@ -1,4 +1,4 @@
-"""Converters of element-wise operators, of reductions and of Einstein sums."""
+"""Converters of element-wise operators, of reductions, of cumulative products and of Einstein sums."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tvmtune.networks.onnx.converters.request import (
     constant,
     is_constant,
     is_tensor,
+    required,
 )
 from tvmtune.networks.relax_operators import dtype, shape
 
@@ -121,6 +122,16 @@ def reduce_bool(node: Node) -> Any:
     return relax.op.astype(node.standard(numbers, *node.inputs[1:]), "bool")
 
 
+def cumulative_product(node: Node) -> Any:
+    x = node.inputs[0]
+    axis = int(required(node.inputs[1], "axis").item()) % len(shape(x))
+    exclusive, reverse = (bool(node.attrs.get(name, 0)) for name in ("exclusive", "reverse"))
+    if reverse:
+        x = node.op.flip(x, axis)
+    result = node.op.cumprod(x, axis, exclusive=exclusive)
+    return node.op.flip(result, axis) if reverse else result
+
+
 def einstein_sum(node: Node) -> Any:
     """A matrix product where it is one (:mod:`tvmtune.networks.einsum`)."""
     if is_constant(*node.inputs):
@@ -132,6 +143,7 @@ def einstein_sum(node: Node) -> Any:
 CONVERTERS: dict[str, Converter] = {
     "Celu": celu,
     "Clip": clip,
+    "CumProd": cumulative_product,
     "Einsum": einstein_sum,
     "Equal": equal,
     "IsInf": is_inf,
@@ -143,3 +155,6 @@ CONVERTERS: dict[str, Converter] = {
     "ReduceMin": reduce_bool,
     "Sum": variadic(relax.op.add),
 }
+
+LIMITS = {"CumProd": "an axis that is not constant"}
+"""What is not supported, by operator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx
 
 from tvmtune.networks.onnx.converters.request import (
     Converter,
@@ -144,6 +144,41 @@ def one_hot(node: Node) -> Any:
     return relax.op.where(same, on, off)
 
 
+def reverse_sequence(node: Node) -> Any:
+    """One kernel for lengths that are constant or not."""
+    data, lengths = node.inputs
+    rank = len(shape(data))
+    batch, time = (
+        node.attrs.get(name, default) % rank
+        for name, default in (("batch_axis", 1), ("time_axis", 0))
+    )
+    if batch == time:
+        raise ValueError(f"its batch_axis and its time_axis are both {batch}")
+    steps = shape(data)[time]
+    if shape(lengths) != [shape(data)[batch]]:
+        raise ValueError(
+            f"its sequence_lens have the shape {tuple(shape(lengths))}, "
+            f"not ({shape(data)[batch]},), the batch"
+        )
+    known = constant(lengths)
+    if known is not None and ((known < 0) | (known > steps)).any():
+        raise ValueError(f"its sequence_lens must be from 0 to {steps}, the number of steps")
+
+    def reversed_sequences(data: Any, lengths: Any) -> Any:
+        def element(*place: Any) -> Any:
+            step = place[time]
+            # The kernel cannot refuse lengths that are out of range, and must not read out of bounds.
+            length = tirx.min(lengths[place[batch]], steps)
+            source = tirx.if_then_else(step < length, length - 1 - step, step)
+            return data[(*place[:time], source, *place[time + 1 :])]
+
+        return te.compute(data.shape, element, name="reverse_sequence")
+
+    return node.builder.emit_te(
+        reversed_sequences, data, lengths, primfunc_name_hint="reverse_sequence"
+    )
+
+
 def slice_(node: Node) -> Any:
     """The importer does not read bounds from attributes, where they are before opset 10."""
     if node.opset >= 10:
@@ -160,6 +195,7 @@ CONVERTERS: dict[str, Converter] = {
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
     "OneHot": one_hot,
+    "ReverseSequence": reverse_sequence,
     "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,27 @@ def rms_normalization(node: Node) -> Any:
     return relax.op.multiply(result, scale)
 
 
+def lp_normalization(node: Node) -> Any:
+    """Zeros where the norm is 0."""
+    x = node.inputs[0]
+    kind, order = dtype(x), node.attrs.get("p", 2)
+    if order not in (1, 2):
+        raise ValueError(f"its attribute p={order} is not supported; 1 and 2 are")
+    axis = node.attrs.get("axis", -1) % len(shape(x))
+    op = node.op
+    wide = op.astype(x, "float32") if kind in ("float16", "bfloat16") else x
+    sizes = op.abs(wide) if order == 1 else op.multiply(wide, wide)
+    total = op.sum(sizes, axis, keepdims=True)
+    norm = total if order == 1 else op.sqrt(total)
+    # Of zeros, 0 / inf instead of 0 / 0.
+    divisor = op.where(op.equal(norm, 0.0), relax.const(math.inf, dtype(norm)), norm)
+    result = op.divide(wide, divisor)
+    return result if kind == dtype(result) else op.astype(result, kind)
+
+
 CONVERTERS: dict[str, Converter] = {
     "InstanceNormalization": instance_normalization,
     "LayerNormalization": layer_normalization,
+    "LpNormalization": lp_normalization,
     "RMSNormalization": rms_normalization,
 }
