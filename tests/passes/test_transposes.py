@@ -85,6 +85,17 @@ INSIDE = {
     "avg_pool": lambda b, x: relax.op.nn.avg_pool2d(
         x, [2, 2], padding=[1, 1, 1, 1], count_include_pad=True
     ),
+    "bilinear resize": lambda b, x: relax.op.image.resize2d(x, (9, 8)),
+    "cubic resize": lambda b, x: relax.op.image.resize2d(
+        x, (4, 5), method="cubic", coordinate_transformation_mode="align_corners", cubic_alpha=-0.5
+    ),
+    "nearest resize": lambda b, x: relax.op.image.resize2d(
+        x,
+        (13, 16),
+        method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    ),
     "quantize": lambda b, x: relax.op.dequantize(
         b.emit(relax.op.quantize(x, *STEP, axis=1, out_dtype="uint8")), *STEP, axis=1
     ),

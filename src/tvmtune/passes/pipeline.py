@@ -27,6 +27,7 @@ from tvmtune.passes import (
     quantized_operators,
     quantized_sums,
     repeated_calls,
+    resizes,
     rounding,
     scans_and_sorts,
     scatters,
@@ -85,7 +86,7 @@ def prepare(
     chosen = (layout or "NHWC").upper()
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
-    graph = concatenations.share(unread_taps.drop(network.to_relax()))
+    graph = concatenations.share(resizes.drop(unread_taps.drop(network.to_relax())))
     quantized = quantized_operators.exist(graph)
     instruction = dot_instructions.for_bytes(device.target)
     if quantized and instruction is not None:

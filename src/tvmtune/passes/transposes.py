@@ -177,6 +177,26 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
         )
         return transposed(builder.emit(made), axes)
 
+    def resize(call: Any) -> Any:
+        base, axes = origin(call.args[0])
+        attrs = call.attrs
+        if axes != [0, 3, 1, 2] or attrs.layout != "NCHW":
+            return None
+        made = relax.op.image.resize2d(
+            base,
+            call.args[1],
+            tuple(float(n) for n in attrs.roi),
+            "NHWC",
+            str(attrs.method),
+            str(attrs.coordinate_transformation_mode),
+            str(attrs.rounding_method),
+            float(attrs.cubic_alpha),
+            int(attrs.cubic_exclude),
+            float(attrs.extrapolation_value),
+            str(call.ty.dtype),
+        )
+        return transposed(builder.emit(made), axes)
+
     def reduction(call: Any) -> Any:
         base, axes = origin(call.args[0])
         if not is_moved(axes):
@@ -254,6 +274,7 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
         "concat": concatenation,
         "split": split,
         "nn.pad": pad,
+        "image.resize2d": resize,
     }
     builder.update_func(mod.get_global_var("main"), mover.visit_expr(mod["main"]))
     result = builder.get()
