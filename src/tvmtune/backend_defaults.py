@@ -108,7 +108,13 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     tiles = dot_instructions.for_tiles(device.target)
     if instructions and any(each.meaning == "bfloat16" for each in tiles):
         products = (*products, bfloat16_batched(instructions[0]))
-    gemms = gemms_cpu(matrix, saves_loads) if unit.has_few_registers else ()
+    gemms = gemms_cpu(matrix, saves_loads)
+    if unit.lanes == cpu_features.AVX512.lanes:
+        # With so many registers, tiles of one line of an image are as good. Frames have short lines,
+        # and signals often a prime number of samples.
+        gemms = tuple(each for each in gemms if each.name.endswith(("-1d", "-3d")))
+    elif not unit.has_few_registers:
+        gemms = ()  # not measured
     groups = groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)
     return (*products, *winograd, *gemms, *groups, PADDED, padded_channels(columns), superseded)
 

@@ -19,9 +19,10 @@ from kernels import (
     random_args,
     run_kernel,
     sample_modules,
+    this_machine,
 )
 from tvmtune import api
-from tvmtune.cpu_features import AVX
+from tvmtune.cpu_features import AVX, has
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import cpu_gemm
@@ -106,6 +107,23 @@ def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(case,
 def test_it_equals_convolutions_of_one_and_three_dimensions(case, tmp_path: Path):
     network = OnnxNetwork(one_conv(**{"out": 32, **case}), name="conv")
     assert_every_schedule_is_right(network, f"{NAME}-{len(case['shape']) - 2}d", tmp_path, ATTRS)
+
+
+ODD = {
+    "frames of 45 channels": {"shape": (1, 16, 3, 9, 9), "out": 45, "pads": (1,) * 6},
+    "a prime number of samples": {"shape": (1, 32, 211), "out": 32, "pads": (1, 1)},
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", ODD.values(), ids=ODD)
+def test_frames_and_signals_get_such_tiles_with_avx512_too(case, tmp_path: Path):
+    network = OnnxNetwork(one_conv(**case), name="conv")
+    name = f"{NAME}-{len(case['shape']) - 2}d"
+    plan = api.plan(network, attrs={"mcpu": "skylake-avx512"})
+    assert name in [task.untuned.name for task in plan.tasks]
+    if has(this_machine().target, "avx2"):
+        assert_every_schedule_is_right(network, name, tmp_path, {})
 
 
 @pytest.mark.sweep

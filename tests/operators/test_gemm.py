@@ -132,7 +132,13 @@ FOR_CPUS = [*WINOGRADS, *GROUPS, "padded", "padded-channels"]
         (
             "cpu",
             {"mcpu": "znver4"},
-            ["bfloat16-convolution", "bfloat16-product", *FOR_CPUS],
+            [
+                *("bfloat16-convolution", "bfloat16-product"),
+                *WINOGRADS,
+                *GEMMS[1:],
+                *GROUPS,
+                *("padded", "padded-channels"),
+            ],
         ),
         ("arm", {"board": "rk3399"}, FOR_CPUS),
         ("cuda", {"arch": "sm_80"}, ["register-tiles", "winograd", "implicit-gemm", "split-k"]),

@@ -1,8 +1,9 @@
-"""Convolutions and products with weights as products of two matrices, for CPUs with few registers.
+"""Convolutions and products with weights as products of two matrices, for CPUs with few registers, and
+convolutions of one and three dimensions with AVX-512.
 
-Such a CPU needs tiles of four to six pixels by two vectors of channels: with fewer sums, each waits for
-the one before it, and more do not fit. A tile of a direct convolution holds pixels of one image row,
-whose number is often a multiple of seven, or a prime. Here a matrix row is a pixel of the whole image,
+A CPU with few registers needs tiles of four to six pixels by two vectors of channels: with fewer sums,
+each waits for the one before it, and more do not fit. A tile of a direct convolution holds pixels of
+one image row, whose number is often a multiple of seven, or a prime. Here a matrix row is a pixel of the whole image,
 and rows are added until they fill tiles. Added rows repeat the last one and are not stored. The same
 holds for products whose rows are those of windows of 7x7 tokens.
 

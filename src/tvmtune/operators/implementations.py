@@ -167,8 +167,8 @@ def groups_cpu(vectors: grouped.Vectors, lanes: int) -> tuple[Algorithm, ...]:
 def gemms_cpu(
     padding: cpu_gemm.Padding, prefers: Callable[[int, int, int, int], bool]
 ) -> tuple[Algorithm, ...]:
-    """Convolutions and products with weights as products of matrices that ``padding`` pads, for CPUs
-    with few registers. ``prefers`` is asked with the rows along the last axis of the output, all rows,
+    """Convolutions and products with weights as products of matrices that ``padding`` pads, for CPUs.
+    ``prefers`` is asked with the rows along the last axis of the output, all rows,
     the columns of a group, and the number of groups."""
 
     def is_preferred(call: Any) -> bool:
