@@ -15,6 +15,7 @@ from tvmtune import api, host
 from tvmtune.accuracy import relative_error
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.operators import cpu_pipeline
 from tvmtune.operators.implementations import AlgorithmSelection
 from tvmtune.passes import pipeline
 from tvmtune.passes.call_sites import as_workload, call_sites
@@ -251,10 +252,12 @@ def run_network(
 
 
 def run_kernel(mod: tvm.IRModule, args: Sequence[np.ndarray]) -> np.ndarray:
-    """The last argument after ``main`` has run; ``args`` are the others."""
+    """The last argument after ``main``, compiled as libraries are, has run; ``args`` are the others."""
     import tvm
 
-    function = tvm.compile(mod, target=tvm.target.Target(this_machine().target))["main"]
+    target = this_machine().target
+    pipeline = cpu_pipeline.pipeline_for(target)
+    function = tvm.compile(mod, tvm.target.Target(target), tir_pipeline=pipeline)["main"]
     output = mod["main"].params[-1]
     blank = np.zeros([int(d) for d in output.shape], str(output.dtype))
     blank[...] = np.nan if blank.dtype.kind == "f" else 111  # unwritten elements are wrong

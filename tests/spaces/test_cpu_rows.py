@@ -175,9 +175,9 @@ def joined(parts: tuple[int, ...]) -> tvm.IRModule:
     return kernel(relu, (1, sum(parts)), *((50, extent) for extent in parts))
 
 
-def conditions(mod: tvm.IRModule) -> int:
-    """Of loads, in the loops that are compiled."""
-    return cpu_pipeline.rewrite_loops(mod).script().count("if_then_else")
+def compiled(mod: tvm.IRModule, unit=AVX512) -> str:
+    """The text of the loops that are compiled."""
+    return cpu_pipeline.rewrite_loops(cpu_rows.schedule(mod, unit, 2).mod).script()
 
 
 @pytest.mark.sweep
@@ -185,20 +185,29 @@ def conditions(mod: tvm.IRModule) -> int:
 @pytest.mark.parametrize("parts", [(64, 32), (16, 16, 16), (48, 16, 64, 32)])
 def test_no_vector_chooses_among_whole_vectors_of_parts(parts, unit):
     mod = joined(parts)
-    assert "T.vectorized" in scheduled(mod, unit)
-    assert conditions(cpu_rows.schedule(mod, unit, 2).mod) == 0
+    scheduled(mod, unit)
+    text = compiled(mod, unit)
+    assert "if_then_else" not in text
+    assert text.count("T.vectorized") == len(parts)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("parts", "mixed"),
-    [((120, 120), 1), ((40, 60, 60), 2), ((90, 90, 90, 90), 3), ((75, 75), 0), ((3, 5), 1)],
+    [((120, 120), 1), ((40, 60, 60), 2), ((90, 90, 90, 90), 3)],
 )
 def test_only_vectors_of_two_parts_choose_between_them(parts, mixed):
-    """75 + 75 channels have no vectors, but a loop for each part."""
     mod = joined(parts)
     scheduled(mod)
-    assert conditions(cpu_rows.schedule(mod, AVX512, 2).mod) <= mixed * len(parts)
+    assert compiled(mod).count("T.vectorized") == len(parts) + mixed
+
+
+def test_parts_without_vectors_have_loops_of_their_own():
+    mod = joined((75, 75))
+    scheduled(mod)
+    text = compiled(mod)
+    assert "if_then_else" not in text
+    assert text.count("in range(T.int64(75))") + text.count("in range(75)") == 2
 
 
 def test_padded_channels_are_loaded_in_vectors():
@@ -206,8 +215,33 @@ def test_padded_channels_are_loaded_in_vectors():
         return topi.nn.pad(x, [0, 16], [0, 32]) * scale
 
     mod = kernel(padded, (50, 80), (50, 128))
-    assert "T.vectorized" in scheduled(mod)
-    assert conditions(cpu_rows.schedule(mod, AVX512, 2).mod) == 0
+    scheduled(mod)
+    text = compiled(mod)
+    assert "if_then_else" not in text
+    assert text.count("T.vectorized") == 3
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("upper", [True, False])
+@pytest.mark.parametrize("rows", [96, 20])
+def test_loops_are_not_split_where_a_row_bounds_them(rows, upper):
+    """TVM's parts of a triangle would go beyond the row."""
+
+    def triangle(x, y):
+        return topi.trilu(topi.concatenate((x, y), axis=1), tvm.tirx.const(1), upper)
+
+    mod = kernel(triangle, (rows, 64), (rows, 32))
+    scheduled(mod)
+    assert "range(T.m" not in compiled(mod)
+
+
+def test_comparisons_of_values_do_not_keep_loops_whole():
+    def leaky(x, y):
+        return topi.nn.leaky_relu(topi.concatenate((x, y), axis=1), 0.1)
+
+    mod = kernel(leaky, (50, 64), (50, 32))
+    scheduled(mod)
+    assert compiled(mod).count("T.vectorized") == 2
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 64), (4096, 16)])

@@ -146,7 +146,8 @@ def _width(extent: int, unit: VectorUnit) -> int:
 def _vectorize(sch: Schedule, loop: Any, unit: VectorUnit, seams: Sequence[int] = ()) -> None:
     """In whole vectors if they fit; LLVM vectorizes other loops, with a remainder.
 
-    Where :func:`_seams` are no multiple of a vector, those that have one are computed value by value.
+    Where :func:`_seams` are no multiple of a vector, vectors that contain one are computed value by
+    value.
     """
     extent = int(sch.get(loop).extent)
     width = _width(math.gcd(extent, *seams), unit)
@@ -164,33 +165,58 @@ def _vectorize(sch: Schedule, loop: Any, unit: VectorUnit, seams: Sequence[int] 
 
 def _seams(sch: Schedule, block: Any) -> list[int]:
     """Where along the last axis a condition of the block changes: it reads another part of a
-    concatenation from there on, or begins or ends to pad. Vectors of a condition on their lanes are
-    loaded value by value."""
+    concatenation from there on, or padding begins or ends. Vectors of a condition on their lanes are
+    loaded value by value.
+
+    Empty if a condition depends on the last axis in another way: TVM would split the loop there, too,
+    and its parts go beyond the loop's ends where a bound depends on another variable.
+    """
     from tvm import tirx
     from tvm_ffi import structural_walk
 
     stage = sch.get(block)
     variable = stage.iter_vars[-1].var
     extent = int(stage.iter_vars[-1].dom.extent)
-    found: set[int] = set()
+    comparisons: list[Any] = []
+    for kind in (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE):
+        structural_walk(stage.body, (kind, comparisons.append))
+    found = {
+        _seam(each, variable)
+        for each in comparisons
+        if any(_depends(side, variable) for side in (each.a, each.b))
+    }
+    if any(seam is None or not 0 < seam < extent for seam in found):
+        return []
+    return sorted(seam for seam in found if seam is not None)
 
-    def visit(comparison: Any) -> None:
-        one, other = (linear(each, {}) for each in (comparison.a, comparison.b))
-        if one is None or other is None:
-            return
-        sides = {key: one.get(key, 0) - other.get(key, 0) for key in {*one, *other, None}}
-        factor, offset = sides.get(variable, 0), sides[None]
-        if abs(factor) != 1 or len(sides) > 2:
-            return
-        includes = isinstance(comparison, tirx.LE if factor > 0 else tirx.GE)
-        excludes = isinstance(comparison, tirx.GT if factor > 0 else tirx.LT)
-        seam = -factor * offset + (includes or excludes)
-        if 0 < seam < extent:
-            found.add(seam)
 
-    for kind in (tirx.LT, tirx.LE, tirx.GT, tirx.GE):
-        structural_walk(stage.body, (kind, visit))
-    return sorted(found)
+def _seam(comparison: Any, variable: Any) -> int | None:
+    """The value of the variable from which on the comparison has another result; None unless the other
+    side is a constant."""
+    from tvm import tirx
+
+    one, other = (linear(each, {}) for each in (comparison.a, comparison.b))
+    if one is None or other is None:
+        return None
+    sides = {key: one.get(key, 0) - other.get(key, 0) for key in {*one, *other, None}}
+    factor = sides.get(variable, 0)
+    if len(sides) != 2 or abs(factor) != 1:
+        return None
+    if not isinstance(comparison, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
+        return None
+    is_after = isinstance(comparison, (tirx.LE, tirx.GT) if factor > 0 else (tirx.GE, tirx.LT))
+    return -factor * sides[None] + is_after
+
+
+def _depends(expression: Any, variable: Any) -> bool:
+    """Whether the expression is the variable, or arithmetic with it. TVM finds no bounds of what a call
+    returns, such as a choice, or what is loaded."""
+    import tvm
+
+    if not isinstance(expression, tvm.ir.Expr) or isinstance(expression, tvm.ir.TensorLoad):
+        return False
+    operands = [getattr(expression, name, None) for name in ("a", "b", "value")]
+    return bool(expression.same_as(variable)) or any(_depends(o, variable) for o in operands)
 
 
 def _elementwise(sch: Schedule, block: Any, unit: VectorUnit, cores: int) -> None:
