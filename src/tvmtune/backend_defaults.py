@@ -98,10 +98,12 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
     winograd = [rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
+    groups = [*groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)]
     winograd += winograd_3d(winograd)
     if unit.lanes < cpu_features.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]
+        groups = [replace(algorithm, prefers=None) for algorithm in groups]
     superseded = replace(WINOGRAD, superseded=True)
     instructions = dot_instructions.for_bfloat16(device.target)
     products = bfloat16(instructions[0]) if instructions else ()
@@ -115,7 +117,6 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         gemms = tuple(each for each in gemms if each.name.endswith(("-1d", "-3d")))
     elif not unit.has_few_registers:
         gemms = ()  # not measured
-    groups = groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)
     return (*products, *winograd, *gemms, *groups, PADDED, padded_channels(columns), superseded)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tvm
+from onnx import TensorProto, helper
 
 from kernels import (
     assert_every_schedule_is_right,
@@ -65,6 +66,21 @@ def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(
     dims = len(case["shape"]) - 2
     name = NAME if dims == 2 else f"{NAME}-{dims}d"
     assert_every_schedule_is_right(network, name, tmp_path, attrs)
+
+
+@pytest.mark.filterwarnings("error:schedule rule")
+def test_what_broadcasts_the_convolution_is_computed_after_it(tmp_path: Path):
+    """Its elements do not belong to one tile."""
+    model = one_conv((1, 24, 9, 9), 24, groups=2)
+    residual = helper.make_tensor_value_info("residual", TensorProto.FLOAT, (3, 24, 9, 9))
+    model.graph.input.append(residual)
+    (last,) = (node for node in model.graph.node if model.graph.output[0].name in node.output)
+    last.output[0] = "of one image"
+    model.graph.node.append(helper.make_node("Add", ["of one image", "residual"], ["y"]))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, (3, 24, 9, 9)))
+    network = OnnxNetwork(model, name="conv")
+    assert_every_schedule_is_right(network, NAME, tmp_path, AVX2)
 
 
 @pytest.mark.slow

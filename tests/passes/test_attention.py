@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kernels import error
 from tvmtune import api
-from tvmtune.cpu_features import AVX
+from tvmtune.cpu_features import AVX, has
 from tvmtune.networks.bfloat16 import Bfloat16Network
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.passes import attention
@@ -136,7 +136,8 @@ def test_attention_is_one_kernel_that_equals_its_definition(
 ):
     steps, options = CASES[name]
     made = network(*steps, **options)
-    assert is_one_kernel(made, AVX2)
+    if has(api.plan(made, attrs=attrs).device.target, "avx2"):
+        assert is_one_kernel(made, attrs)
     got, want = outputs(made, tmp_path, attrs=attrs)
     assert error(got, want) < 1e-5
 
@@ -214,7 +215,7 @@ def test_weights_that_something_else_reads_stay_an_output():
 
 @pytest.mark.parametrize(("queries", "keys"), [(197, 197), (1500, 1500), (16, 4096), (4096, 77)])
 def test_blocks_fit_the_cache_and_give_each_core_several(queries: int, keys: int):
-    tiles = attention.tiles_of(12, queries, max(keys, attention.FEWEST_KEYS), 64, AVX, 2)
+    tiles = attention.tiles_of(12, queries, max(keys, attention.FEWEST_KEYS), AVX, 2)
     assert tiles is not None
     assert tiles.block % tiles.queries == 0
     one_tile = tiles.block == tiles.queries

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 from kernels import error
 from tvmtune import api
 from tvmtune.networks.onnx.network import OnnxNetwork
+from tvmtune.passes import resizes
 from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.runtime.library import Library
 
@@ -41,6 +43,19 @@ def test_a_resize_to_the_same_size_is_dropped(mode: str, coordinates: str, tmp_p
     library = Library.open(api.compile(plan, tmp_path / "resize.so").path)
     inputs = library.random_inputs(0)
     assert error(library.run(inputs)[0], network.reference(inputs)[0]) < 1e-6
+
+
+@pytest.mark.parametrize("coordinates", ["tf_half_pixel_for_nn", "tf_crop_and_resize"])
+def test_a_resize_that_moves_pixels_stays(coordinates: str):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 3, 6, 8), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            made = relax.op.image.resize2d(x, (6, 8), coordinate_transformation_mode=coordinates)
+            result = builder.emit_output(builder.emit(made))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    assert resizes.drop(mod) is mod
 
 
 def test_other_resizes_stay(tmp_path: Path):

@@ -112,6 +112,18 @@ def test_transpositions_around_operators_cancel(inside):
     assert_removed(program(make, SHAPE))
 
 
+def test_what_is_gained_before_a_resize_that_enlarges_is_kept():
+    """Behind it, there would be more to transpose than all that cancels."""
+
+    def make(builder, x, small):
+        y = nhwc(builder.emit(relax.op.nn.relu(nchw(builder, x))))
+        enlarged = builder.emit(relax.op.image.resize2d(nchw(builder, small), (48, 64)))
+        return relax.Tuple([builder.emit(y), enlarged])
+
+    made = transposes.remove(program(make, SHAPE, SHAPE))
+    assert len(permutations(made)) == 1
+
+
 def test_a_reduction_that_drops_axes_needs_no_transposition():
     def make(builder, x):
         return relax.op.sum(nchw(builder, x), [2, 3])

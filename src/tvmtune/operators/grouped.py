@@ -20,7 +20,8 @@ from tvmtune.passes.packed_products import FEWEST
 from tvmtune.types import product
 
 Vectors = Callable[[int, int], int | None]
-"""How many vectors to compute for (pixels of a line, channels of a group): None for no such tiles."""
+"""How many vectors to compute for (pixels of a line, channels of a group); None if such tiles are no
+better."""
 RULE = "tvmtune.grouped"
 _STORED = "stored"
 """Block that stores the channels that exist."""
@@ -108,9 +109,14 @@ def _padded(weight: Any, groups: int, columns: int, values: bool) -> Any:
 def schedule(sch: Any, block: Any) -> list[Any]:
     """Tiles of a line's pixels and of a group's vectors to be searched, each with its epilogue."""
     stored = sch.get_sblock(_STORED)
-    sch.reverse_compute_inline(tiled_loops.inline_epilogue(sch, stored))
+    last = tiled_loops.inline_epilogue(sch, stored)
+    is_broadcast = _size(sch, last) > _size(sch, stored)
     image, groups, vector, *loops = sch.get_loops(block)
     axes = len(sch.get_loops(stored)) - 3
+    if is_broadcast:  # its elements do not belong to one tile
+        sch.compute_inline(stored)
+    else:
+        sch.reverse_compute_inline(last)
     pixels, lanes, terms = loops[:axes], loops[axes], loops[axes + 1 :]
     width = int(sch.get(lanes).extent)
     *lines, pixel = pixels
@@ -119,8 +125,14 @@ def schedule(sch: Any, block: Any) -> list[Any]:
     outer = [groups, *lines] if weights > data else [*lines, groups]
     tiled = [image, *outer, pixel, vector]
     around = tiled_loops.tile(sch, block, tiled, terms, lanes)
+    if is_broadcast:
+        return [sch]
     sch.reverse_compute_at(stored, around, preserve_unit_loops=True)
     channels = sch.get_loops(stored)[-1]
     if int(sch.get(channels).extent) > width:
         sch.split(channels, [None, width])
     return [sch]
+
+
+def _size(sch: Any, block: Any) -> int:
+    return product([int(v.dom.extent) for v in sch.get(block).iter_vars])

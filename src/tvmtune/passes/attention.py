@@ -40,7 +40,8 @@ MOST_COLUMNS = 256
 """Columns of a query and a value together, at most; four times as many with 32 registers. Products of
 more take so long that the scores' traffic does not matter."""
 CACHED = 256 * 1024
-"""Bytes of a block's scores, at most: half of a core's second-level cache."""
+"""Bytes of a block's scores, at most: half of a core's second-level cache, or less. What the schedule
+adds to rows, a tenth or so, is not counted."""
 MOST_TILES = 6
 """Tiles of queries in a block, at most: more save little."""
 FEWEST_BLOCKS = 4
@@ -106,16 +107,14 @@ def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
         heads, queries, depth, keys, columns = _sizes(found)
         if depth + columns > most:
             continue
-        tiles = tiles_of(heads, queries, keys, columns, unit, cores)
+        tiles = tiles_of(heads, queries, keys, unit, cores)
         if tiles is not None:
             made[variable] = functools.partial(_call, found, tiles)
     return rebind(mod, made)
 
 
-def tiles_of(
-    heads: int, queries: int, keys: int, columns: int, unit: VectorUnit, cores: int
-) -> Tiles | None:
-    """For so many heads, queries, keys and columns of a value; None if they do not fit."""
+def tiles_of(heads: int, queries: int, keys: int, unit: VectorUnit, cores: int) -> Tiles | None:
+    """For so many heads, queries and keys; None if there are too few."""
     lanes = VECTORS * unit.lanes
     if queries < FEWEST_QUERIES or keys < FEWEST_KEYS:
         return None

@@ -11,8 +11,9 @@ from tvmtune.static_shapes import static_shape
 if TYPE_CHECKING:
     import tvm
 
-_CROPS = "tf_crop_and_resize"
-"""The mode that reads a part of the image alone."""
+_COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+"""Modes in which a pixel of an image of the same size is at the place of that pixel. ``half_pixel`` for
+TensorFlow's nearest neighbors is not one, nor are those that crop."""
 
 
 def drop(mod: tvm.IRModule) -> tvm.IRModule:
@@ -33,5 +34,5 @@ def _is_same(value: Any) -> bool:
         shape is not None
         and shape == static_shape(value.args[0])
         and value.ty.dtype == value.args[0].ty.dtype
-        and str(value.attrs.coordinate_transformation_mode) != _CROPS
+        and str(value.attrs.coordinate_transformation_mode) in _COORDINATES
     )

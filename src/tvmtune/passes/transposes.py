@@ -43,6 +43,8 @@ def remove(mod: tvm.IRModule) -> tvm.IRModule:
     if len(mod["main"].body.blocks) != 1 or not any(_permutation(b.value) for b in bindings(mod)):
         return mod
     made = [mod, *(_moved(mod, through_merges=merges) for merges in (False, True))]
+    if any(operator_of(b.value) == "image.resize2d" for b in bindings(mod)):
+        made.append(_moved(mod, through_merges=False, through_resizes=False))
     return min(made, key=_transposed_elements)
 
 
@@ -66,11 +68,14 @@ def _shape(expr: Any) -> list[int]:
     return [int(extent) for extent in expr.ty.shape]
 
 
-def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
+def _moved(
+    mod: tvm.IRModule, *, through_merges: bool, through_resizes: bool = True
+) -> tvm.IRModule:
     """Move transpositions towards the outputs wherever that takes no other one.
 
     ``through_merges``: also through reshapes that merge axes which are not adjacent before the
-    transposition; another transposition brings these together.
+    transposition; another transposition brings these together. ``through_resizes``: also through those
+    of images, after which there may be more to transpose.
     """
     from tvm import relax
     from tvm.ir import GenericConst
@@ -180,7 +185,7 @@ def _moved(mod: tvm.IRModule, *, through_merges: bool) -> tvm.IRModule:
     def resize(call: Any) -> Any:
         base, axes = origin(call.args[0])
         attrs = call.attrs
-        if axes != [0, 3, 1, 2] or attrs.layout != "NCHW":
+        if not through_resizes or axes != [0, 3, 1, 2] or attrs.layout != "NCHW":
             return None
         made = relax.op.image.resize2d(
             base,

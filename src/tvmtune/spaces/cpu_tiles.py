@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.cpu_features import AVX, VectorUnit
+from tvmtune.cpu_features import AVX, AVX512, VectorUnit
 from tvmtune.operators.cpu_gemm import Matrix
 from tvmtune.types import product
 
@@ -440,7 +440,7 @@ def group_vectors(rows: int, columns: int, unit: VectorUnit) -> int | None:
     if padded > columns:
         return vectors
     # Of three vectors, register tiles have one. Measured with AVX-512, where five are no quicker.
-    is_better = not unit.has_few_registers and columns == 3 * unit.lanes
+    is_better = unit.lanes == AVX512.lanes and columns == 3 * unit.lanes
     return vectors if is_better else None
 
 

@@ -358,7 +358,7 @@ def _onnxruntime(model: onnx.ModelProto, weights: Weights, *, optimized: bool = 
 def _evaluator(model: onnx.ModelProto, weights: Weights) -> _Run:
     from onnx.reference import ReferenceEvaluator
 
-    evaluator = ReferenceEvaluator(onnx_weights.attach(model, weights), new_ops=_missing(model))
+    evaluator = ReferenceEvaluator(onnx_weights.attach(model, weights), new_ops=_corrected(model))
     return lambda feed: list(evaluator.run(None, feed))
 
 
@@ -377,12 +377,22 @@ def _write_defaults(graph: onnx.GraphProto) -> None:
             node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
-def _missing(model: onnx.ModelProto) -> list[type]:
-    """Operators that onnx's evaluator has only for later versions than the model's."""
-    version = standard_version(model)
-    if version >= 19:
-        return []
+def _corrected(model: onnx.ModelProto) -> list[type]:
+    """Operators that onnx's evaluator does not compute as the standard says, or that it has only for
+    later versions than the model's."""
     from onnx.reference.op_run import OpRun
+
+    class LpNormalization(OpRun):
+        """With magnitudes, and zeros where the norm is 0."""
+
+        op_domain = ""
+
+        def _run(self, x: np.ndarray, axis: int = -1, p: int = 2) -> tuple[np.ndarray]:
+            norm = np.linalg.norm(x, ord=p, axis=axis, keepdims=True)
+            return (np.divide(x, norm, out=np.zeros_like(x), where=norm != 0),)
+
+    if standard_version(model) >= 19:
+        return [LpNormalization]
 
     class DequantizeLinear(OpRun):
         op_domain = ""
@@ -401,7 +411,7 @@ def _missing(model: onnx.ModelProto) -> list[type]:
             steps = x.astype("int32") - (0 if zero is None else zero.astype("int32").reshape(shape))
             return ((steps * scale.reshape(shape)).astype(scale.dtype),)
 
-    return [DequantizeLinear]
+    return [LpNormalization, DequantizeLinear]
 
 
 def _inline_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
