@@ -79,31 +79,22 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
     groups = int(call.attrs.groups)
     group = output[-1] // groups
     matrix = _required(padding, output, groups)
-    strides, dilation, around = (
-        [int(n) for n in each]
-        for each in (call.attrs.strides, call.attrs.dilation, call.attrs.padding)
-    )
-    before, after = around[: len(strides)], around[len(strides) :]
-    skipped = [max(-n, 0) for n in before]
-    name = f"conv{len(strides)}d_gemm"
+    reads = convolution_calls.Reads.of(call)
+    name = f"conv{reads.dims}d_gemm"
 
     def program(data: Any, weight: Any) -> Any:
-        from tvm import te, topi
+        from tvm import te
 
-        added = [(0, *(max(n, 0) for n in each), 0) for each in (before, after)]
-        if any(map(any, added)):  # a check in each product would take as long as the product
-            data = topi.nn.pad(data, *added, name="padding", attrs=LEFT_ALONE)
+        # A check in each product would take as long as the product.
+        data = reads.padded(data, LEFT_ALONE)
         *window, depth, _ = (int(n) for n in weight.shape)
-        axes = "zyx"[-len(window) :]
-        taps = [te.reduce_axis((0, n), f"k{axis}") for n, axis in zip(window, axes, strict=True)]
+        taps = reads.taps(window)
         k = te.reduce_axis((0, depth), "k")
 
         def term(pixel: Any, channel: Any) -> Any:
             image, *at = _position(pixel, output[:-1])
-            steps = zip(at, strides, taps, dilation, skipped, strict=True)
-            read = [o * stride + tap * apart + crop for o, stride, tap, apart, crop in steps]
             first = channel // group * depth if groups > 1 else 0
-            return data[(image, *read, first + k)] * weight[(*taps, k, channel)]
+            return data[(image, *reads.at(at, taps), first + k)] * weight[(*taps, k, channel)]
 
         return _sums(matrix, output, term, [*taps, k], name)
 

@@ -46,31 +46,21 @@ def replace(vectors: Vectors, lanes: int, builder: Any, call: Any, values: bool 
     group = output[-1] // groups
     count = vectors(output[-2], group)
     assert count is not None
-    strides, dilation, around = (
-        [int(n) for n in each]
-        for each in (call.attrs.strides, call.attrs.dilation, call.attrs.padding)
-    )
-    before, after = around[: len(strides)], around[len(strides) :]
-    skipped = [max(-n, 0) for n in before]
+    reads = convolution_calls.Reads.of(call)
 
     def program(data: Any, weight: Any) -> Any:
-        from tvm import te, topi
+        from tvm import te
 
-        added = [(0, *(max(n, 0) for n in each), 0) for each in (before, after)]
-        if any(map(any, added)):
-            data = topi.nn.pad(data, *added, name="padding")
+        data = reads.padded(data, {})  # a tile pads what it reads
         *window, depth, _ = (int(n) for n in weight.shape)
-        axes = "zyx"[-len(window) :]
-        taps = [te.reduce_axis((0, n), f"k{axis}") for n, axis in zip(window, axes, strict=True)]
+        taps = reads.taps(window)
         k = te.reduce_axis((0, depth), "k")
 
         def sums(image: Any, g: Any, vector: Any, *at: Any) -> Any:
             *pixel, lane = at
-            steps = zip(pixel, strides, taps, dilation, skipped, strict=True)
-            read = [o * stride + tap * apart + crop for o, stride, tap, apart, crop in steps]
             channel = (g * count + vector) * lanes + lane
-            value = data[(image, *read, g * depth + k)] * weight[(*taps, k, channel)]
-            return te.sum(value, axis=[*taps, k])
+            value = data[(image, *reads.at(pixel, taps), g * depth + k)]
+            return te.sum(value * weight[(*taps, k, channel)], axis=[*taps, k])
 
         # TVM makes one of loops whose sums are next to each other, and LLVM four vectors of three.
         shape = [output[0], groups, count, *output[1:-1], lanes]
@@ -84,12 +74,12 @@ def replace(vectors: Vectors, lanes: int, builder: Any, call: Any, values: bool 
         return te.compute(
             output,
             lambda *at: result[(*at[:-1], at[-1] // group, at[-1] % group)],
-            name=f"conv{len(strides)}d_grouped",
+            name=f"conv{reads.dims}d_grouped",
         )
 
     data, weight = call.args
     weight = _padded(weight, groups, count * lanes, values)
-    return call_fusable(builder, program, data, weight, name=f"conv{len(strides)}d_grouped")
+    return call_fusable(builder, program, data, weight, name=f"conv{reads.dims}d_grouped")
 
 
 def _padded(weight: Any, groups: int, columns: int, values: bool) -> Any:

@@ -34,8 +34,8 @@ NOT_PURE = {
 }
 """Operators whose result is not a function of their inputs."""
 _KEPT = {*NOT_PURE, "DequantizeLinear", "LpNormalization"}
-"""Not folded: constants stay in integers for the kernels that read them, and onnx's evaluator adds the
-values, not their magnitudes, for the norm of order 1."""
+"""Not folded: constants stay in integers for the kernels that read them. Of ``LpNormalization``, onnx's
+evaluator adds values, not magnitudes, for a norm of order 1."""
 
 
 def fold(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -34,7 +34,7 @@ _LOOKUPS = {
     "EmbedLayerNormalization": [(0, 2), (1, 4), (8, 3)],
 }
 """Operators that look up indices, and the positions of each input of indices and of its table. Lengths
-of ``ReverseSequence`` get the same ranges: zeros and ones would reverse nothing."""
+of ``ReverseSequence`` are drawn like indices: those of 0 and 1 would reverse nothing."""
 
 _LENGTHS = {"GroupQueryAttention"}
 """Operators whose results beyond the lengths of sequences, two of their inputs, are undefined."""

@@ -124,7 +124,10 @@ def reduce_bool(node: Node) -> Any:
 
 def cumulative_product(node: Node) -> Any:
     x = node.inputs[0]
-    axis = int(required(node.inputs[1], "axis").item()) % len(shape(x))
+    axis, rank = int(required(node.inputs[1], "axis").item()), len(shape(x))
+    if not -rank <= axis < rank:
+        raise ValueError(f"its axis {axis} is none of {rank}")
+    axis %= rank
     exclusive, reverse = (bool(node.attrs.get(name, 0)) for name in ("exclusive", "reverse"))
     if reverse:
         x = node.op.flip(x, axis)
