@@ -64,8 +64,8 @@ def rewrite_loops(mod: Any) -> Any:
     """Flatten buffers, then replace marked loops by calls, split the tails of vectorized loops, and
     split :data:`PARTITIONED` loops.
 
-    Each of these comes after flattening, because TVM needs the loops' reads and writes to place buffers. A
-    module without any is returned as it is.
+    Each of these comes after flattening, because TVM needs the loops' reads and writes to place
+    buffers. A module without any is returned as it is.
     """
     import tvm
     from tvm import s_tir, tirx
