@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
+from tvmtune.networks.onnx.evaluator import evaluator
 from tvmtune.networks.onnx.operators import graphs_in
 from tvmtune.networks.onnx.weights import LARGEST
 
@@ -33,9 +34,8 @@ NOT_PURE = {
     "RandomUniformLike",
 }
 """Operators whose result is not a function of their inputs."""
-_KEPT = {*NOT_PURE, "DequantizeLinear", "LpNormalization"}
-"""Not folded: constants stay in integers for the kernels that read them. Of ``LpNormalization``, onnx's
-evaluator adds values, not magnitudes, for a norm of order 1."""
+_KEPT = {*NOT_PURE, "DequantizeLinear"}
+"""Not folded; constants stay in integers for the kernels that read them."""
 
 
 def fold(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -200,8 +200,6 @@ def evaluate(
     opsets: Iterable[onnx.OperatorSetIdProto],
 ) -> list[np.ndarray] | None:
     """The results of ``node``, or None if the evaluator does not support it."""
-    from onnx.reference import ReferenceEvaluator
-
     feed = {name: known[name] for name in node.input if name}
     try:
         infos = [
@@ -214,7 +212,7 @@ def evaluate(
         graph = helper.make_graph([node], "fold", infos, results)
         single = helper.make_model(graph, opset_imports=list(opsets))
         with np.errstate(all="ignore"):  # infinities and NaN are results as any other
-            values = ReferenceEvaluator(single).run(None, feed)
+            values = evaluator(single).run(None, feed)
     except Exception:  # the node stays, and the importer reports a real error
         return None
     if not all(isinstance(value, (np.ndarray, np.generic)) for value in values):

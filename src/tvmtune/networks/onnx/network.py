@@ -16,6 +16,7 @@ from tvmtune.networks.inputs import check_inputs, inputs_of, random_inputs
 from tvmtune.networks.model_file import kind_and_line, one_line
 from tvmtune.networks.onnx import file as onnx_file
 from tvmtune.networks.onnx import weights as onnx_weights
+from tvmtune.networks.onnx.evaluator import evaluator
 from tvmtune.networks.onnx.fold import skeleton
 from tvmtune.networks.onnx.hash import hashes
 from tvmtune.networks.onnx.index_ranges import index_ranges
@@ -26,7 +27,6 @@ from tvmtune.networks.onnx.operators import (
     check_operators,
     nodes,
     opsets,
-    standard_version,
 )
 from tvmtune.networks.onnx.relax import to_relax
 from tvmtune.networks.shapes import resolve
@@ -356,10 +356,8 @@ def _onnxruntime(model: onnx.ModelProto, weights: Weights, *, optimized: bool = 
 
 
 def _evaluator(model: onnx.ModelProto, weights: Weights) -> _Run:
-    from onnx.reference import ReferenceEvaluator
-
-    evaluator = ReferenceEvaluator(onnx_weights.attach(model, weights), new_ops=_corrected(model))
-    return lambda feed: list(evaluator.run(None, feed))
+    session = evaluator(onnx_weights.attach(model, weights))
+    return lambda feed: list(session.run(None, feed))
 
 
 def _shifted(feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -375,43 +373,6 @@ def _write_defaults(graph: onnx.GraphProto) -> None:
     for node in nodes(graph):
         if node.op_type == "STFT" and not any(a.name == "onesided" for a in node.attribute):
             node.attribute.append(onnx.helper.make_attribute("onesided", 1))
-
-
-def _corrected(model: onnx.ModelProto) -> list[type]:
-    """Operators that onnx's evaluator does not compute as the standard says, or that it has only for
-    later versions than the model's."""
-    from onnx.reference.op_run import OpRun
-
-    class LpNormalization(OpRun):
-        """With magnitudes, and zeros where the norm is 0."""
-
-        op_domain = ""
-
-        def _run(self, x: np.ndarray, axis: int = -1, p: int = 2) -> tuple[np.ndarray]:
-            norm = np.linalg.norm(x, ord=p, axis=axis, keepdims=True)
-            return (np.divide(x, norm, out=np.zeros_like(x), where=norm != 0),)
-
-    if standard_version(model) >= 19:
-        return [LpNormalization]
-
-    class DequantizeLinear(OpRun):
-        op_domain = ""
-
-        def _run(
-            self,
-            x: np.ndarray,
-            scale: np.ndarray,
-            zero: np.ndarray | None = None,
-            axis: int = 1,
-            **later: object,
-        ) -> tuple[np.ndarray]:
-            shape = [1] * x.ndim
-            if scale.size > 1:
-                shape[axis] = -1
-            steps = x.astype("int32") - (0 if zero is None else zero.astype("int32").reshape(shape))
-            return ((steps * scale.reshape(shape)).astype(scale.dtype),)
-
-    return [LpNormalization, DequantizeLinear]
 
 
 def _inline_functions(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
