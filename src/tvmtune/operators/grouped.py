@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from tvmtune.arrays import empty, numpy_dtype
-from tvmtune.operators import convolution_calls, tiled_loops
-from tvmtune.passes import constants
+from tvmtune.operators import convolution_calls, padded, tiled_loops
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST
 from tvmtune.types import product
@@ -64,11 +60,11 @@ def replace(vectors: Vectors, lanes: int, builder: Any, call: Any, values: bool 
 
         # TVM makes one of loops whose sums are next to each other, and LLVM four vectors of three.
         shape = [output[0], groups, count, *output[1:-1], lanes]
-        padded = te.compute(shape, sums, name="product", attrs={"schedule_rule": RULE})
+        vectors_of_sums = te.compute(shape, sums, name="product", attrs={"schedule_rule": RULE})
 
         def stored(image: Any, *at: Any) -> Any:
             *pixel, g, channel = at
-            return padded[(image, g, channel // lanes, *pixel, channel % lanes)]
+            return vectors_of_sums[(image, g, channel // lanes, *pixel, channel % lanes)]
 
         result = te.compute([*output[:-1], groups, group], stored, name=_STORED)
         return te.compute(
@@ -78,22 +74,8 @@ def replace(vectors: Vectors, lanes: int, builder: Any, call: Any, values: bool 
         )
 
     data, weight = call.args
-    weight = _padded(weight, groups, count * lanes, values)
+    weight = padded.padded_constant(weight, count * lanes, values, groups)
     return call_fusable(builder, program, data, weight, name=f"conv{reads.dims}d_grouped")
-
-
-def _padded(weight: Any, groups: int, columns: int, values: bool) -> Any:
-    """The weights with so many channels of each group, of which further ones are zero."""
-    *terms, channels = (int(n) for n in weight.ty.shape)
-    group = channels // groups
-    if group == columns:
-        return weight
-    shape = [*terms, groups * columns]
-    if not values:
-        return constants.share(empty(shape, numpy_dtype(str(weight.ty.dtype))))
-    split = constants.values(weight).reshape(*terms, groups, group)
-    padding = [*[(0, 0)] * (len(terms) + 1), (0, columns - group)]
-    return constants.share(np.pad(split, padding).reshape(shape))
 
 
 def schedule(sch: Any, block: Any) -> list[Any]:

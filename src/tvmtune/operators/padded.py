@@ -138,16 +138,19 @@ def _padded(shape: list[int], axis: int, extent: int, read: Any, is_half: bool, 
     return te.compute(shape, value, name=name, attrs={} if is_inlined else LEFT_ALONE)
 
 
-def padded_constant(constant: Any, columns: int, values: bool) -> Any:
-    """The constant with so many columns, the last axis, of which further ones are 0. Without ``values``
-    a new constant stays uninitialized."""
-    shape = [int(n) for n in constant.ty.shape]
-    if shape[-1] == columns:
+def padded_constant(constant: Any, columns: int, values: bool, groups: int = 1) -> Any:
+    """The constant with so many columns, the last axis, in each of so many groups, of which further
+    ones are 0. Without ``values`` a new constant stays uninitialized."""
+    *outer, last = (int(n) for n in constant.ty.shape)
+    group = last // groups
+    if group == columns:
         return constant
+    shape = [*outer, groups * columns]
     if not values:
-        return constants.share(empty([*shape[:-1], columns], numpy_dtype(str(constant.ty.dtype))))
-    padding = [(0, 0)] * (len(shape) - 1) + [(0, columns - shape[-1])]
-    return constants.share(np.pad(constants.values(constant), padding))
+        return constants.share(empty(shape, numpy_dtype(str(constant.ty.dtype))))
+    split = constants.values(constant).reshape(*outer, groups, group)
+    padding = [*[(0, 0)] * (len(outer) + 1), (0, columns - group)]
+    return constants.share(np.pad(split, padding).reshape(shape))
 
 
 def applies_to_conv2d(columns: PaddedColumns, call: Any) -> bool:

@@ -261,7 +261,10 @@ def _program(
         ),
         "scores",
     )
-    given = iter(_with_whole_rows(each, keys, parts * lanes) for each in others)
+    given = iter(
+        _widened(each, parts * lanes) if each.shape and int(each.shape[-1]) > 1 else each
+        for each in others
+    )
     operands = [[n if isinstance(n, float) else next(given) for n in s.others] for s in steps]
 
     def stepped(*at: Any) -> Any:
@@ -300,12 +303,7 @@ def _program(
     )
     lane = te.reduce_axis((0, lanes), "lane")
     row_sum = compute([rows], lambda *at: te.sum(lane_sum[(*at, lane)], axis=lane), "row_sum")
-    values = v
-    if width > columns:
-        zero = tirx.const(0.0, "float32")
-        values = compute(
-            [keys, width], lambda *at: tirx.if_then_else(at[-1] < columns, v[at], zero), "values"
-        )
+    values = _widened(v, width)
     m = te.reduce_axis((0, keys), "m")
     weighted = te.compute(
         [*heads, rows, width],
@@ -326,17 +324,16 @@ def _program(
     return compute([queries, columns], lambda *at: result[at], "attention")
 
 
-def _with_whole_rows(tensor: Any, keys: int, rounded: int) -> Any:
-    """An operand with zeros for the keys that are added; itself if it has no column for each key, or if
-    none are."""
+def _widened(tensor: Any, width: int) -> Any:
+    """An operand with so many columns, of which further ones are zeros; itself if it has them."""
     from tvm import te, tirx
 
-    extents = [int(n) for n in tensor.shape]
-    if rounded == keys or not extents or extents[-1] == 1:
+    *outer, columns = (int(n) for n in tensor.shape)
+    if columns == width:
         return tensor
     return te.compute(
-        [*extents[:-1], rounded],
-        lambda *at: tirx.if_then_else(at[-1] < keys, tensor(*at), tirx.const(0, tensor.dtype)),
+        [*outer, width],
+        lambda *at: tirx.if_then_else(at[-1] < columns, tensor(*at), tirx.const(0, tensor.dtype)),
         name="operand",
         attrs=LEFT_ALONE,
     )

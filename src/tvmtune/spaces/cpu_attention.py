@@ -51,9 +51,8 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     named = {
         str(sch.get(each).name_hint): each for each in sch.get_child_blocks(sch.get_sblock("root"))
     }
-    stages = {name: named[name] for name in (*_OUTPUTS, *_IN_BLOCKS) if name in named}
-    copies = [named[name] for name in ("keys", "values") if name in named]
-    copies += [each for name, each in named.items() if name.startswith("operand")]
+    stages = {name: named[name] for name in (*_OUTPUTS, *_IN_BLOCKS, "keys") if name in named}
+    operands = [each for name, each in named.items() if name.startswith("operand")]
     lanes = int(sch.get(stages["lane_max"]).writes[0].source.shape[-1])
     *heads, rows, _ = sch.get_loops(stages["normalized"])
     outer, _ = sch.split(rows, [None, size])
@@ -75,7 +74,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     for name in ("weights", "steps"):
         if name in stages:
             sch.vectorize(sch.get_loops(stages[name])[-1])
-    for each in copies:
+    for each in (stages["keys"], *operands):
         *shared, _ = sch.get_loops(each)
         _vectorize_columns(sch, each, lanes)
         if shared:
