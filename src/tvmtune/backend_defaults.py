@@ -98,8 +98,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
     winograd = [rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
-    groups = [*groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)]
     winograd += winograd_3d(winograd)
+    groups = [*groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)]
     if unit.lanes < cpu_features.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
         winograd = [replace(algorithm, prefers=None) for algorithm in winograd]

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvmtune.operators import convolution_calls, grouped, padded, tiled_loops
+from tvmtune.operators import convolution_calls, padded, tiled_loops
 from tvmtune.passes.bindings import is_float32
-from tvmtune.passes.blocks import LEFT_ALONE, blocks
+from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import FEWEST
 from tvmtune.static_shapes import has_static_shapes
@@ -190,7 +190,8 @@ def schedule(sch: Any, block: Any) -> list[Any]:
     from tvm.tirx import IndexMap
     from tvm.topi.utils import ravel_index
 
-    lanes = _lanes(sch.get(block))
+    rule = str(sch.get(block).annotations["schedule_rule"])
+    lanes = tiled_loops.lanes(sch.get(block)) if rule == BY_VECTORS else 1
     last = tiled_loops.inline_epilogue(sch, block)
     *outer, columns = (int(v.dom.extent) for v in sch.get(last).iter_vars)
     is_whole = lanes > 1 and columns % lanes == 0
@@ -210,19 +211,3 @@ def schedule(sch: Any, block: Any) -> list[Any]:
     if lanes > 1 and not is_whole:
         sch.split(sch.get_loops(last)[-1], [None, lanes])
     return [sch]
-
-
-def lanes_of(mod: Any) -> int:
-    """How many lanes the vectors have that a kernel's tiles consist of; 1 if they consist of single
-    columns."""
-    found = [_lanes(block) for function in mod.functions.values() for block in blocks(function)]
-    return max(found, default=1)
-
-
-def _lanes(block: Any) -> int:
-    from tvm import tirx
-
-    if str(block.annotations.get("schedule_rule", "")) not in (BY_VECTORS, grouped.RULE):
-        return 1
-    spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
-    return int(spatial[-1].dom.extent)

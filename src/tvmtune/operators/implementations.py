@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tvmtune.passes.repeated_calls import Legalizer
 
 _CONV2D = "relax.nn.conv2d"
+_CONVOLUTIONS = {"": _CONV2D, "-1d": "relax.nn.conv1d", "-3d": "relax.nn.conv3d"}
+"""By what follows the name of an algorithm that has one for each."""
 _MATMUL = "relax.matmul"
 
 
@@ -150,17 +152,13 @@ def groups_cpu(vectors: grouped.Vectors, lanes: int) -> tuple[Algorithm, ...]:
     """Convolutions with groups in as many vectors of so many lanes as ``vectors`` chooses, for CPUs."""
     return tuple(
         Algorithm(
-            name,
+            f"groups{suffix}",
             operator,
             functools.partial(grouped.applies_to, vectors),
             functools.partial(grouped.replace, vectors, lanes),
             prefers=lambda call: True,
         )
-        for name, operator in (
-            ("groups", _CONV2D),
-            ("groups-1d", "relax.nn.conv1d"),
-            ("groups-3d", "relax.nn.conv3d"),
-        )
+        for suffix, operator in _CONVOLUTIONS.items()
     )
 
 
@@ -168,8 +166,8 @@ def gemms_cpu(
     padding: cpu_gemm.Padding, prefers: Callable[[int, int, int, int], bool]
 ) -> tuple[Algorithm, ...]:
     """Convolutions and products with weights as products of matrices that ``padding`` pads, for CPUs.
-    ``prefers`` is asked with the rows along the last axis of the output, all rows,
-    the columns of a group, and the number of groups."""
+    ``prefers`` is asked with the rows along the last axis of the output, all rows, the columns of a
+    group, and the number of groups."""
 
     def is_preferred(call: Any) -> bool:
         *image, columns = (int(extent) for extent in call.ty.shape)
@@ -179,17 +177,13 @@ def gemms_cpu(
 
     convolutions = (
         Algorithm(
-            name,
+            f"implicit-gemm{suffix}",
             operator,
             functools.partial(cpu_gemm.applies_to_convolution, padding),
             functools.partial(cpu_gemm.replace_convolution, padding),
             prefers=is_preferred,
         )
-        for name, operator in (
-            ("implicit-gemm", _CONV2D),
-            ("implicit-gemm-1d", "relax.nn.conv1d"),
-            ("implicit-gemm-3d", "relax.nn.conv3d"),
-        )
+        for suffix, operator in _CONVOLUTIONS.items()
     )
     return (
         *convolutions,

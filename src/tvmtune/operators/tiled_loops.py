@@ -53,3 +53,11 @@ def _inline_consumers(sch: Any, block: Any) -> Any:
 
 def _is_same(sch: Any, one: Any, other: Any) -> bool:
     return bool(sch.get_sref(one).same_as(sch.get_sref(other)))
+
+
+def lanes(block: Any) -> int:
+    """The extent of a block's last axis of outputs."""
+    from tvm import tirx
+
+    spatial = [v for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar]
+    return int(spatial[-1].dom.extent)

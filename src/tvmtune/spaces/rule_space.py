@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import cpu_features, dot_instructions
 from tvmtune.cpu_features import VectorUnit
-from tvmtune.operators import cpu_gemm
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import (
     cpu_attention,
@@ -246,7 +245,7 @@ def preferred_traces(
         of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     else:
-        lanes = cpu_gemm.lanes_of(design.mod)
+        lanes = rules.lanes_of(design.mod)
         decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group, lanes)
     if tensorized is None:
         padding = _padding(terms, group, window)

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tvmtune.operators import cpu_gemm, grouped, winograd, winograd_rows
+from tvmtune.operators import cpu_gemm, grouped, tiled_loops, winograd, winograd_rows
 from tvmtune.passes import attention
+from tvmtune.passes.blocks import blocks
 
 Rule = Callable[[Any, Any], list[Any]]
 """``(schedule, block) -> schedules``."""
@@ -34,6 +35,21 @@ RULES: dict[str, Rule] = {
     "meta_schedule.adaptive_pool_max": no_custom_rule,
     "meta_schedule.adaptive_pool_avg": no_custom_rule,
 }
+
+BY_VECTORS = (cpu_gemm.BY_VECTORS, grouped.RULE)
+"""Those whose tiles consist of whole vectors: the last axis of the block is their lanes."""
+
+
+def lanes_of(mod: Any) -> int:
+    """How many lanes the vectors have that a kernel's tiles consist of; 1 if they consist of single
+    columns."""
+    found = (
+        tiled_loops.lanes(block)
+        for function in mod.functions.values()
+        for block in blocks(function)
+        if str(block.annotations.get("schedule_rule", "")) in BY_VECTORS
+    )
+    return max(found, default=1)
 
 
 @functools.cache
