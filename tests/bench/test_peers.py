@@ -20,9 +20,9 @@ from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.runtime.timing import rest
 
 SLOW = {"torch-compile", "torch-max-autotune"}
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in peers.PEERS
-]
+ONNX = [name for name in peers.PEERS if name != "litert"]
+"""Those that read the ONNX form."""
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ONNX]
 
 
 def usable(name: str) -> peers.Peer:
@@ -105,7 +105,7 @@ def outputs_of() -> list[object]:
     """Each peer with each model; in CI PyTorch's slowest mode with one model only."""
     cases = []
     for model in (tiny_cnn, tiny_encoder):
-        for name in peers.PEERS:
+        for name in ONNX:
             mark = [pytest.mark.slow] if name in SLOW else []
             if (name, model) == ("torch-max-autotune", tiny_encoder):
                 mark = [pytest.mark.soak]
@@ -184,11 +184,12 @@ def test_a_network_without_an_onnx_form_is_refused(name, monkeypatch):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_openvino_reads_tflite_files(batch, tmp_path):
+@pytest.mark.parametrize("name", ["litert", "openvino"])
+def test_tflite_files_are_read(name, batch, tmp_path, capfd):
     pytest.importorskip("ai_edge_litert")
     from networks import tflite_models
 
-    one = usable("openvino")
+    one = usable(name)
     path = tmp_path / "tiny.tflite"
     path.write_bytes(tflite_models.tiny_cnn(batch=batch))
     network = networks.load(str(path))
@@ -199,6 +200,26 @@ def test_openvino_reads_tflite_files(batch, tmp_path):
     assert [array.shape for array in got] == [array.shape for array in want]
     for left, right in zip(got, want, strict=True):
         assert relative_error(left, right) < 1e-5
+    if name == "litert":
+        assert capfd.readouterr().err == ""
+
+
+def test_litert_resizes_open_dimensions(tmp_path):
+    pytest.importorskip("ai_edge_litert")
+    from networks import tflite_models
+
+    one = usable("litert")
+    path = tmp_path / "tiny.tflite"
+    path.write_bytes(tflite_models.tiny_cnn(batch=-1))
+    network = networks.load(str(path), batch=2)
+    one.load(network, 2)
+    inputs = random_inputs(network.inputs, 0)
+    assert relative_error(one.run(inputs)[0], network.reference(inputs)[0]) < 1e-5
+
+
+def test_litert_reads_nothing_else():
+    with pytest.raises(TvmtuneError, match="^tiny is not from a .tflite file"):
+        usable("litert").load(tiny(), 1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -187,6 +187,31 @@ def test_indices_are_compared_exactly():
     assert wrong.reasons == ("output 'y0' is off by 1.0e+00",)
 
 
+def test_integers_that_a_quantized_network_chooses_may_differ_at_some_places():
+    """Two runtimes round differently, and so find other classes where two are nearly as likely."""
+
+    class Quantized(Fake):
+        computes = "int8"
+        rounding_spread = (0.06,)
+
+    def classes(x):
+        return [(x.reshape(-1) * 1e6).astype(np.int64) % 1000]
+
+    def changed(every):
+        return lambda x: [np.where(np.arange(200) % every == 0, 1001, classes(x)[0])]
+
+    network = Quantized(classes, (200, 1))
+    check = json.loads(json.dumps(make_check(network)))
+    assert check["outputs"][0]["counts"] is True
+    assert check["outputs"][0]["tolerance"] == pytest.approx(0.12)
+    right = run_check(Fake(changed(10), (200, 1)), check)
+    assert right.passed
+    assert right.error == pytest.approx(0.1)
+    wrong = run_check(Fake(changed(5), (200, 1)), check)
+    assert not wrong.passed
+    assert wrong.reasons == ("output 'y0' has other values at 20% of the places",)
+
+
 def test_large_integers_are_compared_exactly():
     def large(x):
         return [(x > 0) + np.int64(2) ** 60]

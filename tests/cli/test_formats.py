@@ -37,14 +37,14 @@ def tflite(tmp_path):
     ("form", "peer"),
     [
         pytest.param("pt2", "torch", marks=pytest.mark.soak),
-        pytest.param("tflite", "openvino", marks=pytest.mark.slow),
+        pytest.param("tflite", "litert", marks=pytest.mark.slow),
     ],
 )
 def test_a_network_of_another_framework_is_tuned_and_compared_with_it(
     tmp_path, request, form, peer
 ):
     path = request.getfixturevalue(form)
-    pytest.importorskip(peer)
+    pytest.importorskip("ai_edge_litert" if peer == "litert" else peer)
     few = ("--repeat", 3)  # only correctness matters, not speed
     words = ("tune", path, "--trials", 4, "--vs", peer, "-o", "net.so")
     done = tvmtune(*words, *few, cwd=tmp_path)

@@ -226,7 +226,7 @@ def test_layers_are_integer_kernels_where_there_are_instructions(
 
 
 def test_the_check_allows_what_rounding_networks_differ_by():
-    assert allowed_errors(network(quantized_cnn())) == [0.1]
+    assert [each.error for each in allowed_errors(network(quantized_cnn()))] == [0.1]
 
 
 def test_integer_weights_of_float_layers_become_floats():

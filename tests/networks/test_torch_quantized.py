@@ -241,7 +241,7 @@ def test_the_check_allows_what_rounding_networks_differ_by():
     program = torch.export.export(Quantized().eval(), (image(),))
     made = TorchNetwork(program, name="net", label="net.pt2")
     (apart,) = made.rounding_spread
-    assert allowed_errors(made) == [max(0.1, 2 * apart)]
+    assert [each.error for each in allowed_errors(made)] == [max(0.1, 2 * apart)]
 
 
 def channels(scales: Any, zeros: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from flatbuffers import flexbuffers
 
 RELU, RELU6 = schema.ActivationFunctionType.RELU, schema.ActivationFunctionType.RELU6
 SAME, VALID = schema.Padding.SAME, schema.Padding.VALID
@@ -79,6 +80,18 @@ class TfliteBuilder:
         self.graph.operators.append(node)
         return int(node.outputs[0])
 
+    def custom(
+        self, operator: str, inputs: Sequence[int], shapes: Sequence[Sequence[int]], **options: Any
+    ) -> list[int]:
+        """A custom operator with an output of each shape."""
+        first = self.add(operator, inputs, shapes[0])
+        node = self.graph.operators[-1]
+        packed = flexbuffers.Dumps(options)
+        node.customOptions = np.frombuffer(bytes(packed), np.uint8)
+        others = [self.tensor(f"{operator}:{i}", shape) for i, shape in enumerate(shapes[1:], 1)]
+        node.outputs = [first, *others]
+        return list(node.outputs)
+
     def content(self, *outputs: int) -> bytes:
         self.graph.outputs = list(outputs)
         builder = flatbuffers.Builder(1024)
@@ -88,13 +101,16 @@ class TfliteBuilder:
 
 _OPTIONS = {
     "ADD": "AddOptions",
+    "ARG_MAX": "ArgMaxOptions",
     "AVERAGE_POOL_2D": "Pool2DOptions",
     "CONCATENATION": "ConcatenationOptions",
     "CONV_2D": "Conv2DOptions",
     "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
     "DEQUANTIZE": "DequantizeOptions",
+    "FLOOR_DIV": "FloorDivOptions",
     "FULLY_CONNECTED": "FullyConnectedOptions",
     "GATHER": "GatherOptions",
+    "GATHER_ND": "GatherNdOptions",
     "LEAKY_RELU": "LeakyReluOptions",
     "MAX_POOL_2D": "Pool2DOptions",
     "MEAN": "ReducerOptions",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from tvmtune import accuracy
-from tvmtune.accuracy import integer_error, relative_error
+from tvmtune.accuracy import differing, integer_error, relative_error
 from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import inputs_of, random_inputs, ranges_of
@@ -32,6 +32,22 @@ SAMPLES, SECOND_SAMPLES = 4096, 1024
 _SPREADS = 2
 """How far a network that rounds to bytes may be from its reference, in distances between two runtimes'
 results."""
+
+
+class Allowed(NamedTuple):
+    """How far an output may be from the reference."""
+
+    error: float
+    """0 for integers and booleans that must be equal."""
+    counts: bool = False
+    """Whether the error is the share of values that differ: of integers that a network that rounds to
+    bytes chooses, such as classes, another one is as wrong as any."""
+
+    def measure(self, got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
+        """The error; ``scale`` as in :func:`relative_error`."""
+        if self.counts:
+            return differing(got, want)
+        return relative_error(got, want, scale) if self.error else integer_error(got, want)
 
 
 class Runnable(Protocol):
@@ -97,6 +113,7 @@ def make_check(network: Network, seed: int = 0) -> JSON:
     ``seed + 1``; and for each of ``outputs`` whether it ``varies`` and its ``name``, ``shape``,
     ``dtype``, ``tolerance``, ``max_abs``, ``finite`` and ``values``, the base64 text of the
     little-endian values at :func:`sample_places`. ``second`` has the last three for ``seed + 1``.
+    ``counts`` stands with an output whose error is the share of values that differ.
     ``ranges`` are those of integer inputs, if the network has any, see
     :func:`tvmtune.networks.inputs.random_inputs`.
     """
@@ -108,7 +125,8 @@ def make_check(network: Network, seed: int = 0) -> JSON:
             "shape": list(array.shape),
             "dtype": array.dtype.name,
             "varies": _differ([array], [other]),
-            "tolerance": allowed,
+            "tolerance": allowed.error,
+            **({"counts": True} if allowed.counts else {}),
             **_sampled(array, seed, SAMPLES),
             "second": _sampled(other, seed, SECOND_SAMPLES),
         }
@@ -133,19 +151,19 @@ def _sampled(array: np.ndarray, seed: int, most: int) -> JSON:
     }
 
 
-def allowed_errors(network: Network) -> list[float]:
-    """The tolerance of each output against the network's reference; 0 for integers and booleans that
-    are not rounded from floats."""
+def allowed_errors(network: Network) -> list[Allowed]:
+    """Of each output against the network's reference."""
     specs = network.outputs
     exact = [False] * len(specs)
     if not all("float" in spec.dtype for spec in specs):
         exact = exact_outputs(network.to_relax())
-    spread: list[float] = []
-    if getattr(network, "computes", "") == "int8":
-        spread = getattr(network, "rounding_spread", [])
+    rounds = getattr(network, "computes", "") == "int8"
+    spread: list[float] = getattr(network, "rounding_spread", []) if rounds else []
     spread = spread or [0.0] * len(specs)
     return [
-        0.0 if only else max(allowed_error(network, spec.dtype), _SPREADS * apart)
+        Allowed(0.0)
+        if only and not rounds
+        else Allowed(max(allowed_error(network, spec.dtype), _SPREADS * apart), counts=only)
         for spec, only, apart in zip(specs, exact, spread, strict=True)
     ]
 
@@ -278,9 +296,11 @@ def _compare_one(array: np.ndarray, entry: JSON, seed: int, most: int) -> Output
         return OutputCheck(
             name, float("inf"), "cannot be checked: no value of the reference is finite"
         )
-    if entry.get("tolerance") == 0.0:
-        return OutputCheck(name, integer_error(values, raw.astype(dtype)))
-    error = relative_error(values, raw, entry["max_abs"])
+    # Checks of early versions have no tolerance: all their outputs were floats.
+    allowed = Allowed(entry.get("tolerance", accuracy.TOLERANCE), bool(entry.get("counts")))
+    error = allowed.measure(values, raw.astype(dtype), entry["max_abs"])
+    if allowed.counts:
+        return OutputCheck(name, error, f"has other values at {error:.0%} of the places")
     return OutputCheck(name, error, "" if np.isfinite(error) else "holds NaN or infinity")
 
 

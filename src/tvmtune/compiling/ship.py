@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tvmtune.accuracy import integer_error, relative_error
 from tvmtune.atomic_write import replacing
 from tvmtune.bench.baselines import AsWritten, NumPy, Untuned
 from tvmtune.bench.bench import TABLE_SECONDS, bench
@@ -233,8 +232,8 @@ def _check_given(library: Library, network: Network, inputs: Mapping[str, np.nda
     worst = 0.0
     pairs = zip(library.run(inputs), network.reference(inputs), strict=True)
     for (got, want), allowed in zip(pairs, allowed_errors(network), strict=True):
-        error = (relative_error if allowed else integer_error)(got, want)
-        if not error <= allowed:
+        error = allowed.measure(got, want)
+        if not error <= allowed.error:
             raise TvmtuneError(
                 "the outputs for the given inputs are wrong (max|y - ref| / max|ref| = "
                 f"{error:.1e}): nothing is written"

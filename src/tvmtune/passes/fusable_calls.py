@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import bindings, operator_of
+from tvmtune.passes.bindings import bindings, operator_of, rebind
 from tvmtune.passes.blocks import blocks
 
 if TYPE_CHECKING:
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 _ELEMENTWISE, _BROADCAST, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 1, 2, 4, 8
 """``OpPatternKind`` of TVM's fusion."""
+
+_CLAMPS = 6
+"""How many minima and maxima of minima and maxima, such as quantizations make, a kernel may compute:
+TVM's simplifier takes four times as long for each more, 6 s for 10 and minutes for 13."""
 
 
 def call_fusable(
@@ -57,6 +61,51 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
         if pattern != int(function.attrs.get("op_pattern", _OPAQUE)):
             mod.update_func(variable, function.with_attr("op_pattern", pattern))
     return mod
+
+
+def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` after :func:`correct_patterns`, with long chains of clamps cut: fusion begins a kernel
+    at every call that would exceed :data:`_CLAMPS`."""
+    depths: dict[Any, int] = {}
+    clamps: dict[Any, bool] = {}
+    made: dict[Any, Callable[[Any], Any]] = {}
+    for binding in bindings(mod):
+        if operator_of(binding.value) != "call_tir":
+            continue
+        variable, operands = binding.value.args[:2]
+        kernel = mod[variable]
+        own = int(clamps.setdefault(variable, _clamps(kernel)))
+        if int(kernel.attrs.get("op_pattern", _OPAQUE)) <= _INJECTIVE:
+            depth = own + max((depths.get(operand, 0) for operand in operands.fields), default=0)
+            if depth <= _CLAMPS:
+                depths[binding.var] = depth
+                continue
+            made[binding.var] = _beginning(kernel, binding.value, str(variable.name_hint))
+        depths[binding.var] = own
+    return rebind(mod, made)
+
+
+def _beginning(kernel: Any, call: Any, name: str) -> Callable[[Any], Any]:
+    """Makes a call that fusion puts nothing before."""
+    from tvm import relax
+
+    def make(mutator: Any) -> Any:
+        copy = kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
+        variable = mutator.builder_.add_func(copy, name)
+        operands = mutator.visit_expr(call.args[1])
+        return relax.Call(call.op, [variable, operands, *call.args[2:]], call.attrs, call.ty_args)
+
+    return make
+
+
+def _clamps(function: Any) -> bool:
+    """Whether a kernel computes a minimum or a maximum of two values."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(function.body, [(tirx.Min, found.append), (tirx.Max, found.append)])
+    return bool(found)
 
 
 def _fusable_operands(mod: tvm.IRModule) -> set[Any]:

@@ -191,7 +191,7 @@ def legalize(
         block_names.neutralize(lowered, own), device, [relax.transform.AnnotateTIROpPattern()]
     )
     fused = _run(
-        fusable_calls.correct_patterns(annotated),
+        fusable_calls.cut_chains(fusable_calls.correct_patterns(annotated)),
         device,
         [
             relax.transform.FoldConstant(),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tvmtune.bench.peers import ncnn_runtime, onnx_runtime, open_vino, pytorch
+from tvmtune.bench.peers import lite_rt, ncnn_runtime, onnx_runtime, open_vino, pytorch
 from tvmtune.bench.peers.base import Peer
 from tvmtune.errors import UsageError, nearest
 
@@ -29,6 +29,7 @@ PEERS: dict[str, type[Peer]] = {
         pytorch.TorchCompile,
         pytorch.TorchMaxAutotune,
         ncnn_runtime.Ncnn,
+        lite_rt.LiteRt,
     )
 }
 ALIASES = {alias: name for name, cls in PEERS.items() for alias in cls.aliases}

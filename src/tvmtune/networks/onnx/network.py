@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper, shape_inference
 
-from tvmtune.accuracy import relative_error
+from tvmtune.accuracy import distances
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import check_inputs, inputs_of, random_inputs
 from tvmtune.networks.model_file import kind_and_line, one_line
@@ -196,11 +196,7 @@ class OnnxNetwork:
             plain = list(self.references([_shifted(feed) for feed in feeds]))
         except Exception:  # an operator that it only runs optimized
             return []
-        apart = [
-            [relative_error(one, other) for one, other in zip(*pair, strict=True)]
-            for pair in zip(self.references(feeds), plain, strict=True)
-        ]
-        return [max(each) for each in zip(*apart, strict=True)]
+        return distances(list(self.references(feeds)), plain)
 
     @contextlib.contextmanager
     def _loaded(self) -> Iterator[Weights]:

@@ -7,6 +7,7 @@ have the schema's names, which TVM's importer uses, too.
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,10 @@ _PACKAGES = {"tflite": "tflite", "ai_edge_litert": "ai-edge-litert"}
 CONTROL_FLOW = {"CALL", "CALL_ONCE", "IF", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "WHILE"}
 """Operators that run another graph of the file."""
 
+_DETECTION = "TFLite_Detection_PostProcess"
+CUSTOM = {_DETECTION: "DETECTION_POSTPROCESS"}
+"""Custom operators that LiteRT and TVM's importer know, and the importer's names for them."""
+
 
 def read(path: Path) -> bytes:
     """The content of the file at ``path``.
@@ -58,19 +63,38 @@ def read(path: Path) -> bytes:
     return content
 
 
-def interpreter(content: bytes, *, threads: int = 1, keep: bool = False) -> Any:
+def interpreter(
+    content: bytes, *, threads: int = 1, keep: bool = False, xnnpack: bool = False
+) -> Any:
     """LiteRT's interpreter of a model; with ``keep`` it keeps all values of a run.
 
-    It runs LiteRT's own kernels: the XNNPACK delegate, its default, writes to the terminal.
+    It runs LiteRT's own kernels, or with ``xnnpack`` those of XNNPACK where there are any, as
+    applications do by default. XNNPACK hides the values between its operators.
     """
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+    kinds = OpResolverType
     return Interpreter(
         model_content=content,
         num_threads=threads,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_op_resolver_type=kinds.AUTO
+        if xnnpack
+        else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
         experimental_preserve_all_tensors=keep,
     )
+
+
+def allocate(machine: Any) -> None:
+    """``allocate_tensors`` of an interpreter, without the note about XNNPACK on standard error, which
+    nothing turns off."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        machine.allocate_tensors()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def run(
@@ -84,7 +108,7 @@ def run(
     try:
         for place, spec in zip(places, specs, strict=True):
             machine.resize_tensor_input(place, spec.shape)
-        machine.allocate_tensors()
+        allocate(machine)
         for place, spec in zip(places, specs, strict=True):
             machine.set_tensor(place, inputs[spec.name])
         machine.invoke()
@@ -116,11 +140,13 @@ def parse(content: bytes, label: str) -> Any:
                 f"{where} is TensorFlow's own {name.removeprefix('Flex')}, which is not supported; "
                 "convert the network with TFLite's built-in operators alone (TFLITE_BUILTINS)"
             )
-        if code.customCode:
+        if code.customCode and name not in CUSTOM:
             raise TvmtuneError(
                 f"{where} is a custom operator, which is not supported; "
                 "replace it by TFLite's built-in operators and convert the network again"
             )
+        if name == _DETECTION:
+            _check_detection(node, where)
         if name in CONTROL_FLOW:
             raise TvmtuneError(
                 f"{where} runs another graph of the file, which is not supported; "
@@ -134,6 +160,29 @@ def parse(content: bytes, label: str) -> Any:
             "supported; give the network as an ONNX file"
         )
     return model
+
+
+def _check_detection(node: Any, where: str) -> None:
+    """Raise :class:`TvmtuneError` for what the importer does otherwise than LiteRT."""
+    from flatbuffers import flexbuffers
+
+    try:
+        options = flexbuffers.Loads(bytes(bytearray(node.customOptions)))
+        regular, classes = (
+            options.get(k, 0) for k in ("use_regular_nms", "max_classes_per_detection")
+        )
+    except Exception as error:  # its parser checks nothing
+        raise TvmtuneError(f"{where} has damaged options; convert the network again") from error
+    if regular:  # LiteRT's never returns the last class
+        raise TvmtuneError(
+            f"{where} suppresses boxes of each class alone, which is not supported; "
+            "convert the network with use_regular_nms=False"
+        )
+    if classes > 1:
+        raise TvmtuneError(
+            f"{where} returns {classes} classes of a box, which is not supported; "
+            "convert the network with max_classes_per_detection=1"
+        )
 
 
 def _check_references(model: Any, label: str) -> None:

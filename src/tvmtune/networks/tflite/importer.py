@@ -1,23 +1,63 @@
 """TVM's importer of TFLite models with our converters.
 
 Its own converters of quantization lack constants and zero points per channel; it ignores softmax's
-``beta``, and that of EXPAND_DIMS raises.
+``beta``, and that of EXPAND_DIMS raises. It does not flatten the inputs of FULLY_CONNECTED,
+transposes the indices of GATHER_ND, and makes int64 of int32 indices.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter
 
-CONVERTERS = ("DEQUANTIZE", "EXPAND_DIMS", "QUANTIZE", "SOFTMAX")
+CONVERTERS = ("DEQUANTIZE", "EXPAND_DIMS", "FULLY_CONNECTED", "GATHER_ND", "QUANTIZE", "SOFTMAX")
 """Operators that are converted here."""
 
 
 class Importer(OperatorConverter):
     """Imports a model whose integers stand between QUANTIZE and DEQUANTIZE alone."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.convert_map = {
+            name: functools.partial(self._declared, convert)
+            for name, convert in self.convert_map.items()
+        }
+
+    def _declared(self, convert: Callable[..., Any], op: Any) -> Any:
+        """What ``convert`` makes of an operator; integers in the dtype that the file declares."""
+        made, results = convert(op=op), self.get_output_tensors(op)
+        if len(results) != 1 or not isinstance(made, relax.Expr):
+            return made
+        made = self.bb.normalize(made)
+        dtype = self.get_tensor_type_str(results[0].tensor.Type())
+        given = str(getattr(made.ty, "dtype", dtype))
+        wrong = given != dtype and "int" in given and dtype in ("int32", "int64")
+        return relax.op.astype(made, dtype) if wrong else made
+
+    def convert_fully_connected(self, op: Any) -> Any:
+        from tflite.FullyConnectedOptions import FullyConnectedOptions
+
+        options, table = FullyConnectedOptions(), op.BuiltinOptions()
+        options.Init(table.Bytes, table.Pos)
+        source, weights, *bias = self.get_input_tensors(op)
+        (result,) = self.get_output_tensors(op)
+        x, matrix = self.get_tensor_expr(source), self.get_tensor_expr(weights)
+        columns = matrix.ty.shape[1]
+        if x.ty.shape[-1] != columns or (len(x.ty.shape) != 2 and not options.KeepNumDims()):
+            x = self.bb.normalize(relax.op.reshape(x, (-1, columns)))
+        y = relax.op.matmul(x, relax.op.permute_dims(matrix, [1, 0]))
+        if bias and bias[0].tensor_idx != -1:
+            y = relax.op.add(y, self.get_tensor_expr(bias[0]))
+        y = self.convert_fused_activation_function(y, options.FusedActivationFunction())
+        y, extents = self.bb.normalize(y), self.get_tensor_shape(result)
+        same = [int(extent) for extent in y.ty.shape] == [int(extent) for extent in extents]
+        return y if same else relax.op.reshape(y, [int(extent) for extent in extents])
 
     def convert_quantize(self, op: Any) -> Any:
         (source,), (result,) = self.get_input_tensors(op), self.get_output_tensors(op)
@@ -73,6 +113,10 @@ class Importer(OperatorConverter):
         return relax.op.expand_dims(
             self.get_tensor_expr(source), int(self.get_tensor_value(axis).item())
         )
+
+    def convert_gather_nd(self, op: Any) -> Any:
+        values, indices = (self.get_tensor_expr(each) for each in self.get_input_tensors(op))
+        return relax.op.gather_nd(values, relax.op.astype(indices, "int64"))
 
     def convert_softmax(self, op: Any) -> Any:
         from tflite.SoftmaxOptions import SoftmaxOptions

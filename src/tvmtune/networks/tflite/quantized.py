@@ -120,7 +120,8 @@ def check(model: Any, label: str) -> bool:
             continue
         if keeps_state(name) and any(scales[place] for place in ends):
             raise TvmtuneError(f"{where} is quantized and keeps a state, {_UNSUPPORTED}")
-        if is_quantized and any(dtypes[place] == "float32" for place in ends):
+        mixed = is_quantized and any(dtypes[place] == "float32" for place in ends)
+        if mixed and name not in tflite_file.CUSTOM:  # detections are always floats
             raise TvmtuneError(f"{where} mixes quantized tensors and floats, {_UNSUPPORTED}")
         for place in ends[:2] if name in _BIASES else ():
             if dtypes[place] in _DTYPES and not scales[place]:

@@ -46,7 +46,7 @@ def to_relax(
     model = tflite.Model.GetRootAs(content, 0)
     converter = Importer(model, model.Subgraphs(0), ExprTable(), None)
     for index, name in enumerate(names):
-        if name not in converter.convert_map:
+        if tflite_file.CUSTOM.get(name, name) not in converter.convert_map:
             raise TvmtuneError(
                 f"{tflite_file.describe(name, index)} of {label} is not supported by the "
                 f"importer; {_REMEDY}"

@@ -7,7 +7,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.accuracy import relative_error
+from tvmtune.accuracy import distances
 from tvmtune.arrays import numpy_dtype
 from tvmtune.machine import cpu_count
 from tvmtune.networks.hashing import NetworkHasher
@@ -153,10 +153,7 @@ class TorchNetwork:
         feed = inputs_of(self, 0)
         with quiet(), torch.backends.mkldnn.flags(enabled=False):
             plain = self.reference(feed)
-        return [
-            relative_error(one, other)
-            for one, other in zip(self.reference(feed), plain, strict=True)
-        ]
+        return distances([self.reference(feed)], [plain])
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:

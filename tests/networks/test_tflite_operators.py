@@ -1,0 +1,131 @@
+"""TFLite operators that files of others have, and that TVM's importer lacks or gets wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tflite")
+pytest.importorskip("ai_edge_litert.interpreter")
+
+from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
+from networks.tflite_models import (
+    QuantizedBuilder,
+    TfliteBuilder,
+    weights,
+)
+from tvmtune.errors import TvmtuneError
+from tvmtune.networks.tflite.network import TfliteNetwork
+
+
+def network(content: bytes) -> TfliteNetwork:
+    return TfliteNetwork(content, name="net", label="net.tflite")
+
+
+@pytest.mark.parametrize(
+    ("shape", "keeps", "result"),
+    [
+        ((2, 3, 4, 5), False, (2, 7)),  # as micro_speech has it
+        ((4, 3, 60), False, (12, 7)),
+        ((4, 3, 60), True, (4, 3, 7)),
+    ],
+)
+def test_a_product_flattens_what_has_more_axes(shape, keeps, result):
+    g = TfliteBuilder()
+    x, matrix, bias = g.input("x", shape), g.constant(weights(0, 7, 60)), g.constant(weights(1, 7))
+    y = g.add("FULLY_CONNECTED", [x, matrix, bias], result, keepNumDims=keeps)
+    made = network(g.content(y))
+    assert [spec.shape for spec in made.outputs] == [result]
+    assert_tvm_agrees(made)
+
+
+def test_places_of_maxima_are_integers_of_the_declared_type():
+    """MoveNet divides them by an int32."""
+    g = TfliteBuilder()
+    x, axis = g.input("x", (3, 96)), g.constant(1, "int32")
+    place = g.add("ARG_MAX", [x, axis], (3,), "int32", outputType=2)
+    row = g.add("FLOOR_DIV", [place, g.constant(48, "int32")], (3,), "int32")
+    made = network(g.content(row, place))
+    assert [spec.dtype for spec in made.outputs] == ["int32", "int32"]
+    assert_tvm_agrees(made)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_values_are_gathered_by_several_indices(axes):
+    places = np.random.RandomState(0).randint(0, 4, (2, 5, axes)).astype("int32")
+    shape = (2, 5, *(4, 4, 4)[axes:], 6)
+    g = TfliteBuilder()
+    values = g.input("x", (4, 4, 4, 6))
+    assert_tvm_agrees(network(g.content(g.add("GATHER_ND", [values, g.constant(places)], shape))))
+    q = QuantizedBuilder()
+    y = q.apply("GATHER_ND", [q.data((4, 4, 4, 6)), q.constant(places)], shape, 0.05)
+    assert_tvm_agrees(network(q.content(y)))
+
+
+def detector(*, quantized: bool = False, **options: int) -> bytes:
+    """What ends SSD's networks: 12 boxes at 4 places, of 3 classes and the background."""
+    boxes, scores = (1, 12, 4), (1, 12, 4)
+    rng = np.random.RandomState(1)
+    centers = np.repeat(rng.uniform(0.2, 0.8, (4, 2)), 3, axis=0)
+    anchors = np.concatenate([centers, np.full((12, 2), 0.2)], axis=1).astype("float32")
+    g = QuantizedBuilder("uint8")
+    if quantized:
+        inputs = [g.data(boxes, 0.02), g.scaled(g.input("scores", scores, "uint8"), 1 / 256, 0)]
+        places = g.scaled(g.constant(np.rint(anchors * 200), "uint8"), 1 / 200, 0)
+    else:
+        inputs, places = [g.input("boxes", boxes), g.input("scores", scores)], g.constant(anchors)
+    found = g.custom(
+        "TFLite_Detection_PostProcess",
+        [*inputs, places],
+        [(1, 6, 4), (1, 6), (1, 6), (1,)],
+        **{
+            "max_detections": 6,
+            "max_classes_per_detection": 1,
+            "detections_per_class": 6,
+            "nms_score_threshold": 0.3,
+            "nms_iou_threshold": 0.5,
+            "num_classes": 3,
+            "y_scale": 10.0,
+            "x_scale": 10.0,
+            "h_scale": 5.0,
+            "w_scale": 5.0,
+            **options,
+        },
+    )
+    return g.content(*found)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_detections_are_those_of_litert(quantized):
+    made = network(detector(quantized=quantized))
+    for seed in range(3):
+        rng = np.random.RandomState(seed)
+        # All scores differ, so that there is one right order.
+        steps = rng.permutation(48).reshape(1, 12, 4) * 5 + 1
+        boxes = rng.randint(96, 160, (1, 12, 4))
+        if quantized:
+            given = [boxes.astype("uint8"), steps.astype("uint8")]
+        else:
+            given = [((boxes - 128) * 0.02).astype("float32"), (steps / 256).astype("float32")]
+        inputs = {spec.name: value for spec, value in zip(made.inputs, given, strict=True)}
+        wanted = made.reference(inputs)
+        assert 2 <= wanted[3][0] < 6
+        found = int(wanted[3][0])
+        got = run_in_tvm(made, inputs)
+        assert got[3] == wanted[3]
+        # LiteRT leaves what is behind the last detection as it was.
+        assert_equal([each[:, :found] for each in got[:3]], [w[:, :found] for w in wanted[:3]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_regular_nms": 1}, "suppresses boxes of each class alone"),
+        ({"max_classes_per_detection": 2}, "returns 2 classes of a box"),
+    ],
+)
+def test_other_detections_are_refused(options, message):
+    with pytest.raises(TvmtuneError, match=message) as raised:
+        network(detector(**options))
+    assert "operator 0 (TFLite_Detection_PostProcess) of net.tflite" in str(raised.value)
+    assert "convert the network with" in str(raised.value)

@@ -1,0 +1,47 @@
+"""What fusion may put into one kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from kernels import this_machine
+from tvmtune.passes import pipeline
+
+
+def chain(length: int) -> tvm.IRModule:
+    """Values that are quantized, dequantized and moved ``length`` times."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 16), "float32"))
+    scale, zero = relax.const(0.02, "float32"), relax.const(3, "int8")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = x
+            for _ in range(length):
+                value = builder.emit(relax.op.add(value, relax.const(0.3, "float32")))
+                value = builder.emit(relax.op.quantize(value, scale, zero))
+                value = builder.emit(relax.op.dequantize(value, scale, zero))
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+@pytest.mark.parametrize(("length", "kernels"), [(1, 1), (6, 1), (7, 2), (20, 4)])
+def test_long_chains_of_clamps_are_cut(length: int, kernels: int):
+    """TVM's simplifier takes four times as long for each: of 20, it would not return."""
+    made = pipeline.legalize(chain(length), this_machine())
+    found = [each for _, each in made.functions_items() if isinstance(each, tvm.tirx.PrimFunc)]
+    calls = [b for block in made["main"].body.blocks for b in block.bindings]
+    assert len(calls) == kernels
+    assert len(found) <= kernels
+    x = np.linspace(-3, 3, 64, dtype="float32").reshape(4, 16)
+    machine = relax.VirtualMachine(tvm.compile(made, "llvm"), tvm.cpu())
+    want = x
+    for _ in range(length):
+        steps = np.rint((want + np.float32(0.3)) / np.float32(0.02)) + 3
+        want = ((np.clip(steps, -128, 127) - 3) * np.float32(0.02)).astype("float32")
+    got = machine["main"](tvm.runtime.tensor(x)).numpy()
+    assert np.abs(got - want).max() <= 0.0201
+    assert (got == want).mean() > 0.9
