@@ -200,21 +200,28 @@ def test_inputs_and_outputs_may_be_floats_or_of_another_scale():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "per_channel"), [("int8", True), ("int8", False), ("uint8", False)]
+    ("dtype", "per_channel", "wide"),
+    [
+        ("int8", True, False),
+        ("int8", False, False),
+        ("uint8", False, False),
+        ("uint8", False, True),
+    ],
 )
 @pytest.mark.parametrize(
     ("processor", "has"), [(None, INTEGERS), ("haswell", True), ("x86-64-v2", False)]
 )
 def test_layers_are_integer_kernels_where_there_are_instructions(
-    dtype: str, per_channel: bool, processor: str | None, has: bool, tmp_path: Path
+    dtype: str, per_channel: bool, wide: bool, processor: str | None, has: bool, tmp_path: Path
 ):
     path = tmp_path / "net.tflite"
-    path.write_bytes(quantized_cnn(dtype, per_channel=per_channel))
+    path.write_bytes(quantized_cnn(dtype, per_channel=per_channel, wide=wide))
     net = networks.load(str(path))
     plan = api.plan(net, "cpu", attrs={"mcpu": processor} if processor else None)
     products = [task.name for task in plan.tasks if "conv2d" in task.name or "matmul" in task.name]
-    assert len(products) == 4
-    assert [has] * 4 == ["quantized" in name for name in products]
+    # Wide weights take the sum of the data, too, but for each channel alone.
+    assert len(products) == (7 if wide and has else 4)
+    assert [has] * len(products) == ["quantized" in name for name in products]
     library = Library.open(api.compile(plan, tmp_path / "lib.so").path)
     assert run_check(library, library.metadata["check"]).passed
     for seed in (50, 51, 52):

@@ -202,9 +202,10 @@ def one_operator(operator: str, shape: Sequence[int] = (1, 4), **options: Any) -
 class QuantizedBuilder(TfliteBuilder):
     """Adds operators whose tensors have scales."""
 
-    def __init__(self, dtype: str = "int8") -> None:
+    def __init__(self, dtype: str = "int8", *, wide: bool = False) -> None:
+        """``wide``: uint8 weights whose differences from their zero point do not fit in bytes."""
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.wide = dtype, wide
         self.middle = {"int8": 0, "uint8": 128, "int16": 0}[dtype]
 
     def scaled(self, place: int, scale: Any, zero: Any = 0, axis: int = 0) -> int:
@@ -229,6 +230,8 @@ class QuantizedBuilder(TfliteBuilder):
         zero = self.middle if self.dtype == "uint8" else 0
         dtype = "uint8" if self.dtype == "uint8" else "int8"
         steps = rng.randint(-100, 101, shape) + zero
+        if self.wide:
+            steps, zero = rng.randint(0, 256, shape), 74
         place = self.constant(steps, dtype)
         return self.scaled(place, scales, np.full(count, zero), axis or 0), scales
 
@@ -265,9 +268,11 @@ class QuantizedBuilder(TfliteBuilder):
         return self.scaled(made, scale, self.middle + zero)
 
 
-def quantized_cnn(dtype: str = "int8", *, per_channel: bool = True, seed: int = 0) -> bytes:
+def quantized_cnn(
+    dtype: str = "int8", *, per_channel: bool = True, wide: bool = False, seed: int = 0
+) -> bytes:
     """:func:`tiny_cnn` with integers."""
-    g = QuantizedBuilder(dtype)
+    g = QuantizedBuilder(dtype, wide=wide)
     rows = 0 if per_channel else None
     columns = 3 if per_channel else None
     window = {"strideW": 1, "strideH": 1, "padding": SAME}

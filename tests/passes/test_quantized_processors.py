@@ -81,10 +81,16 @@ BOARDS = {"cortex-a76": "cortex-a76", "neoverse-v1": "max"}
 """Processors, and what is emulated for their code."""
 
 
+WIDE = (cnn.residual(32), {"activation_type": UNSIGNED, "weight_type": UNSIGNED})
+"""Without their zero points, weights do not fit in bytes."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("network", "options"), NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize(
+    ("network", "options"), [*NETWORKS.values(), WIDE], ids=[*NETWORKS, "wide"]
+)
 def test_all_processors_compute_the_same_bits(network, options, tmp_path):
-    path = quantized(network, tmp_path, weight_type=SIGNED, **options)
+    path = quantized(network, tmp_path, **{"weight_type": SIGNED, **options})
     outputs = {}
     for processor in ("cascadelake", "skylake-avx512", "alderlake", "haswell"):
         plan = plan_for("cpu", processor, path)

@@ -55,7 +55,15 @@ def _pipeline() -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name="tvmtune.LowerForCPU")
     def lower(mod: Any, context: Any) -> Any:
-        return passes(rewrite_loops(mod))
+        rewritten = rewrite_loops(mod)
+        if rewritten is mod:
+            return passes(mod)
+        # It was done, and on flat buffers it fails: a constant ramp, as a tile of one vector has, is
+        # taken for one place.
+        done = ["s_tir.CompactBufferAllocation"]
+        options = dict(context.config) if context.config else {}
+        with tvm.transform.PassContext(context.opt_level, disabled_pass=done, config=options):
+            return passes(rewritten)
 
     return lower, lambda: finalize, finalize_device
 

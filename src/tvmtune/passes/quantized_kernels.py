@@ -94,16 +94,35 @@ def product(x: Any, w: Any, output: tuple[int, ...], instruction: DotInstruction
     return packed_products.product(x, w, output, "int32", _storage(x, 0, instruction))
 
 
+def narrowed(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int16 weights (O, ...) of which each output's are within 256 steps, as int8, and what was
+    subtracted from each output's, int32: ``sum(x w) = sum(x narrow) + shift sum(x)``."""
+    flat = weights.reshape(len(weights), -1).astype(np.int32)
+    shifts = np.maximum(flat.max(axis=1) - 127, 0) + np.minimum(flat.min(axis=1) + 128, 0)
+    each = shifts.reshape(-1, *[1] * (weights.ndim - 1))
+    return (weights - each).astype(np.int8), shifts.astype(np.int32)
+
+
 def requantize(
-    sums: Any, bias: Any, factors: Any, numbers: Any, dtype: str, output: tuple[int, ...]
+    sums: Any,
+    bias: Any,
+    factors: Any,
+    numbers: Any,
+    dtype: str,
+    output: tuple[int, ...],
+    shifted: tuple[Any, Any] | None = None,
 ) -> Any:
     """What is stored of ``sums`` as ``dtype``, with an int32 bias, a float32 factor per channel and
     :meth:`Rounding.numbers`; if that is float32, the values of the steps. The products of sums and
-    factors in float32 without ``numbers``; the sums without ``factors``."""
+    factors in float32 without ``numbers``; the sums without ``factors``. ``shifted``: the shifts of
+    :func:`narrowed`, and the sums of the data (..., 1)."""
     from tvm import te, tirx
 
     def element(*at: Any) -> Any:
         total = sums(*at) + bias(at[-1])
+        if shifted is not None:
+            shifts, read = shifted
+            total += shifts(at[-1]) * read(*at[:-1], 0)
         if factors is None:
             return total
         value = total.astype("float32") * factors(at[-1])

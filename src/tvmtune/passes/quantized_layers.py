@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.dot_instructions import DotInstruction, computes_groups
+from tvmtune.dot_instructions import DotInstruction, computes_groups, is_depthwise
 from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.bindings import operator_of
 from tvmtune.passes.quantized_kernels import BOUNDS, Rounding
@@ -41,7 +41,7 @@ class Layer:
     x: Quantized
     weights: np.ndarray
     """int8 (O, I/groups, KH, KW), or (N, K) of a product. KH is 1 if the convolution has one
-    dimension."""
+    dimension. int16 if there is one group, or one for each channel, and they do not fit in int8."""
     bias: np.ndarray
     """int32, with that for the zero point of ``x``."""
     factors: np.ndarray | None
@@ -208,6 +208,8 @@ class LayerFinder:
             weights, scales = weights[:, :, None], scales[:, :, None]
         if operator != "matmul" and not _is_supported(call.attrs, weights, self._instruction):
             return None
+        if weights.dtype != np.int8 and not _may_be_wide(call, weights):
+            return None
         if scales.size > len(scales):
             flat = np.broadcast_to(scales, weights.shape).reshape(len(weights), -1)
             if (flat != flat[:, :1]).any():
@@ -245,6 +247,8 @@ class LayerFinder:
                 return None
             total = total + whole.astype(np.int64)
         sums_most = product([*weights.shape[1:]]) * kernels.LARGEST_PRODUCT
+        if weights.dtype != np.int8:
+            sums_most *= 2
         if np.abs(total).max(initial=0) + sums_most >= 2**31 or bounds[0] > bounds[1]:
             return None
         low, high = (int(bound) for bound in bounds)
@@ -270,6 +274,12 @@ def _is_supported(attrs: Any, weights: np.ndarray, instruction: DotInstruction) 
     return str(attrs.data_layout) in ("NCW", "NWC", "NCHW", "NHWC") and computes_groups(
         int(attrs.groups), outputs, inputs, instruction.lanes, instruction.terms
     )
+
+
+def _may_be_wide(call: Any, weights: np.ndarray) -> bool:
+    """Whether there is a kernel for weights (O, I/groups, ...) that do not fit in int8."""
+    groups = 1 if operator_of(call) == "matmul" else int(call.attrs.groups)
+    return groups == 1 or is_depthwise(groups, len(weights), weights.shape[1])
 
 
 def channel_from_last(call: Any) -> int:

@@ -10,6 +10,7 @@ the QuantizeLinear of the result, becomes part of the layer's kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,12 @@ def _call(
     builder: Any, layer: Layer, x: Any, shape: tuple[int, ...], instruction: DotInstruction
 ) -> Any:
     """A call of the layer's kernel, which reads channels last and returns ``shape``."""
+    shifts, read = None, []
+    if layer.weights.dtype != np.int8 and not _is_depthwise(layer):
+        narrow, shifts = kernels.narrowed(layer.weights)
+        layer = replace(layer, weights=narrow)
+        sums = _sums_of_data(layer)
+        read = [builder.emit(_call(builder, sums, x, (*shape[:-1], 1), instruction))]
     is_convolution = operator_of(layer.call) != "matmul"
     window = Window.of(layer.call.attrs) if is_convolution else None
     compute, weights, name = _kernel(layer, window, instruction)
@@ -96,12 +103,13 @@ def _call(
         "bias": layer.bias,
         "factors": layer.factors,
         "numbers": rounding.numbers() if rounding else None,
+        "shifts": shifts,
         "zero": np.array([layer.x.zero], "int32") if is_padded else None,
     }
     given = {key: array for key, array in named.items() if array is not None}
 
     def program(data: Any, *tensors: Any) -> Any:
-        by_name = dict(zip(given, tensors, strict=True))
+        by_name = dict(zip([*given, "read"][: len(tensors)], tensors, strict=True))
         how: dict[str, Any] = {"output": shape, "instruction": instruction}
         if is_convolution:
             how["zero"] = by_name["zero"](0) if is_padded else 0
@@ -112,11 +120,25 @@ def _call(
             by_name.get("numbers"),
             rounding.dtype if rounding else "",
             shape,
+            (by_name["shifts"], by_name["read"]) if read else None,
         )
 
-    constants = list(given.values())
-    arguments = (x, *map(share, constants))
+    arguments = (x, *map(share, given.values()), *read)
     return call_fusable(builder, program, *arguments, name=name, fuses=layer.fuses)
+
+
+def _sums_of_data(layer: Layer) -> Layer:
+    """The layer with one output, the sum of what each output reads."""
+    ones = np.ones((1, *layer.weights.shape[1:]), np.int8)
+    none = np.zeros(1, np.int32)
+    return replace(layer, weights=ones, bias=none, factors=None, rounding=None, fuses=False)
+
+
+def _is_depthwise(layer: Layer) -> bool:
+    if operator_of(layer.call) == "matmul":
+        return False
+    groups = int(layer.call.attrs.groups)
+    return is_depthwise(groups, len(layer.weights), layer.weights.shape[1])
 
 
 def _kernel(
@@ -131,7 +153,7 @@ def _kernel(
             "matmul_quantized",
         )
     groups = int(layer.call.attrs.groups)
-    if is_depthwise(groups, len(weights), weights.shape[1]):
+    if _is_depthwise(layer):
         compute = partial(kernels.depthwise, window=window)
         weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
         return compute, weights, "depthwise_conv2d_quantized"

@@ -54,7 +54,8 @@ class QuantizedValues:
         return Quantized(call.args[0], np.float32(scale.item()), int(zero.item()), dtype)
 
     def weights(self, value: Any) -> tuple[np.ndarray, np.ndarray] | None:
-        """Constant weights as int8 without zero point, and their scales, of the same rank."""
+        """Constant weights without zero point, and their scales, of the same rank: as int8, or as int16
+        if they do not fit."""
         call = self.value(value)
         if operator_of(call) in ("permute_dims", "reshape"):
             found = self.weights(call.args[0])
@@ -75,9 +76,8 @@ class QuantizedValues:
             return None
         scales, zeros = _along_axis(call, weights.ndim, scales, zeros)
         whole = weights.astype(np.int32) - zeros.astype(np.int32)
-        if whole.min() < -128 or whole.max() > 127:
-            return None
-        return whole.astype(np.int8), scales.astype(np.float32)
+        fits = whole.min() >= -128 and whole.max() <= 127
+        return whole.astype(np.int8 if fits else np.int16), scales.astype(np.float32)
 
     def constant(self, value: Any) -> np.ndarray | None:
         """The values of an expression of constants that tools write for a bias."""

@@ -24,9 +24,9 @@ class Importer(OperatorConverter):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.convert_map = {
-            name: functools.partial(self._declared, convert)
-            for name, convert in self.convert_map.items()
+        converters = vars(self)["convert_map"]
+        converters |= {
+            name: functools.partial(self._declared, convert) for name, convert in converters.items()
         }
 
     def _declared(self, convert: Callable[..., Any], op: Any) -> Any:
