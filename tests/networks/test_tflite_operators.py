@@ -50,6 +50,15 @@ def test_places_of_maxima_are_integers_of_the_declared_type():
     assert_tvm_agrees(made)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_maxima_of_quantized_values_are_found_in_the_integers(dtype):
+    g = QuantizedBuilder(dtype)
+    x, axis = g.data((1, 5, 5, 21)), g.constant(3, "int32")
+    made = network(g.content(g.add("ARG_MAX", [x, axis], (1, 5, 5), "int32", outputType=2)))
+    assert "dequantize" not in made.to_relax().script(show_meta=False)
+    assert_tvm_agrees(made)
+
+
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_values_are_gathered_by_several_indices(axes):
     places = np.random.RandomState(0).randint(0, 4, (2, 5, axes)).astype("int32")

@@ -63,9 +63,9 @@ class Results:
     """An LSTM's last cell, (D, B, H)."""
 
 
-def lstm(layer: Layer, state: Any = None, cell: Any = None) -> Results:
+def lstm(layer: Layer, state: Any = None, cell: Any = None, *, cell_bound: float = 0.0) -> Results:
     """The equations of https://onnx.ai/onnx/operators/onnx__LSTM.html, without peepholes, and those of
-    PyTorch's ``LSTM`` with ``proj_size``."""
+    PyTorch's ``LSTM`` with ``proj_size``. With a ``cell_bound``, no cell's magnitude exceeds that."""
     f, g, h = layer.activations
     size = layer.hidden
 
@@ -74,7 +74,11 @@ def lstm(layer: Layer, state: Any = None, cell: Any = None) -> Results:
             return _sum(projected, index, product, number, at)
 
         def next_cell(*at: Any) -> Any:
-            return f(gate(2, at)) * cell(*at) + f(gate(0, at)) * g(gate(3, at))
+            value = f(gate(2, at)) * cell(*at) + f(gate(0, at)) * g(gate(3, at))
+            if not cell_bound:
+                return value
+            most = tirx.const(cell_bound, value.ty.dtype)
+            return tirx.max(tirx.min(value, most), -most)
 
         # It computes the cell again: as a stage that reads the other, it could not be inlined.
         def next_state(*at: Any) -> Any:

@@ -15,12 +15,24 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter
 
-CONVERTERS = ("DEQUANTIZE", "EXPAND_DIMS", "FULLY_CONNECTED", "GATHER_ND", "QUANTIZE", "SOFTMAX")
+from tvmtune.networks.tflite.recurrent import unidirectional_lstm
+
+CONVERTERS = (
+    "DEQUANTIZE",
+    "EXPAND_DIMS",
+    "FULLY_CONNECTED",
+    "GATHER_ND",
+    "QUANTIZE",
+    "SOFTMAX",
+    "UNIDIRECTIONAL_SEQUENCE_LSTM",
+)
 """Operators that are converted here."""
 
 
 class Importer(OperatorConverter):
-    """Imports a model whose integers stand between QUANTIZE and DEQUANTIZE alone."""
+    """Imports a model whose integers stand between QUANTIZE and DEQUANTIZE alone, or are compared."""
+
+    _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | {"ARG_MAX", "ARG_MIN"}
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -130,6 +142,9 @@ class Importer(OperatorConverter):
                 factor = relax.const(options.Beta(), str(x.ty.dtype))
                 x = self.bb.normalize(relax.op.multiply(x, factor))
         return relax.op.nn.softmax(x, axis=-1)
+
+    def convert_unidirectional_sequence_lstm(self, op: Any) -> Any:
+        return unidirectional_lstm(self, op)
 
 
 def _operator(value: Any) -> str:

@@ -33,11 +33,16 @@ _BIASES = {
 _KEPT = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 """Operators whose weights stay integers: those that backends may compute in integers."""
 
-_AS_THEY_ARE = ("QUANTIZE", "DEQUANTIZE", "CAST", "SHAPE", "RANK")
-"""Operators that read or write integers by definition."""
+_AS_THEY_ARE = ("QUANTIZE", "DEQUANTIZE", "CAST", "SHAPE", "RANK", "ARG_MAX", "ARG_MIN")
+"""Operators that read or write integers by definition, or whose results the scale does not change."""
 
 _STATEFUL = ("LSTM", "RNN", "SVDF")
 """Parts of the names of operators that round inside as well."""
+
+_LSTM = "UNIDIRECTIONAL_SEQUENCE_LSTM"
+"""The one of these that may be quantized: it is computed in float32, and its results are rounded."""
+_LSTM_BIASES, _LSTM_STATES = (12, 13, 14, 15, 17), (18, 19)
+"""Its inputs that are int32 with scales of their own, and its states, which begin with zeros."""
 
 
 _UNSUPPORTED = "which is not supported; convert the network without quantization"
@@ -118,7 +123,7 @@ def check(model: Any, label: str) -> bool:
         found = found or is_quantized
         if name in _AS_THEY_ARE:
             continue
-        if keeps_state(name) and any(scales[place] for place in ends):
+        if keeps_state(name) and name != _LSTM and any(scales[place] for place in ends):
             raise TvmtuneError(f"{where} is quantized and keeps a state, {_UNSUPPORTED}")
         mixed = is_quantized and any(dtypes[place] == "float32" for place in ends)
         if mixed and name not in tflite_file.CUSTOM:  # detections are always floats
@@ -168,10 +173,16 @@ def write_out(model: Any, label: str) -> list[int]:
         inputs = [int(place) for place in node.inputs]
         ends = [parameters(graph.tensors[p], label) if p >= 0 else None for p in inputs]
         for number, (place, scales) in enumerate(zip(inputs, ends, strict=True)):
-            tensor = graph.tensors[place] if place >= 0 else None
+            if name == _LSTM and number in _LSTM_STATES:
+                inputs[number] = -1
+            tensor = graph.tensors[place] if inputs[number] >= 0 else None
             if tensor is None:
                 continue
             value = tflite_file.value(model, tensor)
+            if name == _LSTM and number in _LSTM_BIASES and value is not None:
+                scale = _array(tensor.quantization.scale, np.float64)
+                inputs[number] = _add_constant(model, tensor, (value * scale).astype(np.float32))
+                continue
             if value is not None and number == _BIASES.get(name) and value.dtype.kind == "i":
                 inputs[number] = _add_constant(model, tensor, _bias(value, ends))
             elif scales is None:
