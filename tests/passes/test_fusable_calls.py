@@ -45,3 +45,21 @@ def test_long_chains_of_clamps_are_cut(length: int, kernels: int):
     got = machine["main"](tvm.runtime.tensor(x)).numpy()
     assert np.abs(got - want).max() <= 0.0201
     assert (got == want).mean() > 0.9
+
+
+def test_what_is_broadcast_is_not_quantized_again_for_each_result():
+    """As the statistics of a quantized instance normalization."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 8, 8, 16), "float32"))
+    few = relax.Var("few", relax.TensorType((1, 1, 1, 16), "float32"))
+    scale, zero = relax.const(0.02, "float32"), relax.const(3, "int8")
+    with builder.function("main", [x, few]):
+        with builder.dataflow():
+            steps = builder.emit(relax.op.quantize(few, scale, zero))
+            value = builder.emit(relax.op.dequantize(steps, scale, zero))
+            result = builder.emit_output(builder.emit(relax.op.multiply(x, value)))
+        builder.emit_func_output(result)
+    made = pipeline.legalize(builder.get(), this_machine())
+    calls = [b.value for block in made["main"].body.blocks for b in block.bindings]
+    assert len(calls) == 2
+    assert [list(map(int, call.ty.shape)) for call in calls] == [[1, 1, 1, 16], [1, 8, 8, 16]]

@@ -96,6 +96,21 @@ def test_a_broadcast_is_no_transposition():
     assert re.search(r"range\((T\.int64\()?1031\b", scheduled(kernel(broadcast, (256,))))
 
 
+@pytest.mark.parametrize("axes", [(1, 2, 3), (3, 2)])
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_parts_of_a_whole_mean_are_computed_in_parallel(axes, cores):
+    """Of which every axis is kept, with one element."""
+    shape = (1, 8 if len(axes) == 3 else 2, 40, 64)
+
+    def mean(x):
+        return topi.rsqrt(topi.sum(x * x, axes, True) / 99.0 + 1e-3)
+
+    text = scheduled(kernel(mean, shape), cores=cores)
+    extents = [int(n) for n in re.findall(r"T\.parallel\((?:T\.int64\()?(\d+)", text)]
+    assert max(extents) >= 2 * cores
+    assert "T.vectorized" in text
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("cores", [1, 2, 16])
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.bindings import bindings, operator_of, rebind
 from tvmtune.passes.blocks import blocks
+from tvmtune.static_shapes import static_shape
+from tvmtune.types import product
 
 if TYPE_CHECKING:
     import tvm
@@ -21,6 +23,7 @@ _ELEMENTWISE, _BROADCAST, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 1, 
 _CLAMPS = 6
 """How many minima and maxima of minima and maxima, such as quantizations make, a kernel may compute:
 TVM's simplifier takes four times as long for each more, 6 s for 10 and minutes for 13."""
+_MANY = 8
 
 
 def call_fusable(
@@ -64,8 +67,10 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` after :func:`correct_patterns`, with long chains of clamps cut: fusion begins a kernel
-    at every call that would exceed :data:`_CLAMPS`."""
+    """``mod`` after :func:`correct_patterns`, with chains of clamps cut that are too long or would
+    be computed many times: fusion begins a kernel at every call that would exceed :data:`_CLAMPS`, and
+    at every one that broadcasts a value with clamps, such as a statistic of a quantized normalization,
+    to :data:`_MANY` times as many."""
     depths: dict[Any, int] = {}
     clamps: dict[Any, bool] = {}
     made: dict[Any, Callable[[Any], Any]] = {}
@@ -76,13 +81,20 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
         kernel = mod[variable]
         own = int(clamps.setdefault(variable, _clamps(kernel)))
         if int(kernel.attrs.get("op_pattern", _OPAQUE)) <= _INJECTIVE:
-            depth = own + max((depths.get(operand, 0) for operand in operands.fields), default=0)
-            if depth <= _CLAMPS:
+            deep = [operand for operand in operands.fields if depths.get(operand)]
+            depth = own + max((depths[operand] for operand in deep), default=0)
+            few = any(_size(operand) * _MANY <= _size(binding.var) for operand in deep)
+            if depth <= _CLAMPS and not few:
                 depths[binding.var] = depth
                 continue
             made[binding.var] = _beginning(kernel, binding.value, str(variable.name_hint))
         depths[binding.var] = own
     return rebind(mod, made)
+
+
+def _size(value: Any) -> int:
+    shape = static_shape(value)
+    return 0 if shape is None else product(shape)
 
 
 def _beginning(kernel: Any, call: Any, name: str) -> Callable[[Any], Any]:

@@ -358,7 +358,8 @@ def _parts(sch: Schedule, total: Any, unit: VectorUnit, cores: int) -> None:
     _sum_in_lanes(sch, part, unit)
     others = [part, *after]
     stages = [s for s in _stages(sch) if not any(_same(sch, s, other) for other in others)]
-    _compute_at(sch, stages, sch.get_loops(part)[0], unit)
+    row = _fuse(sch, sch.get_loops(part)[: _spatial(sch, part)])
+    _compute_at(sch, stages, row, unit)
 
 
 def _compute_at(sch: Schedule, stages: list[Any], row: Any, unit: VectorUnit) -> None:
