@@ -32,6 +32,7 @@ def exact(make: Callable[..., Any]) -> list[bool]:
     [
         (lambda b, x, n: op.add(n, n), True),
         (lambda b, x, n: op.argmax(op.nn.softmax(x), 1), True),
+        (lambda b, x, n: op.argmax(b.emit(op.astype(x, "int32")), 1), True),
         (lambda b, x, n: b.emit(op.topk(x, k=2, axis=1))[1], True),
         (lambda b, x, n: op.greater(x, op.exp(x)), True),
         (lambda b, x, n: op.where(op.greater(x, op.exp(x)), n, op.add(n, n)), True),

@@ -13,6 +13,8 @@ _CHOOSE = frozenset(
     f"relax.{name}" for name in ("argmax", "argmin", "argsort", "topk", "bucketize", "nonzero")
 )
 """Operators that return places in a tensor: the next place is as wrong as any other."""
+_PLACES = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort"))
+"""Those of them that return nothing else, whatever the tensor was rounded from."""
 
 
 def exact_outputs(mod: tvm.IRModule) -> list[bool]:
@@ -54,6 +56,8 @@ def exact_outputs(mod: tvm.IRModule) -> list[bool]:
             written = [a for a in kernel_arguments(tvm.IRModule({"main": kernel})) if a.written]
             exact = all(a.exact for a in written if "float" not in a.dtype)
             return list(value.args[1].fields) if exact else None
+        if name in _PLACES:
+            return []
         decides = name in _CHOOSE or _dtypes(value) == ["bool"]
         if not decides and any(map(_is_float, value.args)):
             return None

@@ -53,4 +53,7 @@ class LiteRt(Peer):
         return time.perf_counter() - start
 
     def outputs(self) -> list[np.ndarray]:
+        # Its recurrent operators go on from the states of the last run; a library's begin with zeros.
+        self._machine.reset_all_variables()
+        self._machine.invoke()
         return [self._machine.get_tensor(place) for place in self._results]
