@@ -68,6 +68,35 @@ def test_vectors_stay_as_they_are_if_the_number_of_elements_left_varies():
     assert_stores(mod, 18, fewer=2)
 
 
+def test_loops_over_other_numbers_of_lanes_are_split_with_what_they_read():
+    """The sums of 24 channels in two vectors."""
+
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((7, 32), "float32"), y: T.Buffer((7, 24), "float32")) -> None:
+        sums = T.sblock_alloc_buffer((7, 32), "float32")
+        other = T.sblock_alloc_buffer((7, 32), "float32")
+        for i in range(7):
+            for k in T.vectorized(32):
+                with T.sblock("sums"):
+                    v0, v1 = T.axis.remap("SS", [i, k])
+                    sums[v0, v1] = x[v0, v1] + T.float32(1)
+            for k in T.vectorized(32):
+                with T.sblock("other"):
+                    v0, v1 = T.axis.remap("SS", [i, k])
+                    other[v0, v1] = x[v0, v1] + T.float32(2)
+            for k in T.vectorized(24):
+                with T.sblock("stored"):
+                    v0, v1 = T.axis.remap("SS", [i, k])
+                    y[v0, v1] = sums[v0, v1] * other[v0, 31 - v1]
+
+    mod = cpu_pipeline.rewrite_loops(tvm.IRModule({"main": main}))
+    assert lanes_of(mod) == [16, 16, 16, 16, 16, 8]
+    x = np.random.default_rng(0).normal(size=(7, 32)).astype("float32")
+    y = tvm.runtime.tensor(np.zeros((7, 24), "float32"))
+    tvm.compile(mod, "llvm")["main"](tvm.runtime.tensor(x), y)
+    np.testing.assert_allclose(y.numpy(), ((x + 1) * (x + 2)[:, ::-1])[:, :24], rtol=1e-6)
+
+
 def test_kernels_without_such_checks_stay_as_they_are():
     @T.prim_func(s_tir=True)
     def main(x: T.Buffer((7, 40), "float32"), y: T.Buffer((7, 40), "float32")) -> None:

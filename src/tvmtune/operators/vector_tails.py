@@ -3,6 +3,9 @@
 A schedule pads such an axis to whole vectors, with a predicate that says which elements exist. TVM
 stores every vector of a loop with a predicate on the lane element by element. Here whole vectors are
 stored as such, and the tail in vectors whose lanes are powers of two.
+
+So are loops over another number of lanes, such as 24: LLVM computes with 32, and takes lanes that are
+read from registers out one by one.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ from typing import Any
 
 from tvmtune.operators import linear_indices
 
+_VECTOR = 64
+"""Bytes of the vectors that a loop is split into, at most."""
+
 
 def has_tails(func: Any) -> bool:
-    """Whether a PrimFunc, which has blocks, has vectorized loops with a predicate on the lane."""
+    """Whether a PrimFunc, which has blocks, has vectorized loops with a predicate on the lane, or over
+    lanes that are no power of two."""
     from tvm import s_tir, tirx
     from tvm_ffi import structural_walk
 
@@ -22,7 +29,8 @@ def has_tails(func: Any) -> bool:
 
     def visit(loop: Any) -> None:
         if loop.kind == tirx.ForKind.VECTORIZED and isinstance(loop.body, s_tir.SBlockRealize):
-            found.append(linear_indices.uses(loop.body.predicate, {loop.loop_var}))
+            checked = linear_indices.uses(loop.body.predicate, {loop.loop_var})
+            found.append(checked or _is_uneven(loop))
 
     structural_walk(func.body, (tirx.For, visit))
     return any(found)
@@ -33,7 +41,13 @@ def with_parts(func: Any, mod: Any, context: Any) -> Any:
     from tvm import tirx
     from tvm_ffi import structural_mutate
 
+    read = _read_unevenly(func)
+
     def visit(loop: Any, mutator: Any) -> Any:
+        if loop.kind == tirx.ForKind.VECTORIZED and isinstance(loop.body, tirx.BufferStore):
+            # Also what stores whole vectors of which another loop reads parts.
+            uneven = _is_uneven(loop) or any(each.same_as(loop.body.buffer) for each in read)
+            return _parts(loop, int(loop.extent)) if uneven else loop
         checks = _checks(loop)
         if checks is None:
             return mutator.default_mutate(loop)
@@ -44,8 +58,7 @@ def with_parts(func: Any, mod: Any, context: Any) -> Any:
         lanes = int(loop.extent)
         last = None
         if left:
-            parts = [_part(loop, first, size) for first, size in _powers_of_two(left)]
-            last = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+            last = _parts(loop, left)
             last = tirx.IfThenElse(_at(check, loop, 0), last, None)
         stored = tirx.IfThenElse(_at(check, loop, lanes - 1), _part(loop, 0, lanes), last)
         for other in others:
@@ -53,6 +66,26 @@ def with_parts(func: Any, mod: Any, context: Any) -> Any:
         return stored
 
     return func.with_body(structural_mutate(func.body, (tirx.For, visit)))
+
+
+def _is_uneven(loop: Any) -> bool:
+    lanes = int(loop.extent)
+    return lanes & (lanes - 1) != 0
+
+
+def _read_unevenly(func: Any) -> list[Any]:
+    """The buffers that are read in loops over lanes that are no power of two."""
+    from tvm import ir, tirx
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+
+    def visit(loop: Any) -> None:
+        if loop.kind == tirx.ForKind.VECTORIZED and _is_uneven(loop):
+            structural_walk(loop.body, (ir.TensorLoad, lambda load: found.append(load.source)))
+
+    structural_walk(func.body, (tirx.For, visit))
+    return found
 
 
 def _checks(loop: Any) -> tuple[list[Any], Any] | None:
@@ -100,20 +133,31 @@ def _elements_left(loop: Any, check: Any) -> int | None:
     return limit % lanes
 
 
-def _powers_of_two(number: int) -> Iterator[tuple[int, int]]:
-    """First element and size of the parts of so many elements, the largest first."""
+def _powers_of_two(number: int, most: int) -> Iterator[tuple[int, int]]:
+    """First element and size of the parts of so many elements, the largest first; ``most`` is the
+    largest size, a power of two."""
     first = 0
     while first < number:
-        size = 1 << ((number - first).bit_length() - 1)
+        size = min(most, 1 << ((number - first).bit_length() - 1))
         yield first, size
         first += size
+
+
+def _parts(loop: Any, number: int) -> Any:
+    """The first elements that a loop over lanes stores, unchecked, in vectors of powers of two."""
+    from tvm import DataType, tirx
+
+    store = getattr(loop.body, "then_case", loop.body)
+    most = _VECTOR * 8 // DataType(str(store.buffer.dtype)).bits
+    parts = [_part(loop, first, size) for first, size in _powers_of_two(number, most)]
+    return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
 
 
 def _part(loop: Any, first: int, size: int) -> Any:
     """Some of the elements that a loop over lanes stores, without a check."""
     from tvm import tirx
 
-    store, kind = loop.body.then_case, loop.loop_var.ty
+    store, kind = getattr(loop.body, "then_case", loop.body), loop.loop_var.ty
     if size == 1:
         return _at(store, loop, first)
     lane = tirx.Var(loop.loop_var.name, kind)
