@@ -22,7 +22,7 @@ from kernels import (
     this_machine,
 )
 from tvmtune import api
-from tvmtune.cpu_features import AVX, has
+from tvmtune.cpu_features import AVX, AVX512, has
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import cpu_gemm
@@ -250,3 +250,16 @@ def test_tiles_of_other_numbers_of_vectors_are_offered_and_preferred_where_they_
 def test_with_groups_it_is_preferred_where_it_saves_more(line, saves):
     assert cpu_tiles.saves_loads(line, line * line, 16, 4, AVX) == saves
     assert cpu_tiles.saves_loads(line, line * line, 16, 1, AVX)
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "waits"),
+    [
+        *((73, 80, True), (35, 48, True)),
+        *((73, 8, False), (129, 16, False)),  # no tiles of several vectors
+        *((56, 80, False), (35, 64, False), (17, 192, False), (7, 200, False)),
+    ],
+)
+def test_with_many_registers_it_is_preferred_for_lines_without_tiles(line, columns, waits):
+    assert cpu_tiles.waits(line, line * line, columns, 1, AVX512) == waits
+    assert not cpu_tiles.waits(line, line * line, columns, 2, AVX512)

@@ -72,6 +72,9 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
     at every one that broadcasts a value with clamps, such as a statistic of a quantized normalization,
     to :data:`_MANY` times as many."""
     depths: dict[Any, int] = {}
+    movable: dict[
+        Any, int
+    ] = {}  # of these, the clamps that fusion could move to where they are read
     clamps: dict[Any, bool] = {}
     made: dict[Any, Callable[[Any], Any]] = {}
     for binding in bindings(mod):
@@ -81,11 +84,13 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
         kernel = mod[variable]
         own = int(clamps.setdefault(variable, _clamps(kernel)))
         if int(kernel.attrs.get("op_pattern", _OPAQUE)) <= _INJECTIVE:
-            deep = [operand for operand in operands.fields if depths.get(operand)]
-            depth = own + max((depths[operand] for operand in deep), default=0)
-            few = any(_size(operand) * _MANY <= _size(binding.var) for operand in deep)
-            if depth <= _CLAMPS and not few:
+            given = operands.fields
+            depth = own + max((depths.get(operand, 0) for operand in given), default=0)
+            few = [each for each in given if 0 < _size(each) * _MANY <= _size(binding.var)]
+            if depth <= _CLAMPS and not any(movable.get(operand) for operand in few):
                 depths[binding.var] = depth
+                moved = max((movable.get(operand, 0) for operand in given), default=0)
+                movable[binding.var] = own + moved
                 continue
             made[binding.var] = _beginning(kernel, binding.value, str(variable.name_hint))
         depths[binding.var] = own
