@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TOLERANCE = 1e-4
 """The largest :func:`relative_error` of float32 outputs, and of integers that were rounded from floats.
@@ -77,24 +74,6 @@ def relative_error(got: np.ndarray, want: np.ndarray, scale: float | None = None
 def differing(got: np.ndarray, want: np.ndarray) -> float:
     """The share of values that differ, of arrays of one shape."""
     return float(np.mean(got != want)) if want.size else 0.0
-
-
-def distances(
-    runs: Sequence[Sequence[np.ndarray]], others: Sequence[Sequence[np.ndarray]]
-) -> list[float]:
-    """For each output, the largest error in some runs of one runtime, with those of another on the same
-    inputs as the references: :func:`differing` of integers wider than quantized values, such as places
-    of maxima, else :func:`relative_error`."""
-    apart = [
-        [
-            (differing if want.dtype.name in ("int32", "int64", "bool") else relative_error)(
-                got, want
-            )
-            for got, want in zip(*pair, strict=True)
-        ]
-        for pair in zip(runs, others, strict=True)
-    ]
-    return [max(each) for each in zip(*apart, strict=True)]
 
 
 def integer_error(got: np.ndarray, want: np.ndarray) -> float:

@@ -190,9 +190,21 @@ def test_indices_are_compared_exactly():
 def test_integers_that_a_quantized_network_chooses_may_differ_at_some_places():
     """Two runtimes round differently, and so find other classes where two are nearly as likely."""
 
+    other = np.arange(200)
+    moved = np.where(other < 12, 999, other)
+
     class Quantized(Fake):
         computes = "int8"
-        rounding_spread = (0.06,)
+        rounding_runs = (([other], [moved]), ([other], [other]))
+
+        def to_relax(self):
+            builder = relax.BlockBuilder()
+            x = relax.Var("x", relax.TensorType((200, 7), "float32"))
+            with builder.function("main", [x]):
+                with builder.dataflow():
+                    result = builder.emit_output(relax.op.argmax(x, 1))
+                builder.emit_func_output(result)
+            return builder.finalize()
 
     def classes(x):
         return [(x.reshape(-1) * 1e6).astype(np.int64) % 1000]
@@ -210,6 +222,29 @@ def test_integers_that_a_quantized_network_chooses_may_differ_at_some_places():
     wrong = run_check(Fake(changed(5), (200, 1)), check)
     assert not wrong.passed
     assert wrong.reasons == ("output 'y0' has other values at 20% of the places",)
+    assert "share of values that differ = 2.0e-01" in str(wrong)
+
+
+@pytest.mark.parametrize(
+    ("apart", "tolerance", "warns"),
+    [(0.01, 0.1, False), (0.2, 0.4, False), (0.7, 0.95, True), (np.inf, 0.1, False)],
+)
+def test_a_tolerance_is_below_the_error_of_zeros_whatever_runtimes_differ_by(
+    apart, tolerance, warns
+):
+    def double(x):
+        return [2 * x]
+
+    network = Fake(double)
+    network.computes = "int8"
+    one = np.ones((8, 3), "float32")
+    network.rounding_runs = [([one + np.float32(apart)], [one])]
+    check = make_check(network)
+    assert check["outputs"][0]["tolerance"] == pytest.approx(tolerance)
+    result = run_check(Fake(double), check)
+    assert result.passed
+    assert ("gross errors only" in str(result)) == warns
+    assert not run_check(Fake(lambda x: [0 * x]), check).passed
 
 
 def test_large_integers_are_compared_exactly():

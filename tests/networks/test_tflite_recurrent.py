@@ -120,3 +120,35 @@ def test_a_quantized_lstm_is_computed_in_floats():
         assert got.dtype == wanted.dtype == np.int8
         assert np.ptp(wanted.astype(int)) > 100
         assert np.abs(got.astype(int) - wanted.astype(int)).max() <= 3
+
+
+def test_integer_weights_of_a_float_lstm_become_floats():
+    """As dynamic range quantization leaves them."""
+    g = QuantizedBuilder()
+    x = g.input("x", (1, 7, WIDTH))
+    inputs = [x] + [-1] * 23
+    for i in range(4):
+        for place, width in ((1 + i, WIDTH), (5 + i, HIDDEN)):
+            steps = np.rint(values(place, HIDDEN, width) * 127).astype("int8")
+            inputs[place] = g.scaled(g.constant(steps), 1 / 127)
+        inputs[12 + i] = g.constant(values(20 + i, HIDDEN))
+    for place in (18, 19):
+        inputs[place] = g.tensor(f"state{place}", (1, HIDDEN))
+        g.graph.tensors[inputs[place]].isVariable = True
+    made = network(g.content(g.add(LSTM, inputs, (1, 7, HIDDEN), fusedActivationFunction=TANH)))
+    assert_tvm_agrees(made)
+
+
+def test_a_float_lstm_may_follow_quantized_layers():
+    g = QuantizedBuilder()
+    y = g.apply("TANH", [g.data((1, 7, WIDTH), 1 / 64)], (1, 7, WIDTH), 1 / 128)
+    inputs = [g.add("DEQUANTIZE", [y], (1, 7, WIDTH))] + [-1] * 23
+    for i in range(4):
+        inputs[1 + i] = g.constant(values(i, HIDDEN, WIDTH))
+        inputs[5 + i] = g.constant(values(10 + i, HIDDEN, HIDDEN))
+        inputs[12 + i] = g.constant(values(20 + i, HIDDEN))
+    for place in (18, 19):
+        inputs[place] = g.tensor(f"state{place}", (1, HIDDEN))
+        g.graph.tensors[inputs[place]].isVariable = True
+    made = network(g.content(g.add(LSTM, inputs, (1, 7, HIDDEN), fusedActivationFunction=TANH)))
+    assert_tvm_agrees(made, tolerance=0.01)

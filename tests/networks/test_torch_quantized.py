@@ -12,6 +12,7 @@ import pytest
 import tvmtune
 from networks.in_tvm import assert_tvm_agrees, run_in_tvm
 from tvmtune import api, host
+from tvmtune.accuracy import relative_error
 from tvmtune.bench.verify import allowed_errors
 from tvmtune.dot_instructions import for_bytes
 from tvmtune.errors import TvmtuneError
@@ -240,7 +241,8 @@ def test_integers_may_be_inputs_and_outputs():
 def test_the_check_allows_what_rounding_networks_differ_by():
     program = torch.export.export(Quantized().eval(), (image(),))
     made = TorchNetwork(program, name="net", label="net.pt2")
-    (apart,) = made.rounding_spread
+    ((one,), (other,)) = made.rounding_runs[0]
+    apart = relative_error(one, other)
     assert [each.error for each in allowed_errors(made)] == [max(0.1, 2 * apart)]
 
 

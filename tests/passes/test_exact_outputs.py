@@ -10,11 +10,11 @@ import tvm
 from tvm import relax, te
 from tvm.relax import op
 
-from tvmtune.passes.exact_outputs import exact_outputs
+from tvmtune.passes.exact_outputs import Kind, exact_outputs, kinds_of_outputs
 
 
-def exact(make: Callable[..., Any]) -> list[bool]:
-    """For outputs computed from floats ``x`` and integers ``n``, both (4, 5)."""
+def program(make: Callable[..., Any]) -> tvm.IRModule:
+    """Its outputs are computed from floats ``x`` and integers ``n``, both (4, 5)."""
     builder = relax.BlockBuilder()
     inputs = [
         relax.Var("x", relax.TensorType((4, 5), "float32")),
@@ -24,7 +24,11 @@ def exact(make: Callable[..., Any]) -> list[bool]:
         with builder.dataflow():
             output = builder.emit_output(make(builder, *inputs))
         builder.emit_func_output(output)
-    return exact_outputs(builder.finalize())
+    return builder.finalize()
+
+
+def exact(make: Callable[..., Any]) -> list[bool]:
+    return exact_outputs(program(make))
 
 
 @pytest.mark.parametrize(
@@ -68,3 +72,19 @@ def test_an_operator_is_exact_if_its_kernel_is(factor):
             output = builder.emit_output(builder.emit(call))
         builder.emit_func_output(output)
     assert exact_outputs(builder.finalize()) == [factor == 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda b, x, n: op.argmax(n, 1), Kind.EXACT),
+        (lambda b, x, n: op.greater(n, op.add(n, n)), Kind.EXACT),
+        (lambda b, x, n: op.argmax(x, 1), Kind.CHOSEN),
+        (lambda b, x, n: op.argmax(b.emit(op.astype(x, "int8")), 1), Kind.CHOSEN),
+        (lambda b, x, n: op.astype(b.emit(op.argmax(x, 1)), "uint8"), Kind.CHOSEN),
+        (lambda b, x, n: op.where(op.greater(x, op.exp(x)), n, op.add(n, n)), Kind.CHOSEN),
+        (lambda b, x, n: op.astype(x, "int32"), Kind.ROUNDED),
+    ],
+)
+def test_what_floats_decide_is_told_from_what_depends_on_none(make, expected):
+    assert kinds_of_outputs(program(make)) == [expected]

@@ -18,11 +18,11 @@ from tvmtune.accuracy import differing, integer_error, relative_error
 from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import inputs_of, random_inputs, ranges_of
-from tvmtune.passes.exact_outputs import exact_outputs
+from tvmtune.passes.exact_outputs import Kind, kinds_of_outputs
 from tvmtune.types import is_operator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tvmtune.types import JSON, Network, TensorSpec
 
@@ -32,6 +32,10 @@ SAMPLES, SECOND_SAMPLES = 4096, 1024
 _SPREADS = 2
 """How far a network that rounds to bytes may be from its reference, in distances between two runtimes'
 results."""
+_MOST, _MOST_COUNTED = 0.95, 0.5
+"""However far these are apart: outputs of only zeros are off by 1. The second is that of shares."""
+_LOOSE = 0.5
+"""The tolerance above which a check sees only gross errors."""
 
 
 class Allowed(NamedTuple):
@@ -43,11 +47,24 @@ class Allowed(NamedTuple):
     """Whether the error is the share of values that differ: of integers that a network that rounds to
     bytes chooses, such as classes, another one is as wrong as any."""
 
+    @property
+    def unit(self) -> str:
+        """What the error is."""
+        return "share of values that differ" if self.counts else "max|y - ref| / max|ref|"
+
     def measure(self, got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
         """The error; ``scale`` as in :func:`relative_error`."""
         if self.counts:
             return differing(got, want)
         return relative_error(got, want, scale) if self.error else integer_error(got, want)
+
+    def widened(self, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Allowed:
+        """With these pairs of outputs of two runtimes that round differently."""
+        apart = max((self.measure(one, other) for one, other in pairs), default=0.0)
+        if not np.isfinite(apart):
+            return self
+        most = _MOST_COUNTED if self.counts else _MOST
+        return self._replace(error=max(self.error, min(_SPREADS * apart, most)))
 
 
 class Runnable(Protocol):
@@ -65,8 +82,8 @@ class OutputCheck:
 
     name: str
     error: float
-    """max|y - ref| / max|ref|, or max|y - ref| of integers that must be equal; infinite where shape,
-    dtype or finiteness differ."""
+    """max|y - ref| / max|ref|, max|y - ref| of integers that must be equal, or the share of values that
+    differ; infinite where shape, dtype or finiteness differ."""
     reason: str = ""
     """Why it is wrong, if the error does not say."""
 
@@ -85,9 +102,12 @@ class CheckResult:
     """What is wrong; empty if it passed."""
     warning: str = ""
     """Why the comparison says little, if so."""
+    counts: bool = False
+    """Whether the errors of all outputs are shares of values that differ."""
 
     def __str__(self) -> str:
-        figure = f"max|y - ref| / max|ref| = {self.error:.1e}, at most {self.tolerance:.0e} allowed"
+        unit = Allowed(self.tolerance, self.counts).unit
+        figure = f"{unit} = {self.error:.1e}, at most {self.tolerance:.0e} allowed"
         if self.passed and self.warning:
             return f"right as far as can be seen ({figure}): {self.warning}"
         if self.passed:
@@ -154,18 +174,21 @@ def _sampled(array: np.ndarray, seed: int, most: int) -> JSON:
 def allowed_errors(network: Network) -> list[Allowed]:
     """Of each output against the network's reference."""
     specs = network.outputs
-    exact = [False] * len(specs)
+    kinds = [Kind.ROUNDED] * len(specs)
     if not all("float" in spec.dtype for spec in specs):
-        exact = exact_outputs(network.to_relax())
+        kinds = kinds_of_outputs(network.to_relax())
     rounds = getattr(network, "computes", "") == "int8"
-    spread: list[float] = getattr(network, "rounding_spread", []) if rounds else []
-    spread = spread or [0.0] * len(specs)
-    return [
-        Allowed(0.0)
-        if only and not rounds
-        else Allowed(max(allowed_error(network, spec.dtype), _SPREADS * apart), counts=only)
-        for spec, only, apart in zip(specs, exact, spread, strict=True)
-    ]
+    runs = getattr(network, "rounding_runs", []) if rounds else []
+
+    def allowed(place: int, spec: TensorSpec, kind: Kind) -> Allowed:
+        if kind is Kind.EXACT or (kind is Kind.CHOSEN and not rounds):
+            return Allowed(0.0)
+        error = allowed_error(network, spec.dtype)
+        pairs = ((one[place], other[place]) for one, other in runs)
+        return Allowed(error, counts=kind is Kind.CHOSEN).widened(pairs)
+
+    pairs = zip(specs, kinds, strict=True)
+    return [allowed(place, spec, kind) for place, (spec, kind) in enumerate(pairs)]
 
 
 def allowed_error(network: Network, dtype: str) -> float:
@@ -241,9 +264,14 @@ def compare(
     constant = [
         result.name for result, differs in zip(results, every, strict=True) if differs is False
     ]
-    return CheckResult(
-        not reasons, worst, loosest, results, tuple(reasons), _blindness(varies, constant)
-    )
+    warning = _blindness(varies, constant)
+    if not warning and tolerance is None and loosest > _LOOSE:
+        warning = (
+            "the check sees gross errors only, because later layers amplify what earlier ones round: "
+            "on random inputs, two runtimes that round differently are far apart, too. Try real data"
+        )
+    counts = bool(wanted) and all(entry.get("counts") for entry in wanted)
+    return CheckResult(not reasons, worst, loosest, results, tuple(reasons), warning, counts)
 
 
 def run_check(library: Runnable, check: JSON, *, tolerance: float | None = None) -> CheckResult:

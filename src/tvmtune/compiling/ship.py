@@ -53,7 +53,8 @@ class Shipped:
     remark: str | None = None
     """If it is not the tuned one, the reason."""
     given_error: float | None = None
-    """max|y - ref| / max|ref| for the user's own inputs, if there were any."""
+    """The largest error of an output for the user's own inputs, if there were any; see
+    :class:`tvmtune.bench.verify.OutputCheck`."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """What the choice rests on: the median latency of each library whose outputs are right, by kind;
     the modelled latency where the accelerator is simulated."""
@@ -235,8 +236,8 @@ def _check_given(library: Library, network: Network, inputs: Mapping[str, np.nda
         error = allowed.measure(got, want)
         if not error <= allowed.error:
             raise TvmtuneError(
-                "the outputs for the given inputs are wrong (max|y - ref| / max|ref| = "
-                f"{error:.1e}): nothing is written"
+                f"the outputs for the given inputs are wrong ({allowed.unit} = {error:.1e}): "
+                "nothing is written"
             )
         worst = max(worst, error)
     return worst

@@ -130,9 +130,9 @@ class Int8Network:
         return (self._quantized if self.is_calibrated else self._float).reference(inputs)
 
     @property
-    def rounding_spread(self) -> list[float]:
-        """See :attr:`OnnxNetwork.rounding_spread`; empty unless it is calibrated."""
-        return self._quantized.rounding_spread if self.is_calibrated else []
+    def rounding_runs(self) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+        """See :attr:`OnnxNetwork.rounding_runs`; empty unless it is calibrated."""
+        return self._quantized.rounding_runs if self.is_calibrated else []
 
     @functools.cached_property
     def _quantized(self) -> OnnxNetwork:

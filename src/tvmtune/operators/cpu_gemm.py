@@ -1,5 +1,5 @@
 """Convolutions and products with weights as products of two matrices, for CPUs with few registers, and
-convolutions of one and three dimensions with AVX-512.
+convolutions with AVX-512.
 
 A CPU with few registers needs tiles of four to six pixels by two vectors of channels: with fewer sums,
 each waits for the one before it, and more do not fit. A tile of a direct convolution holds pixels of

@@ -60,9 +60,14 @@ def _pipeline() -> Any:
             return passes(mod)
         # It was done, and on flat buffers it fails: a constant ramp, as a tile of one vector has, is
         # taken for one place.
-        done = ["s_tir.CompactBufferAllocation"]
-        options = dict(context.config) if context.config else {}
-        with tvm.transform.PassContext(context.opt_level, disabled_pass=done, config=options):
+        without_it = tvm.transform.PassContext(
+            context.opt_level,
+            context.required_pass,
+            [*context.disabled_pass, "s_tir.CompactBufferAllocation"],
+            context.instruments,
+            dict(context.config),
+        )
+        with without_it:
             return passes(rewritten)
 
     return lower, lambda: finalize, finalize_device

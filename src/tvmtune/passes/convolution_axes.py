@@ -12,7 +12,7 @@ from tvmtune.passes import constants
 from tvmtune.passes.bindings import is_constant, operator_of
 from tvmtune.static_shapes import static_shape
 
-_CONVOLUTIONS = ("nn.conv1d", "nn.conv2d", "nn.conv3d")
+CONVOLUTIONS = ("nn.conv1d", "nn.conv2d", "nn.conv3d")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Axis:
 
 def axes_of(expr: Any) -> list[Axis]:
     """Those of a convolution with a constant kernel and known shapes; none for other expressions."""
-    if operator_of(expr) not in _CONVOLUTIONS or not is_constant(expr.args[1]):
+    if operator_of(expr) not in CONVOLUTIONS or not is_constant(expr.args[1]):
         return []
     attrs = expr.attrs
     data, kernel, output = (static_shape(each) for each in (*expr.args, expr))
@@ -74,20 +74,39 @@ def output_layout(call: Any) -> str:
 
 def with_taps(call: Any, data: Any, axes: Sequence[Axis], taps: Sequence[slice]) -> Any:
     """The convolution ``call`` of ``data`` along these axes, with some taps of its kernel."""
-    from tvm import relax
-
     attrs = call.attrs
     kept = {axis.letter: each for axis, each in zip(axes, taps, strict=True)}
     weight = constants.values(call.args[1])[
         tuple(kept.get(letter, slice(None)) for letter in str(attrs.kernel_layout))
     ]
+    return remade(
+        call,
+        data,
+        constants.share(np.ascontiguousarray(weight)),
+        padding=[*(axis.before for axis in axes), *(axis.after for axis in axes)],
+        dilation=[axis.dilation for axis in axes],
+    )
+
+
+def remade(
+    call: Any,
+    data: Any,
+    weight: Any,
+    *,
+    padding: Sequence[int],
+    dilation: Sequence[int] | None = None,
+) -> Any:
+    """The convolution ``call`` of other operands, with another padding and perhaps dilation."""
+    from tvm import relax
+
+    attrs = call.attrs
     operator = getattr(relax.op.nn, operator_of(call).removeprefix("nn."))
     return operator(
         data,
-        constants.share(np.ascontiguousarray(weight)),
+        weight,
         strides=attrs.strides,
-        padding=[*(axis.before for axis in axes), *(axis.after for axis in axes)],
-        dilation=[axis.dilation for axis in axes],
+        padding=padding,
+        dilation=attrs.dilation if dilation is None else dilation,
         groups=attrs.groups,
         data_layout=attrs.data_layout,
         kernel_layout=attrs.kernel_layout,

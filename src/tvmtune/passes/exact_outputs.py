@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes.kernel_arguments import kernel_arguments
@@ -14,7 +15,15 @@ _CHOOSE = frozenset(
 )
 """Operators that return places in a tensor: the next place is as wrong as any other."""
 _PLACES = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort"))
-"""Those of them that return nothing else, whatever the tensor was rounded from."""
+"""Those of them that return nothing else."""
+
+
+class Kind(enum.Enum):
+    """What an output holds."""
+
+    ROUNDED = "floats, or integers that are rounded from floats or computed from such"
+    CHOSEN = "integers or booleans that floats decide, or what was rounded from them"
+    EXACT = "integers or booleans that depend on no floats"
 
 
 def exact_outputs(mod: tvm.IRModule) -> list[bool]:
@@ -24,6 +33,11 @@ def exact_outputs(mod: tvm.IRModule) -> list[bool]:
     What floats decide (the largest, which are positive) is exact: with other floats it may be quite
     another value, but none that is near.
     """
+    return [kind is not Kind.ROUNDED for kind in kinds_of_outputs(mod)]
+
+
+def kinds_of_outputs(mod: tvm.IRModule) -> list[Kind]:
+    """What each output of ``main`` holds, before any pass."""
     import tvm
     from tvm import relax
 
@@ -56,31 +70,36 @@ def exact_outputs(mod: tvm.IRModule) -> list[bool]:
             written = [a for a in kernel_arguments(tvm.IRModule({"main": kernel})) if a.written]
             exact = all(a.exact for a in written if "float" not in a.dtype)
             return list(value.args[1].fields) if exact else None
-        if name in _PLACES:
-            return []
         decides = name in _CHOOSE or _dtypes(value) == ["bool"]
         if not decides and any(map(_is_float, value.args)):
             return None
         return list(value.args)
 
-    def is_exact(value: Any) -> bool:
-        waiting, seen = [value], set()
+    def kind(value: Any) -> Kind:
+        waiting, seen, chosen = [(value, False)], set(), False
         while waiting:
-            each = bound(waiting.pop())
-            if each in seen or _is_float(each):
+            each, decides = waiting.pop()
+            each = bound(each)
+            if (each, decides) in seen:
                 continue
-            seen.add(each)
+            seen.add((each, decides))
+            if _is_float(each):
+                chosen = True
+                continue
             found = sources(each)
-            if found is None:
-                return False
-            waiting += found
-        return True
+            if found is None and not decides:
+                return Kind.ROUNDED
+            chosen = chosen or found is None
+            operator = str(getattr(getattr(each, "op", None), "name", ""))
+            decides = decides or operator in _PLACES or _dtypes(each) == ["bool"]
+            waiting += [(source, decides) for source in found or ()]
+        return Kind.CHOSEN if chosen else Kind.EXACT
 
     result = bound(getattr(main.body, "body", main.body))
     if isinstance(result, relax.Tuple):
-        return [not _is_float(field) and is_exact(field) for field in result.fields]
-    exact = is_exact(result)
-    return [exact and "float" not in dtype for dtype in _dtypes(result)]
+        return [Kind.ROUNDED if _is_float(each) else kind(each) for each in result.fields]
+    whole = kind(result)
+    return [Kind.ROUNDED if "float" in dtype else whole for dtype in _dtypes(result)]
 
 
 def _dtypes(value: Any) -> list[str]:

@@ -71,29 +71,44 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
     be computed many times: fusion begins a kernel at every call that would exceed :data:`_CLAMPS`, and
     at every one that broadcasts a value with clamps, such as a statistic of a quantized normalization,
     to :data:`_MANY` times as many."""
+    from tvm import relax
+
     depths: dict[Any, int] = {}
-    movable: dict[
-        Any, int
-    ] = {}  # of these, the clamps that fusion could move to where they are read
+    movable: dict[Any, int] = {}
+    """Of these, the clamps that fusion could move to where they are read."""
     clamps: dict[Any, bool] = {}
+    anchored: dict[Any, int] = {}
+    """The sizes of values that fusion computes with a convolution or product."""
     made: dict[Any, Callable[[Any], Any]] = {}
     for binding in bindings(mod):
-        if operator_of(binding.value) != "call_tir":
+        value, result = binding.value, binding.var
+        if isinstance(value, relax.TupleGetItem):
+            depths[result] = depths.get(value.tuple_value, 0)
+            movable[result] = movable.get(value.tuple_value, 0)
+        if operator_of(value) != "call_tir":
             continue
-        variable, operands = binding.value.args[:2]
+        variable, operands = value.args[:2]
         kernel = mod[variable]
-        own = int(clamps.setdefault(variable, _clamps(kernel)))
-        if int(kernel.attrs.get("op_pattern", _OPAQUE)) <= _INJECTIVE:
-            given = operands.fields
-            depth = own + max((depths.get(operand, 0) for operand in given), default=0)
-            few = [each for each in given if 0 < _size(each) * _MANY <= _size(binding.var)]
-            if depth <= _CLAMPS and not any(movable.get(operand) for operand in few):
-                depths[binding.var] = depth
-                moved = max((movable.get(operand, 0) for operand in given), default=0)
-                movable[binding.var] = own + moved
-                continue
-            made[binding.var] = _beginning(kernel, binding.value, str(variable.name_hint))
-        depths[binding.var] = own
+        if variable not in clamps:
+            clamps[variable] = _clamps(kernel)
+        own, pattern = int(clamps[variable]), int(kernel.attrs.get("op_pattern", _OPAQUE))
+        size, given = _size(result), operands.fields
+        depths[result] = own
+        if pattern > _INJECTIVE:
+            if pattern == _OUT_ELEMENTWISE_FUSABLE:
+                anchored[result] = size
+            continue
+        depth = own + max((depths.get(operand, 0) for operand in given), default=0)
+        few = [each for each in given if 0 < _size(each) * _MANY <= size]
+        if depth > _CLAMPS or any(movable.get(operand) for operand in few):
+            made[result] = _beginning(kernel, value, str(variable.name_hint))
+            continue
+        depths[result] = depth
+        if any(anchored.get(operand) == size for operand in given):
+            anchored[result] = size
+        else:
+            moved = max((movable.get(operand, 0) for operand in given), default=0)
+            movable[result] = own + moved
     return rebind(mod, made)
 
 

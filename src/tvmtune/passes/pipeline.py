@@ -23,6 +23,7 @@ from tvmtune.passes import (
     fusable_calls,
     group_norm,
     packed_products,
+    pads,
     quantized_moves,
     quantized_operators,
     quantized_sums,
@@ -86,7 +87,8 @@ def prepare(
     chosen = (layout or "NHWC").upper()
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
-    graph = concatenations.share(resizes.drop(unread_taps.drop(network.to_relax())))
+    graph = unread_taps.drop(pads.fold(network.to_relax()))
+    graph = concatenations.share(resizes.drop(graph))
     quantized = quantized_operators.exist(graph)
     instruction = dot_instructions.for_bytes(device.target)
     if quantized and instruction is not None:

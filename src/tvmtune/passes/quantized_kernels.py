@@ -1,7 +1,7 @@
 """Kernels of quantized networks in TE: products of bytes with sums in int32, and their requantization.
 
-Activations are uint8 or int8 with channels last, and weights int8. The target's dot-product instruction
-says in which type it reads both.
+Activations are uint8 or int8 with channels last, and weights int8, or int16 of depthwise convolutions.
+The target's dot-product instruction says in which type it reads both.
 """
 
 from __future__ import annotations

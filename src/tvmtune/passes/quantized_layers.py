@@ -278,8 +278,18 @@ def _is_supported(attrs: Any, weights: np.ndarray, instruction: DotInstruction) 
 
 def _may_be_wide(call: Any, weights: np.ndarray) -> bool:
     """Whether there is a kernel for weights (O, I/groups, ...) that do not fit in int8."""
+    if is_depthwise_layer(call, weights):
+        return True
+    flat = weights.reshape(len(weights), -1)
     groups = 1 if operator_of(call) == "matmul" else int(call.attrs.groups)
-    return groups == 1 or is_depthwise(groups, len(weights), weights.shape[1])
+    return groups == 1 and bool((flat.max(axis=1) - flat.min(axis=1) <= 255).all())
+
+
+def is_depthwise_layer(call: Any, weights: np.ndarray) -> bool:
+    """Whether it is a depthwise convolution, of weights (O, I/groups, ...)."""
+    if operator_of(call) == "matmul":
+        return False
+    return is_depthwise(int(call.attrs.groups), len(weights), weights.shape[1])
 
 
 def channel_from_last(call: Any) -> int:

@@ -16,13 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.dot_instructions import DotInstruction, is_depthwise, merged_groups
+from tvmtune.dot_instructions import DotInstruction, merged_groups
 from tvmtune.passes import quantized_kernels as kernels
 from tvmtune.passes.bindings import bindings, operator_of, rebind
 from tvmtune.passes.constants import share
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window, blocked_weights, merged_weights
-from tvmtune.passes.quantized_layers import Layer, LayerFinder, channel_from_last
+from tvmtune.passes.quantized_layers import (
+    Layer,
+    LayerFinder,
+    channel_from_last,
+    is_depthwise_layer,
+)
 
 if TYPE_CHECKING:
     import tvm
@@ -86,7 +91,7 @@ def _call(
 ) -> Any:
     """A call of the layer's kernel, which reads channels last and returns ``shape``."""
     shifts, read = None, []
-    if layer.weights.dtype != np.int8 and not _is_depthwise(layer):
+    if layer.weights.dtype != np.int8 and not is_depthwise_layer(layer.call, layer.weights):
         narrow, shifts = kernels.narrowed(layer.weights)
         layer = replace(layer, weights=narrow)
         sums = _sums_of_data(layer)
@@ -130,15 +135,8 @@ def _call(
 def _sums_of_data(layer: Layer) -> Layer:
     """The layer with one output, the sum of what each output reads."""
     ones = np.ones((1, *layer.weights.shape[1:]), np.int8)
-    none = np.zeros(1, np.int32)
-    return replace(layer, weights=ones, bias=none, factors=None, rounding=None, fuses=False)
-
-
-def _is_depthwise(layer: Layer) -> bool:
-    if operator_of(layer.call) == "matmul":
-        return False
-    groups = int(layer.call.attrs.groups)
-    return is_depthwise(groups, len(layer.weights), layer.weights.shape[1])
+    no_bias = np.zeros(1, np.int32)
+    return replace(layer, weights=ones, bias=no_bias, factors=None, rounding=None, fuses=False)
 
 
 def _kernel(
@@ -153,7 +151,7 @@ def _kernel(
             "matmul_quantized",
         )
     groups = int(layer.call.attrs.groups)
-    if _is_depthwise(layer):
+    if is_depthwise_layer(layer.call, weights):
         compute = partial(kernels.depthwise, window=window)
         weights = np.ascontiguousarray(weights[:, 0].transpose(1, 2, 0))
         return compute, weights, "depthwise_conv2d_quantized"

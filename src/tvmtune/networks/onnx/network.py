@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper, shape_inference
 
-from tvmtune.accuracy import distances
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks.inputs import check_inputs, inputs_of, random_inputs
 from tvmtune.networks.model_file import kind_and_line, one_line
@@ -182,11 +181,11 @@ class OnnxNetwork:
                 yield outputs
 
     @functools.cached_property
-    def rounding_spread(self) -> list[float]:
-        """How far ONNX Runtime's outputs with and without its optimizations are apart, relative to the
-        largest value: of networks that round to bytes, its own kernels decide differently what is just
-        between two steps. The larger distance of two inputs, those of a check: in bert-base, they are
-        0.2 and 0.4. Without ONNX Runtime, the distance for inputs that differ by a rounding error."""
+    def rounding_runs(self) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+        """Outputs of ONNX Runtime with and without its optimizations, for both inputs of a check: of
+        networks that round to bytes, its own kernels decide differently what is just between two steps.
+        In bert-base, they are 0.2 and 0.4 apart. Without ONNX Runtime, those for inputs that differ by
+        a rounding error; empty if it runs the network only optimized."""
         feeds = [inputs_of(self, seed) for seed in (0, 1)]
         try:
             with self._loaded() as weights:
@@ -196,7 +195,7 @@ class OnnxNetwork:
             plain = list(self.references([_shifted(feed) for feed in feeds]))
         except Exception:  # an operator that it only runs optimized
             return []
-        return distances(list(self.references(feeds)), plain)
+        return list(zip(self.references(feeds), plain, strict=True))
 
     @contextlib.contextmanager
     def _loaded(self) -> Iterator[Weights]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,9 @@ FORMAT = Format(
 
 _PACKAGES = {"tflite": "tflite", "ai_edge_litert": "ai-edge-litert"}
 """Modules that the importer and the reference need, and their packages."""
+
+_REDIRECTING = threading.Lock()
+"""Standard error is one for all threads."""
 
 CONTROL_FLOW = {"CALL", "CALL_ONCE", "IF", "STABLEHLO_COMPOSITE", "STABLEHLO_WHILE", "WHILE"}
 """Operators that run another graph of the file."""
@@ -73,13 +77,11 @@ def interpreter(
     """
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    kinds = OpResolverType
+    own = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     return Interpreter(
         model_content=content,
         num_threads=threads,
-        experimental_op_resolver_type=kinds.AUTO
-        if xnnpack
-        else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_op_resolver_type=OpResolverType.AUTO if xnnpack else own,
         experimental_preserve_all_tensors=keep,
     )
 
@@ -87,14 +89,20 @@ def interpreter(
 def allocate(machine: Any) -> None:
     """``allocate_tensors`` of an interpreter, without the note about XNNPACK on standard error, which
     nothing turns off."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        machine.allocate_tensors()
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+    with _REDIRECTING:
+        try:
+            kept = os.dup(2)
+        except OSError:  # standard error is closed
+            machine.allocate_tensors()
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, 2)
+            machine.allocate_tensors()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nowhere)
 
 
 def run(
@@ -183,6 +191,19 @@ def _check_detection(node: Any, where: str) -> None:
             f"{where} returns {classes} classes of a box, which is not supported; "
             "convert the network with max_classes_per_detection=1"
         )
+
+
+def detections(model: Any) -> list[list[int]]:
+    """Which outputs of a parsed model are the boxes, classes, scores and number of the detections of an
+    operator, for each whose results all are outputs."""
+    graph = model.subgraphs[0]
+    places = [int(place) for place in graph.outputs]
+    return [
+        [places.index(place) for place in node.outputs]
+        for node in graph.operators or ()
+        if operator_name(model.operatorCodes[node.opcodeIndex]) == _DETECTION
+        and all(place in places for place in node.outputs)
+    ]
 
 
 def _check_references(model: Any, label: str) -> None:

@@ -56,12 +56,14 @@ class Importer(OperatorConverter):
         from tflite.FullyConnectedOptions import FullyConnectedOptions
 
         options, table = FullyConnectedOptions(), op.BuiltinOptions()
+        if table is None:
+            raise ValueError("its options are missing")
         options.Init(table.Bytes, table.Pos)
         source, weights, *bias = self.get_input_tensors(op)
         (result,) = self.get_output_tensors(op)
         x, matrix = self.get_tensor_expr(source), self.get_tensor_expr(weights)
-        columns = matrix.ty.shape[1]
-        if x.ty.shape[-1] != columns or (len(x.ty.shape) != 2 and not options.KeepNumDims()):
+        columns, read = int(matrix.ty.shape[1]), [int(extent) for extent in x.ty.shape]
+        if read[-1] != columns or (len(read) != 2 and not options.KeepNumDims()):
             x = self.bb.normalize(relax.op.reshape(x, (-1, columns)))
         y = relax.op.matmul(x, relax.op.permute_dims(matrix, [1, 0]))
         if bias and bias[0].tensor_idx != -1:

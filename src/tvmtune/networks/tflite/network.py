@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.accuracy import distances
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import cpu_count
 from tvmtune.networks.hashing import NetworkHasher
@@ -88,6 +87,7 @@ class TfliteNetwork:
             TensorSpec(one, static[one], _dtype(detail, one, self._label))
             for one, detail in zip(names, details, strict=True)
         )
+        self._detections = tflite_file.detections(model)
         self._content = bind(model, content, self.inputs, self._label)
         self.outputs = self._outputs()
         self.structure_hash, self.weights_hash = _hashes(model)
@@ -111,19 +111,25 @@ class TfliteNetwork:
         return self._run(inputs)
 
     @functools.cached_property
-    def rounding_spread(self) -> list[float]:
-        """How far the outputs of LiteRT's own kernels are from those with XNNPACK, relative to the
-        largest value. Quantized, the former round twice, and later layers amplify the difference: of
-        two inputs, those of a check, the larger is 0.1 to 0.7 in MediaPipe's networks."""
+    def rounding_runs(self) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+        """Outputs with XNNPACK and of LiteRT's own kernels, for both inputs of a check. Quantized, the
+        latter round twice, and later layers amplify the difference, to 0.1 to 0.7 in MediaPipe's
+        networks."""
         feeds = [inputs_of(self, seed) for seed in (0, 1)]
-        own = [self._run(feed, xnnpack=False) for feed in feeds]
-        return distances(own, [self._run(feed) for feed in feeds])
+        return [(self._run(feed), self._run(feed, xnnpack=False)) for feed in feeds]
 
     def _run(self, inputs: Mapping[str, np.ndarray], *, xnnpack: bool = True) -> list[np.ndarray]:
         machine = tflite_file.interpreter(
             self._content, threads=cpu_count.usable_cpus(), xnnpack=xnnpack
         )
-        return tflite_file.run(machine, self.inputs, inputs, self._label)
+        outputs = tflite_file.run(machine, self.inputs, inputs, self._label)
+        for (
+            *found,
+            count,
+        ) in self._detections:  # behind the last, LiteRT leaves the memory as it was
+            for place in found:
+                outputs[place][:, int(outputs[count].reshape(-1)[0]) :] = 0
+        return outputs
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
         machine = tflite_file.interpreter(self._content)

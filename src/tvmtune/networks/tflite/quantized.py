@@ -41,8 +41,9 @@ _STATEFUL = ("LSTM", "RNN", "SVDF")
 
 _LSTM = "UNIDIRECTIONAL_SEQUENCE_LSTM"
 """The one of these that may be quantized: it is computed in float32, and its results are rounded."""
-_LSTM_BIASES, _LSTM_STATES = (12, 13, 14, 15, 17), (18, 19)
-"""Its inputs that are int32 with scales of their own, and its states, which begin with zeros."""
+LSTM_BIASES, _LSTM_STATES = (12, 13, 14, 15, 17), (18, 19)
+"""Its biases, of four gates and of its projection, which are int32 with scales of their own if it is
+quantized; and its states, which begin with zeros."""
 
 
 _UNSUPPORTED = "which is not supported; convert the network without quantization"
@@ -179,9 +180,9 @@ def write_out(model: Any, label: str) -> list[int]:
             if tensor is None:
                 continue
             value = tflite_file.value(model, tensor)
-            if name == _LSTM and number in _LSTM_BIASES and value is not None:
-                scale = _array(tensor.quantization.scale, np.float64)
-                inputs[number] = _add_constant(model, tensor, (value * scale).astype(np.float32))
+            if name == _LSTM and number in LSTM_BIASES and value is not None:
+                if value.dtype.kind == "i":
+                    inputs[number] = _add_constant(model, tensor, _own_steps(tensor, value, label))
                 continue
             if value is not None and number == _BIASES.get(name) and value.dtype.kind == "i":
                 inputs[number] = _add_constant(model, tensor, _bias(value, ends))
@@ -264,6 +265,14 @@ def _bias(steps: np.ndarray, ends: list[Parameters | None]) -> np.ndarray:
     assert x is not None
     scale = x.scale.astype(np.float64) * weights.scale
     return (steps.astype(np.float64) * scale).astype(np.float32)
+
+
+def _own_steps(tensor: Any, steps: np.ndarray, label: str) -> np.ndarray:
+    """What a bias in steps of its own scale stands for."""
+    scale = _array(getattr(tensor.quantization, "scale", None), np.float64)
+    if scale.size != 1 or not np.isfinite(scale).all():
+        raise _error(label, tflite_file.text(tensor.name), f"{steps.dtype} without a scale")
+    return (steps * scale).astype(np.float32)
 
 
 def _add_tensor(graph: Any, like: Any, buffer: int = 0) -> int:

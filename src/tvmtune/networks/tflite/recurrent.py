@@ -8,12 +8,14 @@ import numpy as np
 from tvm import relax
 
 from tvmtune.networks import recurrent
+from tvmtune.networks.tflite.quantized import LSTM_BIASES
 
-_INPUTS, _STATES, _BIASES = (1, 2, 3, 4), (5, 6, 7, 8), (12, 13, 14, 15)
+_INPUTS, _STATES = (1, 2, 3, 4), (5, 6, 7, 8)
+*_BIASES, _PROJECTION_BIAS = LSTM_BIASES
 """The operator's inputs for the gates: input, forget, cell, output."""
 _GATES = (0, 3, 1, 2)
 """These in the order of :class:`recurrent.Weights`."""
-_PROJECTION, _PROJECTION_BIAS = 16, 17
+_PROJECTION = 16
 _UNSUPPORTED = {"peepholes": (9, 10, 11), "layer normalization": (20, 21, 22, 23)}
 
 
@@ -39,6 +41,8 @@ def unidirectional_lstm(converter: Any, op: Any) -> Any:
         return np.asarray(converter.get_tensor_value(tensors[place]), "float32")
 
     options, table = UnidirectionalSequenceLSTMOptions(), op.BuiltinOptions()
+    if table is None:
+        raise ValueError("its options are missing")
     options.Init(table.Bytes, table.Pos)
     found = [what for what, places in _UNSUPPORTED.items() if any(map(is_given, places))]
     if is_given(_PROJECTION_BIAS) and value(_PROJECTION_BIAS).any():

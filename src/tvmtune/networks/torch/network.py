@@ -7,7 +7,6 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.accuracy import distances
 from tvmtune.arrays import numpy_dtype
 from tvmtune.machine import cpu_count
 from tvmtune.networks.hashing import NetworkHasher
@@ -145,15 +144,15 @@ class TorchNetwork:
         return [to_array(tensor, spec) for tensor, spec in zip(results, self.outputs, strict=True)]
 
     @functools.cached_property
-    def rounding_spread(self) -> list[float]:
-        """How far PyTorch's outputs with and without oneDNN are apart, relative to the largest value:
-        in networks that round to bytes, they decide differently what is just between two steps."""
+    def rounding_runs(self) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+        """Outputs of PyTorch with and without oneDNN, for an input of a check: in networks that round
+        to bytes, they decide differently what is just between two steps."""
         import torch
 
         feed = inputs_of(self, 0)
         with quiet(), torch.backends.mkldnn.flags(enabled=False):
             plain = self.reference(feed)
-        return distances([self.reference(feed)], [plain])
+        return [(self.reference(feed), plain)]
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:

@@ -11,6 +11,7 @@ from tvm import relax
 from tvmtune.networks.onnx.converters.request import (
     Converter,
     Node,
+    constant,
     is_tensor,
     required,
     reshaped_from,
@@ -47,6 +48,23 @@ def eye_like(node: Node) -> Any:
     return relax.const(np.eye(rows, columns, node.attrs.get("k", 0), dtype=kind), kind)
 
 
+def pad(node: Node) -> Any:
+    """Zeros around floats as an operator, which passes can move; the importer emits a kernel."""
+    data, axes, value = node.inputs[0], node.input(3), node.input(2)
+    given = node.attrs.get("pads")
+    widths = constant(node.input(1)) if given is None else np.array(given)
+    number = node.attrs.get("value", 0.0) if value is None else constant(value)
+    if node.text("mode", "constant") != "constant" or "float" not in dtype(data):
+        return node.standard(*node.inputs)
+    if widths is None or number is None or (widths < 0).any():
+        return node.standard(*node.inputs)
+    rank = len(shape(data))
+    places = range(rank) if axes is None else required(axes, "axes")
+    both = np.zeros((rank, 2), int)
+    both[[int(place) % rank for place in places]] = widths.reshape(2, -1).T
+    return relax.op.nn.pad(data, both.reshape(-1).tolist(), "constant", float(np.asarray(number)))
+
+
 def reshape(node: Node) -> Any:
     """Of several in a row, only the last; none if that restores the shape."""
     result = node.emit(node.standard(*node.inputs))
@@ -81,6 +99,7 @@ CONVERTERS: dict[str, Converter] = {
     "Concat": concat,
     "Dropout": dropout,
     "EyeLike": eye_like,
+    "Pad": pad,
     "Reshape": reshape,
     "Split": split,
 }
