@@ -63,3 +63,22 @@ def test_what_is_broadcast_is_not_quantized_again_for_each_result():
     calls = [b.value for block in made["main"].body.blocks for b in block.bindings]
     assert len(calls) == 2
     assert [list(map(int, call.ty.shape)) for call in calls] == [[1, 1, 1, 16], [1, 8, 8, 16]]
+
+
+def test_shortcuts_of_many_blocks_are_no_chain():
+    """Each is stored, because a convolution reads it, too."""
+    builder = relax.BlockBuilder()
+    value = x = relax.Var("x", relax.TensorType((1, 8, 8, 16), "float32"))
+    weight = relax.const(np.ones((3, 3, 16, 16), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            for _ in range(10):
+                made = relax.op.nn.conv2d(
+                    value, weight, padding=1, data_layout="NHWC", kernel_layout="HWIO"
+                )
+                made = builder.emit(relax.op.add(builder.emit(made), value))
+                value = builder.emit(relax.op.nn.relu(made))
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    made = pipeline.legalize(builder.get(), this_machine())
+    assert len([b for block in made["main"].body.blocks for b in block.bindings]) == 10

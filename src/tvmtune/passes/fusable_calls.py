@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import bindings, operator_of, rebind
+from tvmtune.passes.bindings import bindings, operator_of, reads, rebind
 from tvmtune.passes.blocks import blocks
 from tvmtune.static_shapes import static_shape
 from tvmtune.types import product
@@ -77,9 +77,8 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
     movable: dict[Any, int] = {}
     """Of these, the clamps that fusion could move to where they are read."""
     clamps: dict[Any, bool] = {}
-    anchored: dict[Any, int] = {}
-    """The sizes of values that fusion computes with a convolution or product."""
     made: dict[Any, Callable[[Any], Any]] = {}
+    stored = _stored(mod)
     for binding in bindings(mod):
         value, result = binding.value, binding.var
         if isinstance(value, relax.TupleGetItem):
@@ -91,12 +90,10 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
         kernel = mod[variable]
         if variable not in clamps:
             clamps[variable] = _clamps(kernel)
-        own, pattern = int(clamps[variable]), int(kernel.attrs.get("op_pattern", _OPAQUE))
-        size, given = _size(result), operands.fields
+        own, pattern = int(clamps[variable]), _pattern(kernel)
+        size, given = _size(result), [each for each in operands.fields if each not in stored]
         depths[result] = own
         if pattern > _INJECTIVE:
-            if pattern == _OUT_ELEMENTWISE_FUSABLE:
-                anchored[result] = size
             continue
         depth = own + max((depths.get(operand, 0) for operand in given), default=0)
         few = [each for each in given if 0 < _size(each) * _MANY <= size]
@@ -104,12 +101,26 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
             made[result] = _beginning(kernel, value, str(variable.name_hint))
             continue
         depths[result] = depth
-        if any(anchored.get(operand) == size for operand in given):
-            anchored[result] = size
-        else:
-            moved = max((movable.get(operand, 0) for operand in given), default=0)
-            movable[result] = own + moved
+        movable[result] = own + max((movable.get(operand, 0) for operand in given), default=0)
     return rebind(mod, made)
+
+
+def _stored(mod: tvm.IRModule) -> set[Any]:
+    """The values that a kernel reads with which fusion computes nothing that others read, too, such as
+    a convolution that a shortcut passes."""
+    found: set[Any] = set()
+    count = reads(mod)
+    for binding in bindings(mod):
+        if operator_of(binding.value) != "call_tir":
+            continue
+        variable, operands = binding.value.args[:2]
+        if _pattern(mod[variable]) > _INJECTIVE:
+            found.update(each for each in operands.fields if count.get(each, 0) > 1)
+    return found
+
+
+def _pattern(kernel: Any) -> int:
+    return int(kernel.attrs.get("op_pattern", _OPAQUE))
 
 
 def _size(value: Any) -> int:
