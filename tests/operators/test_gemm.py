@@ -135,7 +135,7 @@ FOR_CPUS = [*WINOGRADS, *GROUPS, "padded", "padded-channels"]
             [
                 *("bfloat16-convolution", "bfloat16-product"),
                 *WINOGRADS,
-                *GEMMS[1:],
+                *GEMMS,
                 *GROUPS,
                 *("padded", "padded-channels"),
             ],

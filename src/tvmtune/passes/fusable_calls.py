@@ -69,39 +69,40 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
 def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
     """``mod`` after :func:`correct_patterns`, with chains of clamps cut that are too long or would
     be computed many times: fusion begins a kernel at every call that would exceed :data:`_CLAMPS`, and
-    at every one that broadcasts a value with clamps, such as a statistic of a quantized normalization,
-    to :data:`_MANY` times as many."""
+    at every one that broadcasts a value that was rounded, such as a statistic of a quantized
+    normalization, to :data:`_MANY` times as many."""
     from tvm import relax
 
     depths: dict[Any, int] = {}
-    movable: dict[Any, int] = {}
-    """Of these, the clamps that fusion could move to where they are read."""
-    clamps: dict[Any, bool] = {}
+    movable: set[Any] = set()
+    """The values that are rounded in kernels which fusion could move to where they are read."""
+    kinds: dict[Any, tuple[bool, bool]] = {}
     made: dict[Any, Callable[[Any], Any]] = {}
     stored = _stored(mod)
     for binding in bindings(mod):
         value, result = binding.value, binding.var
         if isinstance(value, relax.TupleGetItem):
             depths[result] = depths.get(value.tuple_value, 0)
-            movable[result] = movable.get(value.tuple_value, 0)
+            movable |= {result} if value.tuple_value in movable else set()
         if operator_of(value) != "call_tir":
             continue
         variable, operands = value.args[:2]
         kernel = mod[variable]
-        if variable not in clamps:
-            clamps[variable] = _clamps(kernel)
-        own, pattern = int(clamps[variable]), _pattern(kernel)
+        if variable not in kinds:
+            kinds[variable] = _clamps(kernel), _rounds(kernel)
+        own, rounds = kinds[variable]
         size, given = _size(result), [each for each in operands.fields if each not in stored]
-        depths[result] = own
-        if pattern > _INJECTIVE:
+        depths[result] = int(own)
+        if _pattern(kernel) > _INJECTIVE:
             continue
         depth = own + max((depths.get(operand, 0) for operand in given), default=0)
         few = [each for each in given if 0 < _size(each) * _MANY <= size]
-        if depth > _CLAMPS or any(movable.get(operand) for operand in few):
+        if depth > _CLAMPS or not movable.isdisjoint(few):
             made[result] = _beginning(kernel, value, str(variable.name_hint))
             continue
         depths[result] = depth
-        movable[result] = own + max((movable.get(operand, 0) for operand in given), default=0)
+        if rounds or not movable.isdisjoint(given):
+            movable.add(result)
     return rebind(mod, made)
 
 
@@ -149,6 +150,18 @@ def _clamps(function: Any) -> bool:
     found: list[Any] = []
     structural_walk(function.body, [(tirx.Min, found.append), (tirx.Max, found.append)])
     return bool(found)
+
+
+def _rounds(function: Any) -> bool:
+    """Whether a kernel rounds floats to integers."""
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    names: list[str] = []
+    structural_walk(
+        function.body, (ir.Call, lambda call: names.append(str(getattr(call.op, "name", ""))))
+    )
+    return any(name.endswith(("nearbyint", "round")) for name in names)
 
 
 def _fusable_operands(mod: tvm.IRModule) -> set[Any]:
