@@ -114,12 +114,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     if unit.lanes == cpu_features.AVX512.lanes:
         # With so many registers, tiles of one line of an image are as good, unless its pixels make none
         # of a few. Frames have short lines, and signals often a prime number of samples.
-        waits = partial(cpu_tiles.waits, unit=unit)
-        gemms = tuple(
-            each if each.name.endswith(("-1d", "-3d")) else rare
-            for each, rare in zip(gemms, gemms_cpu(matrix, waits), strict=True)
-            if each.name != "flattened"
-        )
+        images, *_ = gemms_cpu(matrix, partial(cpu_tiles.waits, unit=unit))
+        gemms = (images, *(each for each in gemms if each.name.endswith(("-1d", "-3d"))))
     elif not unit.has_few_registers:
         gemms = ()  # not measured
     return (*products, *winograd, *gemms, *groups, PADDED, padded_channels(columns), superseded)

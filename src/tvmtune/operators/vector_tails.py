@@ -147,17 +147,21 @@ def _parts(loop: Any, number: int) -> Any:
     """The first elements that a loop over lanes stores, unchecked, in vectors of powers of two."""
     from tvm import DataType, tirx
 
-    store = getattr(loop.body, "then_case", loop.body)
-    most = _VECTOR * 8 // DataType(str(store.buffer.dtype)).bits
+    most = _VECTOR * 8 // DataType(str(_store(loop).buffer.dtype)).bits
     parts = [_part(loop, first, size) for first, size in _powers_of_two(number, most)]
     return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+
+
+def _store(loop: Any) -> Any:
+    """The store in a loop over lanes, with or without a check around it."""
+    return getattr(loop.body, "then_case", loop.body)
 
 
 def _part(loop: Any, first: int, size: int) -> Any:
     """Some of the elements that a loop over lanes stores, without a check."""
     from tvm import tirx
 
-    store, kind = getattr(loop.body, "then_case", loop.body), loop.loop_var.ty
+    store, kind = _store(loop), loop.loop_var.ty
     if size == 1:
         return _at(store, loop, first)
     lane = tirx.Var(loop.loop_var.name, kind)

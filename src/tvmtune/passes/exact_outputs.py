@@ -26,18 +26,12 @@ class Kind(enum.Enum):
     EXACT = "integers or booleans that depend on no floats"
 
 
-def exact_outputs(mod: tvm.IRModule) -> list[bool]:
-    """For each output of ``main``, before any pass, whether it is of integers or booleans that are
-    neither rounded from floats nor computed from such.
-
-    What floats decide (the largest, which are positive) is exact: with other floats it may be quite
-    another value, but none that is near.
-    """
-    return [kind is not Kind.ROUNDED for kind in kinds_of_outputs(mod)]
-
-
 def kinds_of_outputs(mod: tvm.IRModule) -> list[Kind]:
-    """What each output of ``main`` holds, before any pass."""
+    """What each output of ``main`` holds, before any pass.
+
+    What floats decide (the largest, which are positive) is not rounded: with other floats it may be
+    quite another value, but none that is near.
+    """
     import tvm
     from tvm import relax
 

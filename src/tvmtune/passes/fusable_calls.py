@@ -24,6 +24,7 @@ _CLAMPS = 6
 """How many minima and maxima of minima and maxima, such as quantizations make, a kernel may compute:
 TVM's simplifier takes four times as long for each more, 6 s for 10 and minutes for 13."""
 _MANY = 8
+"""Values that a broadcast makes, at least, of each that it should rather read from memory."""
 
 
 def call_fusable(
@@ -56,12 +57,12 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, function in list(mod.functions_items()):
         if not isinstance(function, tirx.PrimFunc):
             continue
-        pattern = int(function.attrs.get("op_pattern", _OPAQUE))
+        pattern = _pattern(function)
         if pattern in (_ELEMENTWISE, _BROADCAST) and _changes_extents(function, pattern):
             pattern = _INJECTIVE
         if pattern == _INJECTIVE and variable in fusable and _reads_several_elements(function):
             pattern = _OUT_ELEMENTWISE_FUSABLE
-        if pattern != int(function.attrs.get("op_pattern", _OPAQUE)):
+        if pattern != _pattern(function):
             mod.update_func(variable, function.with_attr("op_pattern", pattern))
     return mod
 
@@ -83,7 +84,8 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
         value, result = binding.value, binding.var
         if isinstance(value, relax.TupleGetItem):
             depths[result] = depths.get(value.tuple_value, 0)
-            movable |= {result} if value.tuple_value in movable else set()
+            if value.tuple_value in movable:
+                movable.add(result)
         if operator_of(value) != "call_tir":
             continue
         variable, operands = value.args[:2]
@@ -107,8 +109,8 @@ def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _stored(mod: tvm.IRModule) -> set[Any]:
-    """The values that a kernel reads with which fusion computes nothing that others read, too, such as
-    a convolution that a shortcut passes."""
+    """The values that end a chain, because they are in memory anyway: a convolution, a reduction or the
+    like reads them, and so does another kernel, such as the sum at the end of a shortcut."""
     found: set[Any] = set()
     count = reads(mod)
     for binding in bindings(mod):
@@ -172,7 +174,7 @@ def _fusable_operands(mod: tvm.IRModule) -> set[Any]:
         if operator_of(binding.value) != "call_tir":
             continue
         kernel, operands = binding.value.args[:2]
-        patterns[binding.var] = int(mod[kernel].attrs.get("op_pattern", _OPAQUE))
+        patterns[binding.var] = _pattern(mod[kernel])
         if any(patterns.get(operand, _OPAQUE) <= _INJECTIVE for operand in operands.fields):
             found.add(kernel)
     return found

@@ -90,12 +90,12 @@ def _call(
     builder: Any, layer: Layer, x: Any, shape: tuple[int, ...], instruction: DotInstruction
 ) -> Any:
     """A call of the layer's kernel, which reads channels last and returns ``shape``."""
-    shifts, read = None, []
+    shifts = read = None
     if layer.weights.dtype != np.int8 and not is_depthwise_layer(layer.call, layer.weights):
         narrow, shifts = kernels.narrowed(layer.weights)
         layer = replace(layer, weights=narrow)
         sums = _sums_of_data(layer)
-        read = [builder.emit(_call(builder, sums, x, (*shape[:-1], 1), instruction))]
+        read = builder.emit(_call(builder, sums, x, (*shape[:-1], 1), instruction))
     is_convolution = operator_of(layer.call) != "matmul"
     window = Window.of(layer.call.attrs) if is_convolution else None
     compute, weights, name = _kernel(layer, window, instruction)
@@ -111,10 +111,12 @@ def _call(
         "shifts": shifts,
         "zero": np.array([layer.x.zero], "int32") if is_padded else None,
     }
-    given = {key: array for key, array in named.items() if array is not None}
+    given = {key: share(array) for key, array in named.items() if array is not None}
+    if read is not None:
+        given["read"] = read
 
     def program(data: Any, *tensors: Any) -> Any:
-        by_name = dict(zip([*given, "read"][: len(tensors)], tensors, strict=True))
+        by_name = dict(zip(given, tensors, strict=True))
         how: dict[str, Any] = {"output": shape, "instruction": instruction}
         if is_convolution:
             how["zero"] = by_name["zero"](0) if is_padded else 0
@@ -125,11 +127,10 @@ def _call(
             by_name.get("numbers"),
             rounding.dtype if rounding else "",
             shape,
-            (by_name["shifts"], by_name["read"]) if read else None,
+            (by_name["shifts"], by_name["read"]) if "read" in by_name else None,
         )
 
-    arguments = (x, *map(share, given.values()), *read)
-    return call_fusable(builder, program, *arguments, name=name, fuses=layer.fuses)
+    return call_fusable(builder, program, x, *given.values(), name=name, fuses=layer.fuses)
 
 
 def _sums_of_data(layer: Layer) -> Layer:

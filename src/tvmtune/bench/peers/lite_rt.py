@@ -32,12 +32,8 @@ class LiteRt(Peer):
         if file.suffix.lower() != ".tflite":
             raise TvmtuneError(f"{network.name} is not from a .tflite file, which is all it reads")
         machine = tflite_file.interpreter(file.read_bytes(), threads=threads, xnnpack=True)
-        self._places = {}
-        for detail, spec in zip(machine.get_input_details(), network.inputs, strict=True):
-            self._places[spec.name] = detail["index"]
-            if tuple(detail["shape"]) != spec.shape:
-                machine.resize_tensor_input(detail["index"], spec.shape)
-        tflite_file.allocate(machine)
+        places = tflite_file.resize(machine, network.inputs)
+        self._places = dict(zip((spec.name for spec in network.inputs), places, strict=True))
         self._machine = machine
         self._results = [detail["index"] for detail in machine.get_output_details()]
 

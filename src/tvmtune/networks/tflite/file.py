@@ -105,6 +105,15 @@ def allocate(machine: Any) -> None:
             os.close(nowhere)
 
 
+def resize(machine: Any, specs: Sequence[TensorSpec]) -> list[int]:
+    """Give the inputs of an interpreter these shapes; returns the numbers of their tensors."""
+    places = [int(detail["index"]) for detail in machine.get_input_details()]
+    for place, spec in zip(places, specs, strict=True):
+        machine.resize_tensor_input(place, spec.shape)
+    allocate(machine)
+    return places
+
+
 def run(
     machine: Any, specs: Sequence[TensorSpec], inputs: Mapping[str, np.ndarray], label: str
 ) -> list[np.ndarray]:
@@ -112,11 +121,8 @@ def run(
 
     Raises :class:`TvmtuneError` if the interpreter cannot run the model.
     """
-    places = [detail["index"] for detail in machine.get_input_details()]
     try:
-        for place, spec in zip(places, specs, strict=True):
-            machine.resize_tensor_input(place, spec.shape)
-        allocate(machine)
+        places = resize(machine, specs)
         for place, spec in zip(places, specs, strict=True):
             machine.set_tensor(place, inputs[spec.name])
         machine.invoke()

@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter
 
 from tvmtune.networks.tflite.recurrent import unidirectional_lstm
+from tvmtune.static_shapes import static_shape
 
 CONVERTERS = (
     "DEQUANTIZE",
@@ -69,9 +70,8 @@ class Importer(OperatorConverter):
         if bias and bias[0].tensor_idx != -1:
             y = relax.op.add(y, self.get_tensor_expr(bias[0]))
         y = self.convert_fused_activation_function(y, options.FusedActivationFunction())
-        y, extents = self.bb.normalize(y), self.get_tensor_shape(result)
-        same = [int(extent) for extent in y.ty.shape] == [int(extent) for extent in extents]
-        return y if same else relax.op.reshape(y, [int(extent) for extent in extents])
+        y, extents = self.bb.normalize(y), [int(n) for n in self.get_tensor_shape(result)]
+        return y if static_shape(y) == extents else relax.op.reshape(y, extents)
 
     def convert_quantize(self, op: Any) -> Any:
         (source,), (result,) = self.get_input_tensors(op), self.get_output_tensors(op)

@@ -123,12 +123,10 @@ class TfliteNetwork:
             self._content, threads=cpu_count.usable_cpus(), xnnpack=xnnpack
         )
         outputs = tflite_file.run(machine, self.inputs, inputs, self._label)
-        for (
-            *found,
-            count,
-        ) in self._detections:  # behind the last, LiteRT leaves the memory as it was
+        # Behind the last detection, LiteRT leaves the memory as it was.
+        for *found, count in self._detections:
             for place in found:
-                outputs[place][:, int(outputs[count].reshape(-1)[0]) :] = 0
+                outputs[place][:, int(outputs[count].item()) :] = 0
         return outputs
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
