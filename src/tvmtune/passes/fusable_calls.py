@@ -9,22 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import bindings, operator_of, reads, rebind
+from tvmtune.passes.bindings import bindings, operator_of
 from tvmtune.passes.blocks import blocks
-from tvmtune.static_shapes import static_shape
-from tvmtune.types import product
 
 if TYPE_CHECKING:
     import tvm
 
-_ELEMENTWISE, _BROADCAST, _INJECTIVE, _OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 1, 2, 4, 8
+_ELEMENTWISE, _BROADCAST, INJECTIVE, OUT_ELEMENTWISE_FUSABLE, _OPAQUE = 0, 1, 2, 4, 8
 """``OpPatternKind`` of TVM's fusion."""
-
-_CLAMPS = 6
-"""How many minima and maxima of minima and maxima, such as quantizations make, a kernel may compute:
-TVM's simplifier takes four times as long for each more, 6 s for 10 and minutes for 13."""
-_MANY = 8
-"""Values that a broadcast makes, at least, of each that it should rather read from memory."""
 
 
 def call_fusable(
@@ -36,7 +28,7 @@ def call_fusable(
         program,
         *arguments,
         primfunc_name_hint=name,
-        primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE if fuses else _OPAQUE},
+        primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE if fuses else _OPAQUE},
     )
 
 
@@ -57,113 +49,19 @@ def correct_patterns(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, function in list(mod.functions_items()):
         if not isinstance(function, tirx.PrimFunc):
             continue
-        pattern = _pattern(function)
+        pattern = pattern_of(function)
         if pattern in (_ELEMENTWISE, _BROADCAST) and _changes_extents(function, pattern):
-            pattern = _INJECTIVE
-        if pattern == _INJECTIVE and variable in fusable and _reads_several_elements(function):
-            pattern = _OUT_ELEMENTWISE_FUSABLE
-        if pattern != _pattern(function):
+            pattern = INJECTIVE
+        if pattern == INJECTIVE and variable in fusable and _reads_several_elements(function):
+            pattern = OUT_ELEMENTWISE_FUSABLE
+        if pattern != pattern_of(function):
             mod.update_func(variable, function.with_attr("op_pattern", pattern))
     return mod
 
 
-def cut_chains(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` after :func:`correct_patterns`, with chains of clamps cut that are too long or would
-    be computed many times: fusion begins a kernel at every call that would exceed :data:`_CLAMPS`, and
-    at every one that broadcasts a value that was rounded, such as a statistic of a quantized
-    normalization, to :data:`_MANY` times as many."""
-    from tvm import relax
-
-    depths: dict[Any, int] = {}
-    movable: set[Any] = set()
-    """The values that are rounded in kernels which fusion could move to where they are read."""
-    kinds: dict[Any, tuple[bool, bool]] = {}
-    made: dict[Any, Callable[[Any], Any]] = {}
-    stored = _stored(mod)
-    for binding in bindings(mod):
-        value, result = binding.value, binding.var
-        if isinstance(value, relax.TupleGetItem):
-            depths[result] = depths.get(value.tuple_value, 0)
-            if value.tuple_value in movable:
-                movable.add(result)
-        if operator_of(value) != "call_tir":
-            continue
-        variable, operands = value.args[:2]
-        kernel = mod[variable]
-        if variable not in kinds:
-            kinds[variable] = _clamps(kernel), _rounds(kernel)
-        own, rounds = kinds[variable]
-        size, given = _size(result), [each for each in operands.fields if each not in stored]
-        depths[result] = int(own)
-        if _pattern(kernel) > _INJECTIVE:
-            continue
-        depth = own + max((depths.get(operand, 0) for operand in given), default=0)
-        few = [each for each in given if 0 < _size(each) * _MANY <= size]
-        if depth > _CLAMPS or not movable.isdisjoint(few):
-            made[result] = _beginning(kernel, value, str(variable.name_hint))
-            continue
-        depths[result] = depth
-        if rounds or not movable.isdisjoint(given):
-            movable.add(result)
-    return rebind(mod, made)
-
-
-def _stored(mod: tvm.IRModule) -> set[Any]:
-    """The values that end a chain, because they are in memory anyway: a convolution, a reduction or the
-    like reads them, and so does another kernel, such as the sum at the end of a shortcut."""
-    found: set[Any] = set()
-    count = reads(mod)
-    for binding in bindings(mod):
-        if operator_of(binding.value) != "call_tir":
-            continue
-        variable, operands = binding.value.args[:2]
-        if _pattern(mod[variable]) > _INJECTIVE:
-            found.update(each for each in operands.fields if count.get(each, 0) > 1)
-    return found
-
-
-def _pattern(kernel: Any) -> int:
+def pattern_of(kernel: Any) -> int:
+    """TVM's ``OpPatternKind`` of a kernel; opaque if it has none."""
     return int(kernel.attrs.get("op_pattern", _OPAQUE))
-
-
-def _size(value: Any) -> int:
-    shape = static_shape(value)
-    return 0 if shape is None else product(shape)
-
-
-def _beginning(kernel: Any, call: Any, name: str) -> Callable[[Any], Any]:
-    """Makes a call that fusion puts nothing before."""
-    from tvm import relax
-
-    def make(mutator: Any) -> Any:
-        copy = kernel.with_attr("op_pattern", _OUT_ELEMENTWISE_FUSABLE)
-        variable = mutator.builder_.add_func(copy, name)
-        operands = mutator.visit_expr(call.args[1])
-        return relax.Call(call.op, [variable, operands, *call.args[2:]], call.attrs, call.ty_args)
-
-    return make
-
-
-def _clamps(function: Any) -> bool:
-    """Whether a kernel computes a minimum or a maximum of two values."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    found: list[Any] = []
-    structural_walk(function.body, [(tirx.Min, found.append), (tirx.Max, found.append)])
-    return bool(found)
-
-
-def _rounds(function: Any) -> bool:
-    """Whether a kernel rounds floats to integers."""
-    from tvm import ir
-    from tvm_ffi import structural_walk
-
-    names: list[str] = []
-    structural_walk(
-        function.body, (ir.Call, lambda call: names.append(str(getattr(call.op, "name", ""))))
-    )
-    return any(name.endswith(("nearbyint", "round")) for name in names)
 
 
 def _fusable_operands(mod: tvm.IRModule) -> set[Any]:
@@ -174,8 +72,8 @@ def _fusable_operands(mod: tvm.IRModule) -> set[Any]:
         if operator_of(binding.value) != "call_tir":
             continue
         kernel, operands = binding.value.args[:2]
-        patterns[binding.var] = _pattern(mod[kernel])
-        if any(patterns.get(operand, _OPAQUE) <= _INJECTIVE for operand in operands.fields):
+        patterns[binding.var] = pattern_of(mod[kernel])
+        if any(patterns.get(operand, _OPAQUE) <= INJECTIVE for operand in operands.fields):
             found.add(kernel)
     return found
 

@@ -16,6 +16,7 @@ from tvmtune.errors import UsageError, nearest
 from tvmtune.passes import (
     attention,
     block_names,
+    clamp_chains,
     concatenations,
     constants,
     elementwise_layouts,
@@ -193,7 +194,7 @@ def legalize(
         block_names.neutralize(lowered, own), device, [relax.transform.AnnotateTIROpPattern()]
     )
     fused = _run(
-        fusable_calls.cut_chains(fusable_calls.correct_patterns(annotated)),
+        clamp_chains.cut(fusable_calls.correct_patterns(annotated)),
         device,
         [
             relax.transform.FoldConstant(),
