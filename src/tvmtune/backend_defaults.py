@@ -115,7 +115,10 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         # With so many registers, tiles of one line of an image are as good, unless its pixels make none
         # of a few. Frames have short lines, and signals often a prime number of samples.
         images, *_ = gemms_cpu(matrix, partial(cpu_tiles.waits, unit=unit))
-        gemms = (images, *(each for each in gemms if each.name.endswith(("-1d", "-3d"))))
+        *_, rows = gemms_cpu(
+            partial(cpu_tiles.product_matrix, unit=unit), partial(cpu_tiles.lacks_tiles, unit=unit)
+        )
+        gemms = (images, *(each for each in gemms if each.name.endswith(("-1d", "-3d"))), rows)
     elif not unit.has_few_registers:
         gemms = ()  # not measured
     return (*products, *winograd, *gemms, *groups, PADDED, padded_channels(columns), superseded)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import AVX, AVX512, VectorUnit
 from tvmtune.operators.cpu_gemm import Matrix
+from tvmtune.passes import packed_products
 from tvmtune.types import product
 
 if TYPE_CHECKING:
@@ -59,8 +60,14 @@ GEMM_VECTORS = 2
 VECTORS_PER_TILE = (2, 3, 5)
 """The same for other numbers of channels."""
 SLOWDOWN = 0.035
-"""Part of its time that a tile loses for each sum that it has less than registers hold. Measured with
-AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164 (for which this says 156), 9 150 and 8 146."""
+"""Part of its time that a tile loses for each sum that it has less than registers hold, on CPUs with
+few. Measured with AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164 (for which this says 156), 9 150, 8
+146."""
+LOAD_SHARE = 0.1
+"""Part of its time that a tile takes longer for each load per multiplication on CPUs with many
+registers, where any tile with enough sums to be added at a time is about as fast. Measured with AVX-512
+on a Zen 5: products of 64 rows with a matrix of 768x50257 take 10.5 to 10.7 ms in tiles of 4x5, 8x3 and
+8x2 vectors, which divide the rows, but 14.4 in those of 13x2."""
 GAIN = 0.95
 """Such tiles must save a twentieth of the loads: they also compute addresses."""
 GROUPED_GAIN = 0.8
@@ -350,6 +357,20 @@ def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Mat
     if vectors < min(VECTORS_PER_TILE) or groups > 1:
         return None
 
+    return _in_vectors(rows, vectors, unit)
+
+
+def product_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Matrix | None:
+    """As :func:`padded_matrix`, always by whole vectors."""
+    vectors = unit.vectors(columns)
+    if vectors < min(VECTORS_PER_TILE) or groups > 1:
+        return None
+    return _in_vectors(rows, vectors, unit)
+
+
+def _in_vectors(rows: int, vectors: int, unit: VectorUnit) -> Matrix:
+    """The extents, at least these, that take the least time by tiles of several vectors."""
+
     def extents(tile: tuple[int, int]) -> tuple[int, int]:
         height, width = tile
         return -(-rows // height) * height, -(-vectors // width) * width
@@ -360,7 +381,7 @@ def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Mat
             for width in VECTORS_PER_TILE
             for height in range(1, _room(width, unit) + 1)
         ),
-        key=lambda tile: product(extents(tile)) * _slowdown(product(tile), unit),
+        key=lambda tile: product(extents(tile)) * _slowdown(tile, unit),
     )
     height, width = extents(best)
     return Matrix(height, width * unit.lanes, unit.lanes)
@@ -373,13 +394,15 @@ def vector_tiles(rows: int, vectors: int, unit: VectorUnit) -> list[tuple[int, i
         for width in divisors(vectors, max(VECTORS_PER_TILE))
         for height in divisors(rows, _room(width, unit))
     ]
-    return sorted(
-        tiles, key=lambda tile: (_slowdown(product(tile), unit), sum(tile) / product(tile))
-    )
+    return sorted(tiles, key=lambda tile: (_slowdown(tile, unit), sum(tile) / product(tile)))
 
 
-def _slowdown(sums: int, unit: VectorUnit) -> float:
-    return 1 + SLOWDOWN * (unit.sums - sums)
+def _slowdown(tile: tuple[int, int], unit: VectorUnit) -> float:
+    """How long a tile of so many rows and vectors takes for each sum, in units of the best tile's."""
+    sums = product(tile)
+    if unit.has_few_registers:
+        return 1 + SLOWDOWN * (unit.sums - sums)
+    return (1 + LOAD_SHARE * sum(tile) / sums) * max(1.0, _LATENCY / sums)
 
 
 def _room(vectors: int, unit: VectorUnit) -> int:
@@ -428,6 +451,13 @@ def waits(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> 
         return False
     height, width = register_tiles(line, padded_columns(line, columns, unit), unit)[0]
     return height * unit.vectors(width) < _LATENCY
+
+
+def lacks_tiles(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
+    """Whether a product's rows or columns leave no good tiles, so that those of :func:`product_matrix`
+    are faster; for the arguments see :func:`saves_loads`. On a Zen 5, products with 360 columns take
+    half the time, with 24 to 200 columns 0.6 to 0.85 of it, and of 197 and 577 rows 0.8 to 0.98."""
+    return packed_products.padded_rows(rows) > rows or columns % unit.lanes > 0
 
 
 def padded_columns(rows: int, columns: int, unit: VectorUnit) -> int:
