@@ -116,7 +116,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         # of a few. Frames have short lines, and signals often a prime number of samples.
         images, *_ = gemms_cpu(matrix, partial(cpu_tiles.waits, unit=unit))
         *_, rows = gemms_cpu(
-            partial(cpu_tiles.product_matrix, unit=unit), partial(cpu_tiles.lacks_tiles, unit=unit)
+            partial(cpu_tiles.product_matrix, unit=unit),
+            partial(cpu_tiles.suits_vectors, unit=unit),
         )
         gemms = (images, *(each for each in gemms if each.name.endswith(("-1d", "-3d"))), rows)
     elif not unit.has_few_registers:

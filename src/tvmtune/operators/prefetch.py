@@ -3,7 +3,7 @@
 Weights are packed in the order in which a kernel reads them: a chunk for each block of rows, then the
 next. Inside a network they come from memory, and the first rows of each block wait for them; the
 hardware's prefetchers start too late, and stop at each page. So while a kernel computes the rows of a
-chunk, it asks for the next chunk, a part with each row.
+chunk, it asks for the next chunk, a part with each tile: of many requests at once, loads would wait.
 
 The data of these rows come from other cores' caches if threads share the columns. Where a chunk has one
 or two lines of each row, the hardware does not foresee the next ones. So each tile of rows asks for its
@@ -72,18 +72,21 @@ def insert(func: Any) -> Any:
         changed = mutator.default_mutate(loop)
         if inserted == before and loop.kind == tirx.ForKind.SERIAL:
             body = _Body.of(loop, values)
-            asked = [
+            tiles = _tiles_within(loop, body)
+            parts = [
                 statement
                 for stream in _streams(loop, body)
-                for statement in _ask(stream, _rows(enclosing, stream))
+                for statement in _ask(stream, [*_rows(enclosing, stream), *tiles])
             ]
-            for data in _shared_data(loop, enclosing[:-1], body):
-                if data.buffer not in private:
-                    asked += _ask_for_lines(data, loop.loop_var.ty.dtype)
-            if asked:
+            lines = [
+                statement
+                for data in _shared_data(loop, enclosing[:-1], body)
+                if data.buffer not in private
+                for statement in _ask_for_lines(data, loop.loop_var.ty.dtype)
+            ]
+            if parts or lines:
                 inserted += 1
-                together = tirx.SeqStmt([*asked, loop.body])
-                changed = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, together)
+                changed = _within([_within([loop, *tiles], parts)], lines)
         enclosing.pop()
         return changed
 
@@ -110,6 +113,36 @@ def _allocated_by_threads(statement: Any) -> set[Any]:
 
     structural_walk(statement, (tirx.For, within))
     return found
+
+
+def _tiles_within(loop: Any, body: _Body) -> list[Any]:
+    """The loops that do nothing but iterate over tiles of columns, each directly within the one before,
+    the first within ``loop``. Loops over terms are none: requests in them would keep LLVM from holding
+    sums in registers."""
+    from tvm import tirx
+
+    stored = {variable for index in body.stored() for variable in index}
+    tiles: list[Any] = []
+    if stored.issuperset(body.extents):
+        return tiles  # no loop over terms: these are the rows and vectors of one tile
+    inner = loop.body
+    while isinstance(inner, tirx.For) and inner.loop_var in stored:
+        if inner.kind != tirx.ForKind.SERIAL or linear_indices.constant(inner.min) != 0:
+            break
+        tiles.append(inner)
+        inner = inner.body
+    return tiles
+
+
+def _within(loops: Sequence[Any], statements: Sequence[Any]) -> Any:
+    """The first of nested loops, with these statements at the start of the last one's body."""
+    from tvm import tirx
+
+    *outer, last = loops
+    body = tirx.SeqStmt([*statements, last.body]) if statements else last.body
+    for loop in (last, *reversed(outer)):
+        body = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+    return body
 
 
 def _streams(loop: Any, body: _Body) -> list[_Stream]:

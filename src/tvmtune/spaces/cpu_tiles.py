@@ -59,6 +59,8 @@ GEMM_VECTORS = 2
 """Vectors of channels in a tile of an image's pixels, of one line or of several."""
 VECTORS_PER_TILE = (2, 3, 5)
 """The same for other numbers of channels."""
+PRODUCT_VECTORS = (2, 3, 4, 5)
+"""The same for products on CPUs with many registers."""
 SLOWDOWN = 0.035
 """Part of its time that a tile loses for each sum that it has less than registers hold, on CPUs with
 few. Measured with AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164 (for which this says 156), 9 150, 8
@@ -68,6 +70,12 @@ LOAD_SHARE = 0.1
 registers, where any tile with enough sums to be added at a time is about as fast. Measured with AVX-512
 on a Zen 5: products of 64 rows with a matrix of 768x50257 take 10.5 to 10.7 ms in tiles of 4x5, 8x3 and
 8x2 vectors, which divide the rows, but 14.4 in those of 13x2."""
+LONG, LONG_SHARE = 16, 0.003
+"""Sums of such a tile from which on each makes it so much slower: a core begins the next tile while it
+stores one. A transformer with 196 tokens takes 24.0 ms with tiles of 4x4 and 7x2, 24.6 with 7x3, and
+24.9 with 14x2."""
+VECTORS_GAIN = 0.98
+"""The time of such tiles by that of others, at most, for which they are chosen."""
 GAIN = 0.95
 """Such tiles must save a twentieth of the loads: they also compute addresses."""
 GROUPED_GAIN = 0.8
@@ -357,7 +365,7 @@ def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Mat
     if vectors < min(VECTORS_PER_TILE) or groups > 1:
         return None
 
-    return _in_vectors(rows, vectors, unit)
+    return _in_vectors(rows, vectors, unit, VECTORS_PER_TILE)
 
 
 def product_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Matrix | None:
@@ -365,22 +373,18 @@ def product_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Ma
     vectors = unit.vectors(columns)
     if vectors < min(VECTORS_PER_TILE) or groups > 1:
         return None
-    return _in_vectors(rows, vectors, unit)
+    return _in_vectors(rows, vectors, unit, PRODUCT_VECTORS)
 
 
-def _in_vectors(rows: int, vectors: int, unit: VectorUnit) -> Matrix:
-    """The extents, at least these, that take the least time by tiles of several vectors."""
+def _in_vectors(rows: int, vectors: int, unit: VectorUnit, widths: Sequence[int]) -> Matrix:
+    """The extents, at least these, that take the least time by tiles of so many vectors."""
 
     def extents(tile: tuple[int, int]) -> tuple[int, int]:
         height, width = tile
         return -(-rows // height) * height, -(-vectors // width) * width
 
     best = min(
-        (
-            (height, width)
-            for width in VECTORS_PER_TILE
-            for height in range(1, _room(width, unit) + 1)
-        ),
+        ((height, width) for width in widths for height in range(1, _room(width, unit) + 1)),
         key=lambda tile: product(extents(tile)) * _slowdown(tile, unit),
     )
     height, width = extents(best)
@@ -402,7 +406,8 @@ def _slowdown(tile: tuple[int, int], unit: VectorUnit) -> float:
     sums = product(tile)
     if unit.has_few_registers:
         return 1 + SLOWDOWN * (unit.sums - sums)
-    return (1 + LOAD_SHARE * sum(tile) / sums) * max(1.0, _LATENCY / sums)
+    long = LONG_SHARE * max(0, sums - LONG)
+    return (1 + LOAD_SHARE * sum(tile) / sums + long) * max(1.0, _LATENCY / sums)
 
 
 def _room(vectors: int, unit: VectorUnit) -> int:
@@ -453,11 +458,20 @@ def waits(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> 
     return height * unit.vectors(width) < _LATENCY
 
 
-def lacks_tiles(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
-    """Whether a product's rows or columns leave no good tiles, so that those of :func:`product_matrix`
-    are faster; for the arguments see :func:`saves_loads`. On a Zen 5, products with 360 columns take
-    half the time, with 24 to 200 columns 0.6 to 0.85 of it, and of 197 and 577 rows 0.8 to 0.98."""
-    return packed_products.padded_rows(rows) > rows or columns % unit.lanes > 0
+def suits_vectors(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
+    """Whether a product should be faster by the tiles of :func:`product_matrix`; for the arguments see
+    :func:`saves_loads`. On a Zen 5, products with 360 columns take half the time, with 24 to 200
+    columns 0.6 to 0.85 of it, of 197 and 577 rows 0.8 to 0.98, and of 196 rows within a network 0.9."""
+    matrix = product_matrix(rows, columns, groups, unit)
+    if matrix is None or groups > 1:
+        return False
+    if columns % unit.lanes or packed_products.padded_rows(rows) > rows:
+        return True  # TVM would copy the operand, or store value by value
+    height, width = register_tiles(rows, columns, unit)[0]
+    by_lines = rows * columns / unit.lanes * _slowdown((height, unit.vectors(width)), unit)
+    vectors = matrix.columns // unit.lanes
+    tile = vector_tiles(matrix.rows, vectors, unit)[0]
+    return matrix.rows * vectors * _slowdown(tile, unit) < VECTORS_GAIN * by_lines
 
 
 def padded_columns(rows: int, columns: int, unit: VectorUnit) -> int:
