@@ -1,4 +1,4 @@
-"""Convolutions and products with weights by tiles of all rows, on CPUs with few registers."""
+"""Convolutions and products with weights by tiles of all rows."""
 
 from __future__ import annotations
 
@@ -131,6 +131,42 @@ def test_frames_and_signals_get_such_tiles_with_avx512_too(case, tmp_path: Path)
 def test_it_equals_the_product_in_its_default_and_in_sampled_schedules(left, right, tmp_path: Path):
     network = one_product(left, right, constant=True)
     assert_every_schedule_is_right(network, "flattened", tmp_path, ATTRS)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("left", "right"), PRODUCTS.values(), ids=PRODUCTS)
+def test_it_equals_the_product_in_vectors_of_avx512(left, right, tmp_path: Path):
+    if not has(this_machine().target, "avx512f"):
+        pytest.skip("this CPU lacks AVX-512")
+    network = one_product(left, right, constant=True)
+    assert_every_schedule_is_right(network, "flattened", tmp_path, {"mcpu": "skylake-avx512"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "padded", "tile"),
+    [
+        (196, 768, (196, 768), (4, 4)),
+        (197, 768, (198, 768), (6, 3)),
+        (4096, 360, (4096, 384), (4, 4)),
+        (64, 1000, (64, 1024), (4, 4)),
+        (784, 72, (784, 80), (4, 5)),
+        (49, 17, (49, 32), (7, 2)),
+    ],
+)
+def test_products_have_short_tiles_and_little_padding_with_many_registers(
+    rows, columns, padded, tile
+):
+    matrix = cpu_tiles.product_matrix(rows, columns, 1, AVX512)
+    assert (matrix.rows, matrix.columns, matrix.lanes) == (*padded, 16)
+    assert cpu_tiles.vector_tiles(matrix.rows, matrix.columns // 16, AVX512)[0] == tile
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "suits"),
+    [(128, 768, False), (128, 30522, True), (196, 768, True), (197, 768, True), (64, 16, False)],
+)
+def test_products_keep_their_loops_where_these_have_as_good_tiles(rows, columns, suits):
+    assert cpu_tiles.suits_vectors(rows, rows, columns, 1, AVX512) == suits
 
 
 def test_it_equals_the_direct_algorithm_where_it_reads_a_part_of_the_image():

@@ -136,6 +136,7 @@ FOR_CPUS = [*WINOGRADS, *GROUPS, "padded", "padded-channels"]
                 *("bfloat16-convolution", "bfloat16-product"),
                 *WINOGRADS,
                 *GEMMS,
+                "flattened",
                 *GROUPS,
                 *("padded", "padded-channels"),
             ],

@@ -60,6 +60,36 @@ def matmul(
     return schedule.mod
 
 
+def abreast(
+    rows: int, terms: int, columns: int, tile: int, chunk: int, panels: int
+) -> tvm.IRModule:
+    """As :func:`matmul`, with so many panels of 32 columns computed for each tile of rows, whose chunks
+    of weights are next to each other."""
+    group = 32 * panels
+    data = te.placeholder((rows, terms), name="data")
+    shape = (columns // group, terms // chunk, panels, chunk, 32)
+    weight = te.placeholder(shape, name="weight")
+    k = te.reduce_axis((0, terms), "k")
+
+    def term(i: Any, j: Any) -> Any:
+        at = (j // group, k // chunk, j % group // 32, k % chunk, j % 32)
+        return te.sum(data[i, k] * weight[at], axis=k)
+
+    output = te.compute((rows, columns), term, name="output")
+    func = te.create_prim_func([data, weight, output]).with_attr("global_symbol", "main")
+    schedule = tvm.s_tir.Schedule(func)
+    i, j, reduced = schedule.get_loops("output")
+    tiles, row = schedule.split(i, [None, tile])
+    groups, panel, lanes = schedule.split(j, [None, panels, 32])
+    chunks, inner = schedule.split(reduced, [None, chunk])
+    schedule.reorder(groups, chunks, tiles, panel, inner, row, lanes)
+    schedule.parallel(groups)
+    schedule.unroll(row)
+    schedule.vectorize(lanes)
+    schedule.decompose_reduction("output", chunks)
+    return schedule.mod
+
+
 def build(mod: tvm.IRModule) -> Any:
     cpu_pipeline.register()
     target = tvm.target.Target(this_machine().target)
@@ -206,3 +236,29 @@ def test_the_rows_of_a_chunk_ask_for_each_line_of_the_next_one(requests, rows, t
         start = 2 * 768 * 32 + (place + 1) * size
         assert set(range(start, start + size, LINE)) <= asked
         assert len(asked) * LINE < size + tiles * LINE, "at most one line too many for each tile"
+
+
+@pytest.mark.parametrize("panels", [2, 4])
+def test_each_of_several_tiles_of_columns_asks_for_its_part(requests, panels):
+    """Of many requests at once, the loads of the tile would wait."""
+    rows, terms, columns, tile, chunk = 64, 768, 512, 8, 64
+    mod = abreast(rows, terms, columns, tile, chunk, panels)
+    ((lines, index),) = requests(mod, "weight")
+    tiles, size = rows // tile * panels, chunk * 32 * panels
+    assert lines == -(-size // LINE // tiles)
+    asked = {
+        eval(index, {"i_0": i, "j_1": panel, "k_0": 3, "j_0": 1, "line": line})
+        for i in range(rows // tile)
+        for panel in range(panels)
+        for line in range(lines)
+    }
+    start = terms * 32 * panels + 4 * size
+    assert set(range(start, start + size, LINE)) <= asked
+    rng = np.random.RandomState(0)
+    data = rng.standard_normal((rows, terms)).astype("float32")
+    weight = rng.standard_normal((columns // 32 // panels, terms // chunk, panels, chunk, 32))
+    weight = weight.astype("float32")
+    output = tvm.runtime.tensor(np.zeros((rows, columns), "float32"))
+    build(mod)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), output)
+    wanted = data @ weight.transpose(1, 3, 0, 2, 4).reshape(terms, columns)
+    np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-3)
