@@ -22,7 +22,7 @@ from kernels import (
     this_machine,
 )
 from tvmtune import api
-from tvmtune.cpu_features import AVX, AVX512, has
+from tvmtune.cpu_features import AVX, AVX512, ZEN_4, has
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import cpu_gemm
@@ -133,8 +133,20 @@ def test_it_equals_the_product_in_its_default_and_in_sampled_schedules(left, rig
     assert_every_schedule_is_right(network, "flattened", tmp_path, ATTRS)
 
 
+IN_VECTORS = {
+    "an image, one row of padding": ((1, 3, 53, 32), (32, 32)),
+    "windows of 53 rows": ((4, 53, 32), (32, 48)),
+    "one window, padded rows": ((1, 1, 53, 24), (24, 32)),
+    "two axes of rows, padded": ((2, 29, 16), (16, 64)),
+    "rows and columns that fill no tile": ((50, 24), (24, 1003)),
+    "windows, columns that do not fill three vectors": ((4, 49, 32), (32, 37)),
+    "half a vector": ((64, 48), (48, 360)),
+    "short tiles": ((196, 32), (32, 64)),
+}
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize(("left", "right"), PRODUCTS.values(), ids=PRODUCTS)
+@pytest.mark.parametrize(("left", "right"), IN_VECTORS.values(), ids=IN_VECTORS)
 def test_it_equals_the_product_in_vectors_of_avx512(left, right, tmp_path: Path):
     if not has(this_machine().target, "avx512f"):
         pytest.skip("this CPU lacks AVX-512")
@@ -148,8 +160,8 @@ def test_it_equals_the_product_in_vectors_of_avx512(left, right, tmp_path: Path)
         (196, 768, (196, 768), (4, 4)),
         (197, 768, (198, 768), (6, 3)),
         (4096, 360, (4096, 384), (4, 4)),
-        (64, 1000, (64, 1024), (4, 4)),
-        (784, 72, (784, 80), (4, 5)),
+        (64, 1000, (64, 1008), (4, 3)),
+        (784, 72, (786, 80), (3, 5)),
         (49, 17, (49, 32), (7, 2)),
     ],
 )
@@ -158,15 +170,29 @@ def test_products_have_short_tiles_and_little_padding_with_many_registers(
 ):
     matrix = cpu_tiles.product_matrix(rows, columns, 1, AVX512)
     assert (matrix.rows, matrix.columns, matrix.lanes) == (*padded, 16)
-    assert cpu_tiles.vector_tiles(matrix.rows, matrix.columns // 16, AVX512)[0] == tile
+    tiles = cpu_tiles.vector_tiles(matrix.rows, matrix.columns // 16, AVX512, grouped=False)
+    assert tiles[0] == tile
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "suits"),
-    [(128, 768, False), (128, 30522, True), (196, 768, True), (197, 768, True), (64, 16, False)],
+    ("line", "rows", "columns", "suits"),
+    [
+        (128, 128, 768, False),
+        (128, 128, 30522, True),
+        (196, 196, 768, True),
+        (197, 197, 768, True),
+        (197, 4 * 197, 768, True),
+        (49, 64 * 49, 384, False),
+        (64, 64, 16, False),
+    ],
 )
-def test_products_keep_their_loops_where_these_have_as_good_tiles(rows, columns, suits):
-    assert cpu_tiles.suits_vectors(rows, rows, columns, 1, AVX512) == suits
+def test_products_keep_their_loops_where_these_have_as_good_tiles(line, rows, columns, suits):
+    assert cpu_tiles.suits_vectors(line, rows, columns, 1, AVX512) == suits
+
+
+def test_a_cpu_that_adds_halves_of_vectors_keeps_those():
+    assert cpu_tiles.suits_vectors(128, 128, 40, 1, AVX512)
+    assert not cpu_tiles.suits_vectors(128, 128, 40, 1, ZEN_4)
 
 
 def test_it_equals_the_direct_algorithm_where_it_reads_a_part_of_the_image():

@@ -240,25 +240,35 @@ def test_the_rows_of_a_chunk_ask_for_each_line_of_the_next_one(requests, rows, t
 
 @pytest.mark.parametrize("panels", [2, 4])
 def test_each_of_several_tiles_of_columns_asks_for_its_part(requests, panels):
-    """Of many requests at once, the loads of the tile would wait."""
-    rows, terms, columns, tile, chunk = 64, 768, 512, 8, 64
+    """The loads of a tile would wait behind many requests made at once."""
+    rows, terms, columns, tile, chunk = 64, 768, 512, 8, 32
     mod = abreast(rows, terms, columns, tile, chunk, panels)
     ((lines, index),) = requests(mod, "weight")
+    assert not re.search(r"\bk_1\b", index), "none for each term"
+    data = requests(mod, "data")
+    assert data
+    assert not any(re.search(r"\bj_1\b", at) for _, at in data), "the panels read the same rows"
     tiles, size = rows // tile * panels, chunk * 32 * panels
     assert lines == -(-size // LINE // tiles)
-    asked = {
-        eval(index, {"i_0": i, "j_1": panel, "k_0": 3, "j_0": 1, "line": line})
-        for i in range(rows // tile)
-        for panel in range(panels)
-        for line in range(lines)
-    }
-    start = terms * 32 * panels + 4 * size
-    assert set(range(start, start + size, LINE)) <= asked
+    for place in (0, 3, terms // chunk - 2):
+        asked = {
+            eval(index, {"i_0": i, "j_1": panel, "k_0": place, "j_0": 1, "line": line})
+            for i in range(rows // tile)
+            for panel in range(panels)
+            for line in range(lines)
+        }
+        start = terms * 32 * panels + (place + 1) * size
+        assert set(range(start, start + size, LINE)) <= asked
+        assert len(asked) * LINE < size + tiles * LINE, "at most one line too many for each tile"
     rng = np.random.RandomState(0)
-    data = rng.standard_normal((rows, terms)).astype("float32")
+    values = rng.standard_normal((rows, terms)).astype("float32")
     weight = rng.standard_normal((columns // 32 // panels, terms // chunk, panels, chunk, 32))
     weight = weight.astype("float32")
     output = tvm.runtime.tensor(np.zeros((rows, columns), "float32"))
-    build(mod)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), output)
-    wanted = data @ weight.transpose(1, 3, 0, 2, 4).reshape(terms, columns)
+    build(mod)["main"](tvm.runtime.tensor(values), tvm.runtime.tensor(weight), output)
+    wanted = values @ weight.transpose(1, 3, 0, 2, 4).reshape(terms, columns)
     np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_two_blocks_of_rows_do_not_prefetch_however_many_tiles_of_columns_they_have(requests):
+    assert not requests(abreast(16, 768, 512, 8, 64, 4), "weight")

@@ -1,11 +1,13 @@
-"""Convolutions and products with weights as products of two matrices, for CPUs with few registers, and
-convolutions with AVX-512.
+"""Convolutions and products with weights as products of two matrices, for CPUs with few registers or
+with AVX-512.
 
 A CPU with few registers needs tiles of four to six pixels by two vectors of channels: with fewer sums,
 each waits for the one before it, and more do not fit. A tile of a direct convolution holds pixels of
 one image row, whose number is often a multiple of seven, or a prime. Here a matrix row is a pixel of
 the whole image, and rows are added until they fill tiles. Added rows repeat the last one and are not
-stored. The same holds for products whose rows are those of windows of 7x7 tokens.
+stored. The same holds for products whose rows are those of windows of 7x7 tokens. With the many
+registers of AVX-512, most numbers have tiles; these are for primes, and for columns that do not fill
+their last vector.
 
 This is the implicit GEMM of Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014,
 section 3.1, as is :mod:`tvmtune.operators.gemm` for GPUs.

@@ -3,7 +3,8 @@
 TVM's rules split loops into equal parts. 197 rows, a prime, leave tiles of 1 or 197 rows; 58 columns
 leave vectors of 2 or 29. Here rows and columns are rounded up until good tiles exist, and the last
 block leaves the rest out. Constant operands are padded at compile time, others by a block of their own.
-A convolution's output channels are padded likewise.
+A convolution's output channels are padded likewise. With AVX, :mod:`tvmtune.operators.cpu_gemm` takes
+most products with weights instead, whose rows need no copy.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Weights are packed in the order in which a kernel reads them: a chunk for each block of rows, then the
 next. Inside a network they come from memory, and the first rows of each block wait for them; the
 hardware's prefetchers start too late, and stop at each page. So while a kernel computes the rows of a
-chunk, it asks for the next chunk, a part with each tile: of many requests at once, loads would wait.
+chunk, it asks for the next chunk, a part with each tile: loads would wait behind many requests made at
+once.
 
 The data of these rows come from other cores' caches if threads share the columns. Where a chunk has one
 or two lines of each row, the hardware does not foresee the next ones. So each tile of rows asks for its
@@ -76,7 +77,7 @@ def insert(func: Any) -> Any:
             parts = [
                 statement
                 for stream in _streams(loop, body)
-                for statement in _ask(stream, [*_rows(enclosing, stream), *tiles])
+                for statement in _ask(stream, _rows(enclosing, stream), tiles)
             ]
             lines = [
                 statement
@@ -86,7 +87,7 @@ def insert(func: Any) -> Any:
             ]
             if parts or lines:
                 inserted += 1
-                changed = _within([_within([loop, *tiles], parts)], lines)
+                changed = _within([_within([loop, *tiles], parts) if parts else loop], lines)
         enclosing.pop()
         return changed
 
@@ -117,11 +118,11 @@ def _allocated_by_threads(statement: Any) -> set[Any]:
 
 def _tiles_within(loop: Any, body: _Body) -> list[Any]:
     """The loops that do nothing but iterate over tiles of columns, each directly within the one before,
-    the first within ``loop``. Loops over terms are none: requests in them would keep LLVM from holding
-    sums in registers."""
+    the first within ``loop``. Loops over terms do not count: requests in them would keep LLVM from
+    holding sums in registers."""
     from tvm import tirx
 
-    stored = {variable for index in body.stored() for variable in index}
+    stored = {v for index in body.stored() for v in linear_indices.variables(index)}
     tiles: list[Any] = []
     if stored.issuperset(body.extents):
         return tiles  # no loop over terms: these are the rows and vectors of one tile
@@ -266,21 +267,26 @@ def _rows(enclosing: Sequence[Any], stream: _Stream) -> list[Any]:
     return rows
 
 
-def _ask(stream: _Stream, rows: Sequence[Any]) -> Iterator[Any]:
-    """Statements for each iteration of ``rows`` that load its part of the chunk after this one."""
+def _ask(stream: _Stream, rows: Sequence[Any], tiles: Sequence[Any]) -> Iterator[Any]:
+    """Statements for each iteration of ``tiles``, the loops over tiles of columns within those over
+    ``rows``, that load its part of the chunk after this one."""
     from tvm import tirx
 
-    count = math.prod(int(loop.extent) for loop in rows)
-    if count < ROWS:
+    if _iterations(rows) < ROWS:
         return
+    loops = [*rows, *tiles]
     size = stream.buffer.dtype.itemsize
-    lines = math.ceil(stream.length * size / LINE / count)
+    lines = math.ceil(stream.length * size / LINE / _iterations(loops))
     kind = rows[-1].loop_var.ty.dtype
     line = tirx.Var("line", kind)
-    row = linear_indices.position([(loop.loop_var, int(loop.extent)) for loop in rows], kind)
-    index = (row * lines + line) * (LINE // size) + linear_indices.expression(stream.start, kind)
+    part = linear_indices.position([(loop.loop_var, int(loop.extent)) for loop in loops], kind)
+    index = (part * lines + line) * (LINE // size) + linear_indices.expression(stream.start, kind)
     prefetch = _prefetch(stream.buffer, index + stream.length)
     yield tirx.For(line, 0, lines, tirx.ForKind.SERIAL, tirx.Evaluate(prefetch))
+
+
+def _iterations(loops: Sequence[Any]) -> int:
+    return math.prod(int(loop.extent) for loop in loops)
 
 
 @dataclass(frozen=True)

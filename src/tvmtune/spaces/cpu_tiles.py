@@ -60,28 +60,27 @@ GEMM_VECTORS = 2
 VECTORS_PER_TILE = (2, 3, 5)
 """The same for other numbers of channels."""
 PRODUCT_VECTORS = (2, 3, 4, 5)
-"""The same for products on CPUs with many registers."""
+"""Those in a tile of a product with AVX-512, where four vectors leave room for enough rows."""
 SLOWDOWN = 0.035
-"""Part of its time that a tile loses for each sum that it has less than registers hold, on CPUs with
-few. Measured with AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164 (for which this says 156), 9 150, 8
-146."""
-LOAD_SHARE = 0.1
-"""Part of its time that a tile takes longer for each load per multiplication on CPUs with many
-registers, where any tile with enough sums to be added at a time is about as fast. Measured with AVX-512
-on a Zen 5: products of 64 rows with a matrix of 768x50257 take 10.5 to 10.7 ms in tiles of 4x5, 8x3 and
-8x2 vectors, which divide the rows, but 14.4 in those of 13x2."""
-LONG, LONG_SHARE = 16, 0.003
-"""Sums of such a tile from which on each makes it so much slower: a core begins the next tile while it
-stores one. A transformer with 196 tokens takes 24.0 ms with tiles of 4x4 and 7x2, 24.6 with 7x3, and
-24.9 with 14x2."""
-VECTORS_GAIN = 0.98
-"""The time of such tiles by that of others, at most, for which they are chosen."""
+"""Part of its time that a tile loses for each sum that it has less than registers hold, except for
+products with AVX-512. Measured with AVX2 on a Zen 3: 12 sums reach 167 GFLOPS, 10 164 (for which this
+says 156), 9 150 and 8 146."""
 GAIN = 0.95
 """Such tiles must save a twentieth of the loads: they also compute addresses."""
 GROUPED_GAIN = 0.8
 """The same for convolutions with groups, whose sums are short, so that addresses weigh more. On a Zen
 3, 3x3 kernels with 16 channels per group took 0.4 of the time where 0.55 of the loads were left, on
 14x14 pixels, and 1.15 to 2 times as long with 0.86 of them, on 28x28 and 56x56."""
+LOAD_SHARE = 0.1
+MANY_SUMS, MANY_SUMS_SHARE = 16, 0.003
+"""Parts of its time that a tile of a product takes longer with AVX-512, for each load per
+multiplication and for each sum above :data:`MANY_SUMS`: a core computes the epilogue of one tile while
+it starts on the next. Measured on a Zen 5: for 4096 rows, 180 terms and 360 columns, tiles of 8x2, 8x3,
+9x3 and 14x2 vectors take 1.06, 1.07, 1.07 and 1.08 ms. Within siglip_vision, with 196 rows, those of
+7x2, 4x4, 7x3 and 14x2 take 23.9, 24.0, 24.6 and 24.9 ms."""
+WHOLE_GAIN = 0.98
+"""Tiles of whole vectors are chosen for a product if their time is at most this part of the other
+tiles'."""
 FEWEST_PARTS = 8
 """Tiles of rows for several threads, at least."""
 TENSOR_COLUMNS = 4
@@ -136,7 +135,7 @@ def decisions(
     row = max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
     height = 1 if row is None else spatial[row]
     if lanes > 1:
-        tiles = vector_tiles(height, spatial[-1], unit)
+        tiles = vector_tiles(height, spatial[-1], unit, grouped=group is not None)
     else:
         tiles = register_tiles(height, spatial[-1], unit, group)
     extents = [*spatial[:-1], spatial[-1] * lanes]
@@ -361,23 +360,22 @@ def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Mat
     are no such tiles. ``columns`` are those of each of so many groups."""
     if columns % (GEMM_VECTORS * unit.lanes) == 0:
         return Matrix(_padded_rows(rows, unit), columns)
-    vectors = -(-columns // unit.lanes)
-    if vectors < min(VECTORS_PER_TILE) or groups > 1:
-        return None
-
-    return _in_vectors(rows, vectors, unit, VECTORS_PER_TILE)
+    return _in_vectors(rows, columns, groups, unit, VECTORS_PER_TILE)
 
 
 def product_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Matrix | None:
     """As :func:`padded_matrix`, always by whole vectors."""
+    return _in_vectors(rows, columns, groups, unit, PRODUCT_VECTORS)
+
+
+def _in_vectors(
+    rows: int, columns: int, groups: int, unit: VectorUnit, widths: Sequence[int]
+) -> Matrix | None:
+    """The extents, at least these, that take the least time by tiles of so many vectors; None for
+    groups and for fewer columns than two vectors."""
     vectors = unit.vectors(columns)
-    if vectors < min(VECTORS_PER_TILE) or groups > 1:
+    if vectors < min(widths) or groups > 1:
         return None
-    return _in_vectors(rows, vectors, unit, PRODUCT_VECTORS)
-
-
-def _in_vectors(rows: int, vectors: int, unit: VectorUnit, widths: Sequence[int]) -> Matrix:
-    """The extents, at least these, that take the least time by tiles of so many vectors."""
 
     def extents(tile: tuple[int, int]) -> tuple[int, int]:
         height, width = tile
@@ -385,29 +383,39 @@ def _in_vectors(rows: int, vectors: int, unit: VectorUnit, widths: Sequence[int]
 
     best = min(
         ((height, width) for width in widths for height in range(1, _room(width, unit) + 1)),
-        key=lambda tile: product(extents(tile)) * _slowdown(tile, unit),
+        key=lambda tile: product(extents(tile)) * _product_slowdown(tile, unit),
     )
     height, width = extents(best)
     return Matrix(height, width * unit.lanes, unit.lanes)
 
 
-def vector_tiles(rows: int, vectors: int, unit: VectorUnit) -> list[tuple[int, int]]:
-    """Rows and vectors of tiles whose sums stay in registers, best first."""
+def vector_tiles(
+    rows: int, vectors: int, unit: VectorUnit, *, grouped: bool = True
+) -> list[tuple[int, int]]:
+    """Rows and vectors of tiles whose sums stay in registers, best first. With ``grouped`` those of
+    attention and of convolutions with groups, whose sums are short."""
     tiles = [
         (height, width)
-        for width in divisors(vectors, max(VECTORS_PER_TILE))
+        for width in divisors(vectors, max(*VECTORS_PER_TILE, *PRODUCT_VECTORS))
         for height in divisors(rows, _room(width, unit))
     ]
-    return sorted(tiles, key=lambda tile: (_slowdown(tile, unit), sum(tile) / product(tile)))
+    slowdown = _slowdown if grouped else _product_slowdown
+    return sorted(tiles, key=lambda tile: (slowdown(tile, unit), sum(tile) / product(tile)))
 
 
 def _slowdown(tile: tuple[int, int], unit: VectorUnit) -> float:
-    """How long a tile of so many rows and vectors takes for each sum, in units of the best tile's."""
+    """The time per sum of a tile of so many rows and vectors, relative to one that fills the
+    registers."""
+    return 1 + SLOWDOWN * (unit.sums - product(tile))
+
+
+def _product_slowdown(tile: tuple[int, int], unit: VectorUnit) -> float:
+    """The same for products; with AVX-512, relative to a tile that only multiplies."""
+    if unit.lanes != AVX512.lanes:
+        return _slowdown(tile, unit)
     sums = product(tile)
-    if unit.has_few_registers:
-        return 1 + SLOWDOWN * (unit.sums - sums)
-    long = LONG_SHARE * max(0, sums - LONG)
-    return (1 + LOAD_SHARE * sum(tile) / sums + long) * max(1.0, _LATENCY / sums)
+    many = MANY_SUMS_SHARE * max(0, sums - MANY_SUMS)
+    return (1 + LOAD_SHARE * sum(tile) / sums + many) * max(1.0, _LATENCY / sums)
 
 
 def _room(vectors: int, unit: VectorUnit) -> int:
@@ -461,17 +469,20 @@ def waits(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> 
 def suits_vectors(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
     """Whether a product should be faster by the tiles of :func:`product_matrix`; for the arguments see
     :func:`saves_loads`. On a Zen 5, products with 360 columns take half the time, with 24 to 200
-    columns 0.6 to 0.85 of it, of 197 and 577 rows 0.8 to 0.98, and of 196 rows within a network 0.9."""
+    columns 0.6 to 0.9 of it, of 197 and 577 rows 0.8 to 0.98, and of 196 rows within a network 0.9."""
     matrix = product_matrix(rows, columns, groups, unit)
-    if matrix is None or groups > 1:
+    if matrix is None:
         return False
-    if columns % unit.lanes or packed_products.padded_rows(rows) > rows:
-        return True  # TVM would copy the operand, or store value by value
-    height, width = register_tiles(rows, columns, unit)[0]
-    by_lines = rows * columns / unit.lanes * _slowdown((height, unit.vectors(width)), unit)
+    if packed_products.padded_rows(rows) > rows:
+        return True  # the rows would be copied
+    if columns % unit.lanes and not unit.in_halves:
+        return True  # columns would be computed in halves of vectors, or stored one by one
+    height, width = register_tiles(line, columns, unit)[0]
+    by_lines = rows * columns / unit.lanes * _product_slowdown((height, unit.vectors(width)), unit)
     vectors = matrix.columns // unit.lanes
-    tile = vector_tiles(matrix.rows, vectors, unit)[0]
-    return matrix.rows * vectors * _slowdown(tile, unit) < VECTORS_GAIN * by_lines
+    tile = vector_tiles(matrix.rows, vectors, unit, grouped=False)[0]
+    whole = matrix.rows * vectors * _product_slowdown(tile, unit)
+    return whole < WHOLE_GAIN * by_lines
 
 
 def padded_columns(rows: int, columns: int, unit: VectorUnit) -> int:

@@ -1,4 +1,4 @@
-"""What fusion may put into one kernel."""
+"""Where fusion begins a kernel at chains of clamps."""
 
 from __future__ import annotations
 
