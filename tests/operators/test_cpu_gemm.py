@@ -170,7 +170,7 @@ def test_products_have_short_tiles_and_little_padding_with_many_registers(
 ):
     matrix = cpu_tiles.product_matrix(rows, columns, 1, AVX512)
     assert (matrix.rows, matrix.columns, matrix.lanes) == (*padded, 16)
-    tiles = cpu_tiles.vector_tiles(matrix.rows, matrix.columns // 16, AVX512, grouped=False)
+    tiles = cpu_tiles.vector_tiles(matrix.rows, matrix.columns // 16, AVX512, of_product=True)
     assert tiles[0] == tile
 
 

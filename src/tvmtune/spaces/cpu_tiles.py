@@ -8,7 +8,7 @@ it that has several steps its rows. All other decisions are about caches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,9 @@ def decisions(
     row = max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
     height = 1 if row is None else spatial[row]
     if lanes > 1:
-        tiles = vector_tiles(height, spatial[-1], unit, grouped=group is not None)
+        tiles = vector_tiles(
+            height, spatial[-1], unit, of_product=len(reduction) == 1 and group is None
+        )
     else:
         tiles = register_tiles(height, spatial[-1], unit, group)
     extents = [*spatial[:-1], spatial[-1] * lanes]
@@ -360,16 +362,21 @@ def padded_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Mat
     are no such tiles. ``columns`` are those of each of so many groups."""
     if columns % (GEMM_VECTORS * unit.lanes) == 0:
         return Matrix(_padded_rows(rows, unit), columns)
-    return _in_vectors(rows, columns, groups, unit, VECTORS_PER_TILE)
+    return _in_vectors(rows, columns, groups, unit, VECTORS_PER_TILE, _slowdown)
 
 
 def product_matrix(rows: int, columns: int, groups: int, unit: VectorUnit) -> Matrix | None:
     """As :func:`padded_matrix`, always by whole vectors."""
-    return _in_vectors(rows, columns, groups, unit, PRODUCT_VECTORS)
+    return _in_vectors(rows, columns, groups, unit, PRODUCT_VECTORS, _product_slowdown)
 
 
 def _in_vectors(
-    rows: int, columns: int, groups: int, unit: VectorUnit, widths: Sequence[int]
+    rows: int,
+    columns: int,
+    groups: int,
+    unit: VectorUnit,
+    widths: Sequence[int],
+    slowdown: Callable[[tuple[int, int], VectorUnit], float],
 ) -> Matrix | None:
     """The extents, at least these, that take the least time by tiles of so many vectors; None for
     groups and for fewer columns than two vectors."""
@@ -383,23 +390,23 @@ def _in_vectors(
 
     best = min(
         ((height, width) for width in widths for height in range(1, _room(width, unit) + 1)),
-        key=lambda tile: product(extents(tile)) * _product_slowdown(tile, unit),
+        key=lambda tile: product(extents(tile)) * slowdown(tile, unit),
     )
     height, width = extents(best)
     return Matrix(height, width * unit.lanes, unit.lanes)
 
 
 def vector_tiles(
-    rows: int, vectors: int, unit: VectorUnit, *, grouped: bool = True
+    rows: int, vectors: int, unit: VectorUnit, *, of_product: bool = False
 ) -> list[tuple[int, int]]:
-    """Rows and vectors of tiles whose sums stay in registers, best first. With ``grouped`` those of
-    attention and of convolutions with groups, whose sums are short."""
+    """Rows and vectors of tiles whose sums stay in registers, best first, of a convolution or of a
+    product with weights."""
     tiles = [
         (height, width)
         for width in divisors(vectors, max(*VECTORS_PER_TILE, *PRODUCT_VECTORS))
         for height in divisors(rows, _room(width, unit))
     ]
-    slowdown = _slowdown if grouped else _product_slowdown
+    slowdown = _product_slowdown if of_product else _slowdown
     return sorted(tiles, key=lambda tile: (slowdown(tile, unit), sum(tile) / product(tile)))
 
 
@@ -480,7 +487,7 @@ def suits_vectors(line: int, rows: int, columns: int, groups: int, unit: VectorU
     height, width = register_tiles(line, columns, unit)[0]
     by_lines = rows * columns / unit.lanes * _product_slowdown((height, unit.vectors(width)), unit)
     vectors = matrix.columns // unit.lanes
-    tile = vector_tiles(matrix.rows, vectors, unit, grouped=False)[0]
+    tile = vector_tiles(matrix.rows, vectors, unit, of_product=True)[0]
     whole = matrix.rows * vectors * _product_slowdown(tile, unit)
     return whole < WHOLE_GAIN * by_lines
 
