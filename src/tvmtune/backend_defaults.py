@@ -74,7 +74,8 @@ def implementations(device: Device) -> Sequence[Algorithm | ExtraSpace]:
 @hookimpl
 def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     """Winograd's convolutions, convolutions as matrix products or with groups of whole vectors,
-    products and convolutions with padded extents, and those in bfloat16."""
+    products by Strassen's algorithm, products and convolutions with padded extents, and those in
+    bfloat16."""
     from tvmtune.operators.implementations import (
         PADDED,
         WINOGRAD,
@@ -85,6 +86,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         gemms_cpu,
         groups_cpu,
         padded_channels,
+        strassen_cpu,
         winograd_3d,
         winograd_by_rows,
     )
@@ -122,6 +124,9 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         gemms = (images, *(each for each in gemms if each.name.endswith(("-1d", "-3d"))), rows)
     elif not unit.has_few_registers:
         gemms = ()  # not measured
+    if unit.lanes >= cpu_features.AVX.lanes:
+        blocks = partial(cpu_tiles.strassen_blocks, unit=unit, cores=cores)
+        gemms = (strassen_cpu(blocks, partial(cpu_tiles.suits_strassen, unit=unit)), *gemms)
     return (*products, *winograd, *gemms, *groups, PADDED, padded_channels(columns), superseded)
 
 

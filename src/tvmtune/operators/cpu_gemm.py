@@ -94,7 +94,7 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
         k = te.reduce_axis((0, depth), "k")
 
         def term(pixel: Any, channel: Any) -> Any:
-            image, *at = _position(pixel, output[:-1])
+            image, *at = position(pixel, output[:-1])
             first = channel // group * depth if groups > 1 else 0
             return data[(image, *reads.at(at, taps), first + k)] * weight[(*taps, k, channel)]
 
@@ -114,7 +114,7 @@ def replace_matmul(padding: Padding, builder: Any, call: Any, values: bool = Tru
         k = te.reduce_axis((0, int(weight.shape[0])), "k")
 
         def term(row: Any, column: Any) -> Any:
-            return data[(*_position(row, output[:-1]), k)] * weight[k, column]
+            return data[(*position(row, output[:-1]), k)] * weight[k, column]
 
         return _sums(matrix, output, term, [k], "matmul_gemm")
 
@@ -174,7 +174,7 @@ def _sums(
     return te.compute(output, stored, name=name)
 
 
-def _position(pixel: Any, shape: Sequence[int]) -> list[Any]:
+def position(pixel: Any, shape: Sequence[int]) -> list[Any]:
     """The image, row and column of a pixel; 0, not a quotient, along axes of one step."""
     from tvm.topi.utils import unravel_index
 

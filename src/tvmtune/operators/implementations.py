@@ -21,6 +21,7 @@ from tvmtune.operators import (
     gemm,
     grouped,
     padded,
+    strassen,
     winograd,
     winograd_rows,
 )
@@ -194,6 +195,21 @@ def gemms_cpu(
             functools.partial(cpu_gemm.replace_matmul, padding),
             prefers=is_preferred,
         ),
+    )
+
+
+def strassen_cpu(
+    blocking: strassen.Blocking, prefers: Callable[[int, int, int], bool]
+) -> Algorithm:
+    """Products with weights by Strassen's algorithm, in blocks that ``blocking`` chooses, for CPUs.
+    ``prefers`` is asked with a product's rows, terms and columns."""
+    return Algorithm(
+        "strassen",
+        _MATMUL,
+        functools.partial(strassen.applies, blocking),
+        functools.partial(strassen.replace, blocking),
+        exact=False,
+        prefers=lambda call: prefers(*strassen.extents(call)),
     )
 
 

@@ -24,13 +24,13 @@ import numpy as np
 
 from tvmtune.arrays import empty
 from tvmtune.operators import convolution_calls, tiled_loops
+from tvmtune.operators.combinations import Factors, combine
 from tvmtune.passes import constants
 from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window
 
 KERNEL = 3
-Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Transform:
     tensors, while the weights are transformed by NumPy.
     """
 
-    input: Matrix
+    input: Factors
     """(tile + 2, tile + 2)"""
-    weight: Matrix
+    weight: Factors
     """(tile + 2, 3)"""
-    output: Matrix
+    output: Factors
     """(tile, tile + 2)"""
 
     @property
@@ -83,7 +83,7 @@ def _polynomial(roots: Sequence[Fraction | int]) -> list[Fraction | int]:
     return result
 
 
-def _matrix(rows: Sequence[Sequence[Fraction | int]]) -> Matrix:
+def _matrix(rows: Sequence[Sequence[Fraction | int]]) -> Factors:
     return tuple(tuple(float(value) for value in row) for row in rows)
 
 
@@ -395,11 +395,11 @@ def stages(
 
     def input_rows(*at: Any) -> Any:
         *o, a, x, p, c = at
-        return _combine(transform.input, a, lambda y: patch(*o, y, x, p, c))
+        return combine(transform.input, a, lambda y: patch(*o, y, x, p, c))
 
     def input_columns(*at: Any) -> Any:
         *o, a, b, p, c = at
-        return _combine(transform.input, b, lambda x: half(*o, a, x, p, c))
+        return combine(transform.input, b, lambda x: half(*o, a, x, p, c))
 
     def products(*at: Any) -> Any:
         *o, a, b, p, c = at
@@ -407,11 +407,11 @@ def stages(
 
     def output_rows(*at: Any) -> Any:
         *o, i, b, p, c = at
-        return _combine(transform.output, i, lambda a: product(*o, a, b, p, c))
+        return combine(transform.output, i, lambda a: product(*o, a, b, p, c))
 
     def output_columns(*at: Any) -> Any:
         *o, i, j, p, c = at
-        return _combine(transform.output, j, lambda b: back(*o, i, b, p, c))
+        return combine(transform.output, j, lambda b: back(*o, i, b, p, c))
 
     def stage(name: str, height: int, width: int, channels: int, element: Any, attrs: Any) -> Any:
         shape = (*blocks, height, width, count, channels)
@@ -422,21 +422,6 @@ def stages(
     product = stage("product", alpha, alpha, co, products, product_attrs)
     back = stage("output_rows", tile, alpha, co, output_rows, LEFT_ALONE)
     return stage("output", tile, tile, co, output_columns, output_attrs)
-
-
-def _combine(matrix: Matrix, row: Any, load: Any) -> Any:
-    """In TE, row ``row`` of ``matrix`` times the vector that ``load`` reads; schedules unroll ``row``,
-    so the selection and the zeros vanish."""
-    from tvm import tirx
-
-    result = None
-    for index in reversed(range(len(matrix))):
-        total = tirx.const(0.0, "float32")
-        for column, factor in enumerate(matrix[index]):
-            if factor:
-                total = total + load(column) * tirx.const(float(factor), "float32")
-        result = total if result is None else tirx.Select(row == index, total, result)
-    return result
 
 
 def schedule_input(sch: Any, block: Any) -> list[Any]:

@@ -8,11 +8,14 @@ it that has several steps its rows. All other decisions are about caches.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import AVX, AVX512, VectorUnit
+from tvmtune.operators import strassen
 from tvmtune.operators.cpu_gemm import Matrix
 from tvmtune.passes import packed_products
 from tvmtune.types import product
@@ -81,6 +84,13 @@ it starts on the next. Measured on a Zen 5: for 4096 rows, 180 terms and 360 col
 WHOLE_GAIN = 0.98
 """Tiles of whole vectors are chosen for a product if their time is at most this part of the other
 tiles'."""
+STRASSEN_HELD = 512 * 1024
+"""Bytes of the products of a block by Strassen's algorithm, at most: they stay in the second-level
+cache."""
+STRASSEN_TILES = 8
+"""How many of the best tiles are considered for it."""
+STRASSEN_ROWS, STRASSEN_EXTENT, STRASSEN_WEIGHTS = (64, 512), 384, 2**19
+"""Products for which it is expected to be faster: rows, terms and columns at least, and weights."""
 FEWEST_PARTS = 8
 """Tiles of rows for several threads, at least."""
 TENSOR_COLUMNS = 4
@@ -121,13 +131,16 @@ def decisions(
     cores: int = 1,
     group: int | None = None,
     lanes: int = 1,
+    *,
+    in_blocks: bool = False,
 ) -> list[Decisions]:
     """Tilings of a kernel with these loops, the one that should be fastest first.
 
     ``spatial`` and ``reduction`` are extents. The last spatial loop is contiguous in the output, and
     the last loop of the sum in the first operand, unless ``group`` is 1. ``group`` is the result of
     :func:`column_group`: columns of one tile must lie in the same group. With more than one of
-    ``lanes``, the last spatial loop counts vectors of so many columns.
+    ``lanes``, the last spatial loop counts vectors of so many columns. ``in_blocks``: whether the loops
+    are those of a block whose operands are in a core's own caches already.
     """
     if not spatial:
         return [Decisions([], _terms(reduction, TERMS))]
@@ -149,7 +162,11 @@ def decisions(
         if row is not None:
             register[row] = rows
         rest = [size // part for size, part in zip(spatial, register, strict=True)]
-        if _weights_once(extents, reduction, rest):
+        if in_blocks:
+            # A tile's columns and some terms of their weights stay in the first-level cache.
+            parts = [[1, 1, outer, part] for outer, part in zip(rest, register, strict=True)]
+            parts[-1] = [rest[-1], 1, 1, width]
+        elif _weights_once(extents, reduction, rest):
             block = _row_block(rest[:-1], rows, 2 * cores // rest[-1])
             parts = [
                 [1, outer // inner, inner, part]
@@ -397,14 +414,18 @@ def _in_vectors(
 
 
 def vector_tiles(
-    rows: int, vectors: int, unit: VectorUnit, *, of_product: bool = False
+    rows: int, vectors: int, unit: VectorUnit, *, of_product: bool = False, padded: bool = False
 ) -> list[tuple[int, int]]:
     """Rows and vectors of tiles whose sums stay in registers, best first, of a convolution or of a
-    product with weights."""
+    product with weights. ``padded``: whether rows may be added until they fill tiles."""
     tiles = [
         (height, width)
         for width in divisors(vectors, max(*VECTORS_PER_TILE, *PRODUCT_VECTORS))
-        for height in divisors(rows, _room(width, unit))
+        for height in (
+            range(1, min(rows, _room(width, unit)) + 1)
+            if padded
+            else divisors(rows, _room(width, unit))
+        )
     ]
     slowdown = _product_slowdown if of_product else _slowdown
     return sorted(tiles, key=lambda tile: (slowdown(tile, unit), sum(tile) / product(tile)))
@@ -490,6 +511,44 @@ def suits_vectors(line: int, rows: int, columns: int, groups: int, unit: VectorU
     tile = vector_tiles(matrix.rows, vectors, unit, of_product=True)[0]
     whole = matrix.rows * vectors * _product_slowdown(tile, unit)
     return whole < WHOLE_GAIN * by_lines
+
+
+@functools.cache
+def strassen_blocks(
+    rows: int, columns: int, unit: VectorUnit, cores: int
+) -> strassen.Blocks | None:
+    """The blocks of a product's halves that should take the least time: with little padding, in good
+    tiles, as many for each core, and large. None if the columns' halves are no whole vectors, and for
+    few rows or columns."""
+    vectors, odd = divmod(columns, 2 * unit.lanes)
+    half = -(-rows // 2)
+    if odd or vectors < min(PRODUCT_VECTORS) or half < packed_products.FEWEST:
+        return None
+    best: tuple[float, int] | None = None
+    blocks = None
+    for width in divisors(vectors, vectors):
+        tiles = vector_tiles(half, width, unit, of_product=True, padded=True)[:STRASSEN_TILES]
+        row_bytes = 4 * strassen.PRODUCTS * width * unit.lanes
+        fewest = -(-half * row_bytes // STRASSEN_HELD)
+        for count, (height, across) in itertools.product(range(fewest, fewest + cores), tiles):
+            block = -(-half // (count * height)) * height
+            tasks = count * (vectors // width)
+            busy = -(-tasks // cores) * cores / tasks
+            time = block * count * busy * _product_slowdown((height, across), unit)
+            if best is None or (time, -block * width) < best:
+                best = time, -block * width
+                blocks = strassen.Blocks(block, count, width, unit.lanes)
+    return blocks
+
+
+def suits_strassen(rows: int, terms: int, columns: int, unit: VectorUnit) -> bool:
+    """Whether a product with weights should be faster by Strassen's algorithm. Measured on a Zen 4,
+    where an instruction takes as long as two loads, with weights from memory: from 64 to 512 rows, and
+    384 to 3072 terms and columns, it takes 0.88 to 0.97 of the time; as long with 50 rows or 512 by 512
+    weights, and up to 1.6 times as long with more rows, which need several blocks."""
+    few, many = STRASSEN_ROWS
+    is_large = min(terms, columns) >= STRASSEN_EXTENT and terms * columns >= STRASSEN_WEIGHTS
+    return unit.in_halves and few <= rows <= many and is_large
 
 
 def padded_columns(rows: int, columns: int, unit: VectorUnit) -> int:

@@ -245,8 +245,10 @@ def preferred_traces(
         of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     else:
-        lanes = rules.lanes_of(design.mod)
-        decisions = cpu_tiles.decisions(outputs, terms, unit, cores, group, lanes)
+        lanes, in_blocks = rules.lanes_of(design.mod), rules.in_blocks(design.mod)
+        decisions = cpu_tiles.decisions(
+            *(outputs, terms, unit, cores, group, lanes), in_blocks=in_blocks
+        )
     if tensorized is None:
         padding = _padding(terms, group, window)
     else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tvmtune.operators import cpu_gemm, grouped, tiled_loops, winograd, winograd_rows
+from tvmtune.operators import cpu_gemm, grouped, strassen, tiled_loops, winograd, winograd_rows
 from tvmtune.passes import attention
 from tvmtune.passes.blocks import blocks
 
@@ -29,6 +29,8 @@ RULES: dict[str, Rule] = {
     cpu_gemm.RULE: cpu_gemm.schedule,
     cpu_gemm.BY_VECTORS: cpu_gemm.schedule,
     grouped.RULE: grouped.schedule,
+    strassen.RULE: strassen.schedule,
+    strassen.OPERAND_RULE: strassen.schedule_operand,
     # TVM's pooling names these rules but defines none; without them it warns on stderr each time.
     "meta_schedule.pool_max": no_custom_rule,
     "meta_schedule.pool_avg": no_custom_rule,
@@ -36,20 +38,29 @@ RULES: dict[str, Rule] = {
     "meta_schedule.adaptive_pool_avg": no_custom_rule,
 }
 
-BY_VECTORS = (cpu_gemm.BY_VECTORS, grouped.RULE)
+BY_VECTORS = (cpu_gemm.BY_VECTORS, grouped.RULE, strassen.RULE)
 """Those whose tiles consist of whole vectors: the last axis of the block is their lanes."""
+IN_BLOCKS = (strassen.RULE,)
+"""Those that tile the blocks of threads, rather than what threads share."""
 
 
 def lanes_of(mod: Any) -> int:
     """How many lanes the vectors have that a kernel's tiles consist of; 1 if they consist of single
     columns."""
-    found = (
-        tiled_loops.lanes(block)
-        for function in mod.functions.values()
-        for block in blocks(function)
-        if str(block.annotations.get("schedule_rule", "")) in BY_VECTORS
-    )
-    return max(found, default=1)
+    return max((tiled_loops.lanes(block) for block in _blocks_by(BY_VECTORS, mod)), default=1)
+
+
+def in_blocks(mod: Any) -> bool:
+    """Whether the loops that a kernel tiles are those of a block that one thread computes."""
+    return any(True for _ in _blocks_by(IN_BLOCKS, mod))
+
+
+def _blocks_by(names: Sequence[str], mod: Any) -> Iterator[Any]:
+    """A kernel's blocks that name one of these rules."""
+    for function in mod.functions.values():
+        for block in blocks(function):
+            if str(block.annotations.get("schedule_rule", "")) in names:
+                yield block
 
 
 @functools.cache
