@@ -127,7 +127,7 @@ FOR_CPUS = [*WINOGRADS, *GROUPS, "padded", "padded-channels"]
         (
             "cpu",
             {"mcpu": "haswell"},
-            [*WINOGRADS, *GEMMS, "flattened", *GROUPS, "padded", "padded-channels"],
+            [*WINOGRADS, "strassen", *GEMMS, "flattened", *GROUPS, "padded", "padded-channels"],
         ),
         (
             "cpu",
@@ -135,6 +135,7 @@ FOR_CPUS = [*WINOGRADS, *GROUPS, "padded", "padded-channels"]
             [
                 *("bfloat16-convolution", "bfloat16-product"),
                 *WINOGRADS,
+                "strassen",
                 *GEMMS,
                 "flattened",
                 *GROUPS,
