@@ -160,7 +160,8 @@ class Implementation:
     """One PrimFunc, ``main``."""
     space: Space
     exact: bool = True
-    """False if its rounding errors may exceed the direct algorithm's (Winograd's F(4x4) do)."""
+    """False if its rounding errors may exceed the direct algorithm's, as those of Winograd's F(4x4) and
+    Strassen's do."""
     preferred: bool = False
     """Whether compile takes it, in its default schedule, for a task without a record."""
 

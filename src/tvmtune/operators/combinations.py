@@ -1,4 +1,4 @@
-"""Sums of values times constant factors, as algorithms with few multiplications take them."""
+"""Sums of values times constant factors, for fast algorithms such as Winograd's and Strassen's."""
 
 from __future__ import annotations
 

@@ -59,19 +59,27 @@ def applies_to_convolution(padding: Padding, call: Any) -> bool:
     return min(pixels, inputs) >= FEWEST and padding(pixels, columns // groups, groups) is not None
 
 
-def applies_to_matmul(padding: Padding, call: Any) -> bool:
-    """As for convolutions, with a constant matrix as the second operand."""
+def multiplies_by_weights(call: Any) -> bool:
+    """Whether a ``relax.matmul`` is one of static float32 data with a constant matrix."""
     import tvm
 
-    if not has_static_shapes(call) or not isinstance(call.args[1], tvm.ir.GenericConst):
-        return False
-    if not is_float32(call):
+    return (
+        has_static_shapes(call)
+        and isinstance(call.args[1], tvm.ir.GenericConst)
+        and len(call.args[1].ty.shape) == 2
+        and is_float32(call)
+    )
+
+
+def applies_to_matmul(padding: Padding, call: Any) -> bool:
+    """As for convolutions, with a constant matrix as the second operand."""
+    if not multiplies_by_weights(call):
         return False
     *image, inputs = (int(extent) for extent in call.args[0].ty.shape)
-    matrix = call.args[1].ty.shape
-    if len(matrix) != 2 or min(product(image), inputs) < FEWEST:
+    columns = int(call.args[1].ty.shape[1])
+    if min(product(image), inputs) < FEWEST:
         return False
-    return padding(product(image), int(matrix[1]), 1) is not None
+    return padding(product(image), columns, 1) is not None
 
 
 def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool = True) -> Any:

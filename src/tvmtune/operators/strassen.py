@@ -1,14 +1,17 @@
 """Products with weights by Strassen's algorithm: seven products of half the extents instead of eight.
 
-Rows, terms and columns are halved. The quarters of the weights are added at compile time, in float64;
-at run time there are sums of quarters of the data, seven products, and sums of these. Each operand's
-halves of rows or columns are interleaved, those of columns by vectors, so that a tile of the output has
-parts of all four quarters.
+Rows, terms and columns are halved. Quarters of the weights are added at compile time; at run time there
+are sums of quarters of the data, seven products, and sums of these. Halves of rows are every other row,
+and halves of columns every other vector, so that a tile of the output has parts of all four quarters;
+halves of terms are contiguous.
 
-V. Strassen, "Gaussian Elimination is not Optimal", 1969. Winograd's variant adds less often, but sums
-of four quarters, which round more (N. Higham, "Exploiting Fast Matrix Multiplication Within the Level 3
-BLAS", 1990). A second level of the recursion would save as much again, and read three times the weights
-of the product instead of 7/4.
+V. Strassen, "Gaussian Elimination is not Optimal", 1969. Winograd's variant needs fewer additions, but
+adds up to four quarters, which rounds more (N. Higham, "Exploiting Fast Matrix Multiplication Within
+the Level 3 BLAS", 1990). A second level of the recursion would save as much again, and read three times
+the weights of the product instead of 7/4.
+
+Errors are relative to the larger of two neighboring rows, and what is not finite in one of them reaches
+both.
 """
 
 from __future__ import annotations
@@ -23,10 +26,8 @@ from tvmtune.arrays import empty
 from tvmtune.operators import cpu_gemm, tiled_loops
 from tvmtune.operators.combinations import Factors, combine
 from tvmtune.passes import constants
-from tvmtune.passes.bindings import is_float32
 from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
-from tvmtune.static_shapes import has_static_shapes
 from tvmtune.types import product
 
 RULE = "tvmtune.strassen"
@@ -85,16 +86,15 @@ Blocking = Callable[[int, int], Blocks | None]
 
 
 def applies(blocking: Blocking, call: Any) -> bool:
-    """Static float32 data of any rank, times a constant matrix whose halves suit."""
-    import tvm
+    """Static float32 data whose rows are along one axis, times a constant matrix whose halves suit.
 
-    return (
-        has_static_shapes(call)
-        and isinstance(call.args[1], tvm.ir.GenericConst)
-        and len(call.args[1].ty.shape) == 2
-        and is_float32(call)
-        and _blocks(blocking, call) is not None
-    )
+    With rows along several axes, TVM would simplify the indices of all quarters for minutes.
+    """
+    if not cpu_gemm.multiplies_by_weights(call):
+        return False
+    rows, _, _ = extents(call)
+    is_one_axis = rows in [int(n) for n in call.ty.shape][:-1]
+    return is_one_axis and _blocks(blocking, call) is not None
 
 
 def extents(call: Any) -> tuple[int, int, int]:
@@ -105,7 +105,7 @@ def extents(call: Any) -> tuple[int, int, int]:
 
 def _blocks(blocking: Blocking, call: Any) -> Blocks | None:
     rows, terms, columns = extents(call)
-    return None if terms % (2 * LANES) else blocking(rows, columns)
+    return blocking(rows, columns) if terms and terms % (2 * LANES) == 0 else None
 
 
 def replace(blocking: Blocking, builder: Any, call: Any, values: bool = True) -> Any:
@@ -132,9 +132,13 @@ def transform_weight(weight: np.ndarray, lanes: int) -> np.ndarray:
     """(terms, columns) to (7, terms / 2, columns / 2); the columns' halves are every other vector of so
     many lanes."""
     terms, columns = weight.shape
-    split = weight.astype("float64").reshape(2, terms // 2, -1, 2, lanes)
-    quarters = split.transpose(0, 3, 1, 2, 4).reshape(4, terms // 2, columns // 2)
-    return np.einsum("pq,qkn->pkn", np.array(WEIGHTS), quarters).astype("float32")
+    split = weight.reshape(2, terms // 2, columns // (2 * lanes), 2, lanes)
+    quarters = [split[i, :, :, j] for i in range(2) for j in range(2)]
+    result = empty((PRODUCTS, terms // 2, columns // 2), "float32")
+    for sums, factors in zip(result, WEIGHTS, strict=True):
+        added = [f * quarter for f, quarter in zip(factors, quarters, strict=True) if f]
+        sums.reshape(quarters[0].shape)[...] = sum(added)
+    return result
 
 
 def matmul(blocks: Blocks, data: Any, weight: Any, output: Sequence[int]) -> Any:

@@ -9,7 +9,6 @@ it that has several steps its rows. All other decisions are about caches.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -140,7 +139,7 @@ def decisions(
     the last loop of the sum in the first operand, unless ``group`` is 1. ``group`` is the result of
     :func:`column_group`: columns of one tile must lie in the same group. With more than one of
     ``lanes``, the last spatial loop counts vectors of so many columns. ``in_blocks``: whether the loops
-    are those of a block whose operands are in a core's own caches already.
+    are those of a block that one thread computes, and whose sums stay in its caches.
     """
     if not spatial:
         return [Decisions([], _terms(reduction, TERMS))]
@@ -518,8 +517,8 @@ def strassen_blocks(
     rows: int, columns: int, unit: VectorUnit, cores: int
 ) -> strassen.Blocks | None:
     """The blocks of a product's halves that should take the least time: with little padding, in good
-    tiles, as many for each core, and large. None if the columns' halves are no whole vectors, and for
-    few rows or columns."""
+    tiles, equally many for each core, and large. None if the columns' halves are no whole vectors, and
+    for few rows or columns."""
     vectors, odd = divmod(columns, 2 * unit.lanes)
     half = -(-rows // 2)
     if odd or vectors < min(PRODUCT_VECTORS) or half < packed_products.FEWEST:
@@ -527,25 +526,29 @@ def strassen_blocks(
     best: tuple[float, int] | None = None
     blocks = None
     for width in divisors(vectors, vectors):
-        tiles = vector_tiles(half, width, unit, of_product=True, padded=True)[:STRASSEN_TILES]
         row_bytes = 4 * strassen.PRODUCTS * width * unit.lanes
-        fewest = -(-half * row_bytes // STRASSEN_HELD)
-        for count, (height, across) in itertools.product(range(fewest, fewest + cores), tiles):
-            block = -(-half // (count * height)) * height
-            tasks = count * (vectors // width)
-            busy = -(-tasks // cores) * cores / tasks
-            time = block * count * busy * _product_slowdown((height, across), unit)
-            if best is None or (time, -block * width) < best:
-                best = time, -block * width
-                blocks = strassen.Blocks(block, count, width, unit.lanes)
+        tiles = vector_tiles(half, width, unit, of_product=True, padded=True)[:STRASSEN_TILES]
+        for height, across in tiles:
+            most = STRASSEN_HELD // (row_bytes * height) * height
+            if not most:
+                continue
+            fewest = -(-half // most)
+            for count in range(fewest, fewest + cores):
+                block = -(-half // (count * height)) * height
+                turns = -(-count * (vectors // width) // cores)
+                time = turns * block * width * _product_slowdown((height, across), unit)
+                if best is None or (time, -block * width) < best:
+                    best = time, -block * width
+                    blocks = strassen.Blocks(block, count, width, unit.lanes)
     return blocks
 
 
 def suits_strassen(rows: int, terms: int, columns: int, unit: VectorUnit) -> bool:
     """Whether a product with weights should be faster by Strassen's algorithm. Measured on a Zen 4,
-    where an instruction takes as long as two loads, with weights from memory: from 64 to 512 rows, and
-    384 to 3072 terms and columns, it takes 0.88 to 0.97 of the time; as long with 50 rows or 512 by 512
-    weights, and up to 1.6 times as long with more rows, which need several blocks."""
+    where vectors of 512 bits take two passes, with weights from memory: from 64 to 512 rows, with 384
+    to 3072 terms and columns, it takes 0.88 to 0.97 of the time, and larger weights are expected to
+    gain as much; 1.02 with 512 by 512 weights, 1.03 with 50 rows, and 1.05 with 784 rows, whose blocks
+    each read all weights."""
     few, many = STRASSEN_ROWS
     is_large = min(terms, columns) >= STRASSEN_EXTENT and terms * columns >= STRASSEN_WEIGHTS
     return unit.in_halves and few <= rows <= many and is_large
