@@ -299,7 +299,13 @@ def assert_every_schedule_is_right(
     (got,) = Library.open(api.compile(plan, folder / "lib.so").path).run(inputs)
     (want,) = network.reference(inputs)
     assert error(got, want) < 1e-5
-    args = random_args(task.untuned.mod)
-    plain = run_kernel(task.untuned.mod, args)
-    for mod in sample_modules(task.untuned.mod, RuleSpace(plan.device.target), 3):
-        assert error(run_kernel(mod, args), plain) < 1e-5
+    space = RuleSpace(plan.device.target)
+    assert_they_equal(task.untuned.mod, sample_modules(task.untuned.mod, space, 3))
+
+
+def assert_they_equal(mod: tvm.IRModule, scheduled: Sequence[tvm.IRModule]) -> None:
+    """Each scheduled program and the one that it was made of, on the same arguments."""
+    args = random_args(mod)
+    plain = run_kernel(mod, args)
+    for each in scheduled:
+        assert error(run_kernel(each, args), plain) < 1e-5
