@@ -80,7 +80,9 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         PADDED,
         WINOGRAD,
         WINOGRAD_2X2,
+        WINOGRAD_2X2_FUSED,
         WINOGRAD_4X4,
+        WINOGRAD_4X4_FUSED,
         bfloat16,
         bfloat16_batched,
         gemms_cpu,
@@ -99,7 +101,8 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     saves_loads = partial(cpu_tiles.saves_loads, unit=unit)
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
-    winograd = [rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
+    winograd = [WINOGRAD_4X4_FUSED, rows_4x4, WINOGRAD_4X4]
+    winograd += [WINOGRAD_2X2_FUSED, rows_2x2, WINOGRAD_2X2]
     winograd += winograd_3d(winograd)
     groups = [*groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)]
     if unit.lanes < cpu_features.AVX.lanes:

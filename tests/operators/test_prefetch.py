@@ -217,6 +217,29 @@ def test_inner_loops_of_changing_length_compile():
     np.testing.assert_allclose(output.numpy(), np.tril(a) @ b, rtol=1e-4, atol=1e-3)
 
 
+def pairs(size: int) -> tvm.IRModule:
+    """Sums of two vectors of 16 each, of so many in all, by a loop that reads them once."""
+    data = te.placeholder((size, 2, LINE), name="data")
+    output = te.compute((size, LINE), lambda i, j: data[i, 0, j] + data[i, 1, j], name="output")
+    func = te.create_prim_func([data, output]).with_attr("global_symbol", "main")
+    schedule = tvm.s_tir.Schedule(func)
+    i, lanes = schedule.get_loops("output")
+    part, inner = schedule.split(i, [None, 32])
+    schedule.parallel(part)
+    schedule.vectorize(lanes)
+    schedule.annotate(inner, prefetch.READ_ONCE, 1)
+    return schedule.mod
+
+
+def test_loops_that_read_once_ask_for_what_a_later_iteration_reads(requests):
+    asked = requests(pairs(4096), "data")
+    found = {eval(index, {"i_0": 3, "i_1": 5}) for _, index in asked}
+    place = 2 * LINE * (3 * 32 + 5 + prefetch.LATER)
+    assert found == {place, place + LINE}
+    assert prefetches(pairs(4096)) > 0
+    assert not requests(pairs(1024), "data"), "128 KiB are in the caches soon"
+
+
 def test_kernels_without_products_do_not():
     x = te.placeholder((1024, 1024), name="x")
     func = te.create_prim_func([x, topi.nn.softmax(x)]).with_attr("global_symbol", "main")

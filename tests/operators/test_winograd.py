@@ -11,20 +11,22 @@ from tvm import te, topi
 
 from kernels import (
     agrees_with_reference,
+    assert_they_equal,
     convolution_of,
     error,
     one_conv,
     prepared,
     random_args,
     run_kernel,
+    sample_modules,
     this_machine,
 )
 from tvmtune import api
 from tvmtune.networks.onnx.network import OnnxNetwork
-from tvmtune.operators import winograd, winograd_rows
+from tvmtune.operators import prefetch, winograd, winograd_fused, winograd_rows
 from tvmtune.operators.winograd import Transform
 from tvmtune.passes.packed_products import Window
-from tvmtune.spaces.rule_space import RuleSpace, replay, tune_context
+from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.tasks.extract import extract_tasks
 
 TRANSFORMS = (winograd.F2, winograd.F4, winograd.F4_INTEGERS)
@@ -43,7 +45,9 @@ SHAPES = [
     ((1, 6, 74, 32), 16, (1, 1, 1, 1)),
 ]
 PROGRAMS = pytest.mark.parametrize(
-    "compute", [winograd.convolution, winograd_rows.convolution], ids=["whole", "rows"]
+    "compute",
+    [winograd.convolution, winograd_rows.convolution, winograd_fused.convolution],
+    ids=["whole", "rows", "fused"],
 )
 
 
@@ -65,6 +69,13 @@ def random_arrays(shape, out: int) -> tuple[np.ndarray, np.ndarray]:
     return data, rng.standard_normal((3, 3, shape[3], out)).astype("float32")
 
 
+def transformed_weight(compute, transform: Transform, weight: np.ndarray) -> np.ndarray:
+    """What the program multiplies by."""
+    if compute is winograd_fused.convolution:
+        return winograd_fused.pack(weight)
+    return winograd.transform_weight(transform, weight)
+
+
 def program(
     transform: Transform,
     shape,
@@ -76,8 +87,10 @@ def program(
     frames: int = 1,
 ) -> tvm.IRModule:
     data = te.placeholder(shape, "float32", name="data")
-    alpha = transform.alpha
-    weight = te.placeholder((alpha, alpha, frames * shape[-1], out), "float32", name="weight")
+    stored = transformed_weight(
+        compute, transform, np.zeros((frames, 3, 3, shape[-1], out), "float32")
+    )
+    weight = te.placeholder(stored.shape, "float32", name="weight")
     result = compute(transform, data, weight, Window(strides, pads, dilation))
     func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
@@ -89,7 +102,7 @@ def program(
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
 def test_it_equals_the_direct_convolution(shape, out, pads, transform, compute):
     data, weight = random_arrays(shape, out)
-    transformed = winograd.transform_weight(transform, weight)
+    transformed = transformed_weight(compute, transform, weight)
     computed = run_kernel(program(transform, shape, out, pads, compute), [data, transformed])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
@@ -106,7 +119,7 @@ def test_it_equals_the_direct_convolution(shape, out, pads, transform, compute):
 def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, transform, compute):
     data, weight = random_arrays(shape, out)
     mod = by_default(program(transform, shape, out, pads, compute))
-    computed = run_kernel(mod, [data, winograd.transform_weight(transform, weight)])
+    computed = run_kernel(mod, [data, transformed_weight(compute, transform, weight)])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
 
@@ -135,7 +148,7 @@ def test_interleaved_images_equal_the_dilated_convolution(
     shape, out, pads, dilation, transform, compute
 ):
     data, weight = random_arrays(shape, out)
-    transformed = winograd.transform_weight(transform, weight)
+    transformed = transformed_weight(compute, transform, weight)
     wanted = direct(data, weight, pads, dilation)
     mod = program(transform, shape, out, pads, compute, dilation)
     assert error(run_kernel(mod, [data, transformed]), wanted) < 1e-5
@@ -163,7 +176,7 @@ def test_frames_equal_the_three_dimensional_convolution(
     rng = np.random.RandomState(0)
     data = rng.standard_normal(shape).astype("float32")
     weight = rng.standard_normal((frames, 3, 3, shape[4], out)).astype("float32")
-    transformed = winograd.transform_weight(transform, weight)
+    transformed = transformed_weight(compute, transform, weight)
     mod = program(transform, shape, out, pads, compute, (1, 1, 1), (stride, 1, 1), frames)
     computed = run_kernel(by_default(mod) if scheduled else mod, [data, transformed])
     around = [(0, 0), *zip(pads[:3], pads[3:], strict=True), (0, 0)]
@@ -249,8 +262,11 @@ def test_weights_are_transformed_by_the_published_formula():
         np.testing.assert_allclose(computed[:, :, i, o], wanted, rtol=2**-23, atol=1e-15)
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["", "with plain weights"])
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
-def test_the_transforms_compute_a_convolution(transform):
+def test_the_transforms_compute_a_convolution(transform, plain):
+    if plain:
+        transform = transform.with_plain_weights()
     rng = np.random.RandomState(0)
     alpha = transform.alpha
     tile, weight = rng.standard_normal((alpha, alpha)), rng.standard_normal((3, 3))
@@ -344,6 +360,32 @@ def test_rows_are_preferred_if_there_are_enough_for_all_cores():
 
 
 @pytest.mark.parametrize(
+    ("shape", "out", "fastest", "exact"),
+    [
+        ((1, 512, 7, 7), 512, "winograd-4x4-fused", "winograd-2x2-fused"),
+        ((1, 256, 14, 14), 256, "winograd-2x2", "winograd-2x2"),
+        ((1, 256, 20, 20), 256, "winograd-4x4-fused", "winograd-2x2"),
+        ((1, 256, 28, 28), 256, "winograd-4x4", "winograd-2x2-rows"),
+        ((1, 512, 3, 3), 512, "direct", "direct"),
+    ],
+    ids=["7x7", "14x14", "20x20", "28x28", "3x3"],
+)
+def test_weights_that_take_longer_to_load_than_to_multiply_are_transformed_at_run_time(
+    shape, out, fastest, exact
+):
+    attrs = {"mcpu": "znver4", "threads": 2}
+    tasks = api.plan(OnnxNetwork(one_conv(shape, out), name="one"), attrs=attrs).tasks
+    task = max(tasks, key=lambda each: each.flop)
+    assert (task.untuned.name, task.untuned_exact.name) == (fastest, exact)
+
+
+def test_weights_that_are_transformed_at_run_time_are_prefetched():
+    compute = winograd_fused.convolution
+    mod = by_default(program(winograd.F4, (1, 7, 7, 64), 512, (1, 1, 1, 1), compute))
+    assert mod.script().count(prefetch.READ_ONCE) == 1
+
+
+@pytest.mark.parametrize(
     ("channels", "dilation", "held"), [(256, 2, True), (512, 4, False), (512, 1, True)]
 )
 def test_rows_of_interleaved_images_are_preferred_while_a_thread_can_hold_them(
@@ -355,25 +397,21 @@ def test_rows_of_interleaved_images_are_preferred_while_a_thread_can_hold_them(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "transform"),
-    [("winograd-4x4-rows", winograd.F4), ("winograd-2x2-rows", winograd.F2)],
+    ("name", "size"),
+    [
+        ("winograd-4x4-rows", 74),
+        ("winograd-2x2-rows", 74),
+        ("winograd-4x4-fused", 14),
+        ("winograd-2x2-fused", 10),
+    ],
 )
-def test_sampled_schedules_of_rows_equal_the_direct_convolution(name, transform):
+@pytest.mark.filterwarnings("error:schedule rule")
+def test_sampled_schedules_equal_the_direct_convolution(name, size):
     """Whatever tiles the search samples for their products."""
-    plan = api.plan(OnnxNetwork(one_conv((1, 32, 74, 74), 48, tail=("bias", "relu")), name="one"))
-    target = tvm.target.Target(plan.device.target)
+    model = one_conv((1, 32, size, size), 48, tail=("bias", "relu"))
+    plan = api.plan(OnnxNetwork(model, name="one"))
     task = max(plan.tasks, key=lambda each: each.flop)
-    (rows,) = [each for each in task.implementations if each.name == name]
-    plain = task.implementations[0]
-    data, weight, bias = random_args(plain.mod)
-    wanted = run_kernel(plain.mod, [data, weight, bias])
-    transformed = winograd.transform_weight(transform, weight)
-    usable = 0
-    for seed in range(1, 7):
-        context = tune_context(rows.mod, target, rows.space.generator(), seed=seed)
-        (design,) = context.generate_design_space()
-        sch = replay(rows.mod, design.trace, list(context.space_generator.postprocs))
-        if sch is not None:
-            usable += 1
-            assert error(run_kernel(sch.mod, [data, transformed, bias]), wanted) < 1e-4
-    assert usable >= 4
+    mod = task.implementation(name).mod
+    sampled = sample_modules(mod, RuleSpace(plan.device.target), 6)
+    assert len(sampled) >= 4
+    assert_they_equal(mod, sampled)

@@ -73,6 +73,17 @@ class Transform:
         output = [[*(p**i for p in points), int(i == tile - 1)] for i in range(tile)]
         return cls(_matrix(rows), _matrix([*weight, [0, 0, 1]]), _matrix(output))
 
+    def with_plain_weights(self) -> Transform:
+        """The same with the first factor of each row for the weights moved to the inputs, which saves
+        multiplications where weights are transformed at run time."""
+        factors = [next(value for value in row if value) for row in self.weight]
+        inputs, weights = (zip(factors, rows, strict=True) for rows in (self.input, self.weight))
+        return Transform(
+            tuple(tuple(factor * value for value in row) for factor, row in inputs),
+            tuple(tuple(value / factor for value in row) for factor, row in weights),
+            self.output,
+        )
+
 
 def _polynomial(roots: Sequence[Fraction | int]) -> list[Fraction | int]:
     """Coefficients of the product of ``x - root``, from that of the constant."""
@@ -134,27 +145,37 @@ Both fit the times of two hardware threads of a Xeon with AVX-512 for the 3x3 co
 SqueezeNet, Inception v3, DenseNet-121 and GoogLeNet."""
 
 
-def fastest(call: Any) -> Transform | None:
+def fastest(
+    call: Any, time_of: Callable[[Transform, Any], float] | None = None
+) -> Transform | None:
     """What should take the least time for a convolution that :func:`applies` accepted; None for the
-    direct algorithm, and unless a seventh of the time is saved."""
-    best, least = None, 0.85 * _time(None, call)
+    direct algorithm, and unless a seventh of the time is saved. ``time_of`` is :func:`time` unless
+    there are other programs, too."""
+    best, least = None, 0.85 * time(None, call)
     for transform in (F2, F4):
-        if (time := _time(transform, call)) < least:
+        if (taken := (time_of or time)(transform, call)) < least:
             # F(4x4) rounds more than F(2x2), for which its advantage must make up.
-            best, least = transform, 0.85 * time
+            best, least = transform, 0.85 * taken
     return best
 
 
-def _time(transform: Transform | None, call: Any) -> float:
-    """In multiply-adds of a matrix product; of the direct convolution without a transform."""
+def time(transform: Transform | None, call: Any, load: float = _LOAD) -> float:
+    """In multiply-adds of a matrix product; of the direct convolution without a transform. ``load`` is
+    what getting a weight takes."""
     ci, co = channels(call)
-    *images, height, width, _ = (int(extent) for extent in call.ty.shape)
-    n = prod(images)
     if transform is None:
-        return 9 * ci * co * (n * height * width + _LOAD)
+        *images, height, width, _ = (int(extent) for extent in call.ty.shape)
+        return 9 * ci * co * (prod(images) * height * width + load)
+    count = tile_count(transform, call)
+    return transform.alpha**2 * (ci * co * (count + load) + _TRANSFORM * count * (ci + co))
+
+
+def tile_count(transform: Transform, call: Any) -> int:
+    """How many tiles there are."""
+    *images, height, width, _ = (int(extent) for extent in call.ty.shape)
     *_, down, across = (int(d) for d in call.attrs.dilation)
-    tiles = n * tiles_along(transform, height, down) * tiles_along(transform, width, across)
-    return transform.alpha**2 * (ci * co * (tiles + _LOAD) + _TRANSFORM * tiles * (ci + co))
+    along = tiles_along(transform, height, down) * tiles_along(transform, width, across)
+    return prod(images) * along
 
 
 def channels(call: Any) -> tuple[int, int]:
@@ -194,10 +215,10 @@ def replace_by(
     def compute(data: Any, transformed: Any) -> Any:
         return program(transform, data, transformed, window)
 
-    return call_fusable(builder, compute, call.args[0], weight, name=_name(call.ty.shape))
+    return call_fusable(builder, compute, call.args[0], weight, name=name_of(call.ty.shape))
 
 
-def _name(shape: Sequence[Any]) -> str:
+def name_of(shape: Sequence[Any]) -> str:
     return f"conv{len(shape) - 2}d_winograd"
 
 
@@ -211,7 +232,7 @@ def transform_weight(transform: Transform, weight: np.ndarray) -> np.ndarray:
 def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:
     """TE program from (n, h, w, ci) and (alpha, alpha, ci, co) to (n, h', w', co); or from
     (n, d, h, w, ci) and (alpha, alpha, frames * ci, co) to (n, d', h', w', co)."""
-    tiles = Tiles.of(transform, data, weight, window)
+    tiles = Tiles.of(transform, data, int(weight.shape[2]), window)
     inverse = stages(
         *(transform, (tiles.rows * tiles.columns,)),
         lambda y, x, p, c: tiles.element(p // tiles.columns, p % tiles.columns, y, x, c),
@@ -244,8 +265,9 @@ class Tiles:
     """Tiles in a row of it."""
 
     @classmethod
-    def of(cls, transform: Transform, data: Any, weight: Any, window: Window) -> Tiles:
-        """Those of the (n, h, w, c) or (n, d, h, w, c) ``data``."""
+    def of(cls, transform: Transform, data: Any, terms: int, window: Window) -> Tiles:
+        """Those of the (n, h, w, c) or (n, d, h, w, c) ``data``; ``terms`` has the channels of all
+        frames that an output reads."""
         *images, h, w, ci = (int(d) for d in data.shape)
         half = len(window.padding) // 2
         (*front, top, left), (*back, bottom, right) = window.padding[:half], window.padding[half:]
@@ -257,7 +279,7 @@ class Tiles:
         )
         rows, columns = (count * transform.tile + KERNEL - 1 for count in (lines, places))
         if front:
-            frames, stride = int(weight.shape[2]) // ci, window.strides[0]
+            frames, stride = terms // ci, window.strides[0]
             images[1] = (images[1] + front[0] + back[0] - frames) // stride + 1
             reads = _Frames(images[1], frames, stride, front[0])
             padded = _frames(data, reads, (top, left), (rows, columns))
@@ -305,7 +327,7 @@ class Tiles:
             return load(row, column, y // down % tile, x // across % tile, c)
 
         shape = (*self.output, channels)
-        return te.compute(shape, element, name=_name(shape), attrs=LEFT_ALONE)
+        return te.compute(shape, element, name=name_of(shape), attrs=LEFT_ALONE)
 
     def _image(self, number: Any) -> tuple[Any, ...]:
         """In TE, the position of an image, or of a frame among all images'."""
@@ -388,45 +410,79 @@ def stages(
     """
     from tvm import te
 
-    tile, alpha = transform.tile, transform.alpha
+    alpha = transform.alpha
     *blocks, count = tiles
     ci, co = (int(d) for d in weight.shape[2:])
     k = te.reduce_axis((0, ci), "k")
-
-    def input_rows(*at: Any) -> Any:
-        *o, a, x, p, c = at
-        return combine(transform.input, a, lambda y: patch(*o, y, x, p, c))
-
-    def input_columns(*at: Any) -> Any:
-        *o, a, b, p, c = at
-        return combine(transform.input, b, lambda x: half(*o, a, x, p, c))
+    packed = input_stages(transform, (*tiles, ci), patch, input_attrs)
 
     def products(*at: Any) -> Any:
         *o, a, b, p, c = at
         return te.sum(packed(*o, a, b, p, k) * weight[a, b, k, c], axis=k)
 
-    def output_rows(*at: Any) -> Any:
+    shape = (*blocks, alpha, alpha, count, co)
+    product = te.compute(shape, products, name="winograd_product", attrs=product_attrs)
+    return output_stages(transform, product, output_attrs)
+
+
+def input_stages(
+    transform: Transform,
+    extents: tuple[int, ...],
+    patch: Callable[..., Any],
+    attrs: dict[str, Any],
+    combined: Callable[..., Any] = combine,
+) -> Any:
+    """In TE, transformed inputs, (..., alpha, alpha, tiles, channels), whose other ``extents`` are
+    given; ``patch`` has the same axes."""
+    from tvm import te
+
+    *blocks, count, channels = extents
+    shape = (*blocks, transform.alpha, transform.alpha, count, channels)
+
+    def rows(*at: Any) -> Any:
+        *o, a, x, p, c = at
+        return combined(transform.input, a, lambda y: patch(*o, y, x, p, c))
+
+    def columns(*at: Any) -> Any:
+        *o, a, b, p, c = at
+        return combined(transform.input, b, lambda x: half(*o, a, x, p, c))
+
+    half = te.compute(shape, rows, name="winograd_input_rows", attrs=LEFT_ALONE)
+    return te.compute(shape, columns, name="winograd_input", attrs=attrs)
+
+
+def output_stages(
+    transform: Transform,
+    product: Any,
+    attrs: dict[str, Any],
+    combined: Callable[..., Any] = combine,
+) -> Any:
+    """In TE, (..., alpha, alpha, tiles, channels) products transformed back: (..., tile, tile, tiles,
+    channels)."""
+    from tvm import te
+
+    *blocks, alpha, _, count, channels = (int(extent) for extent in product.shape)
+    tile = transform.tile
+
+    def rows(*at: Any) -> Any:
         *o, i, b, p, c = at
-        return combine(transform.output, i, lambda a: product(*o, a, b, p, c))
+        return combined(transform.output, i, lambda a: product(*o, a, b, p, c))
 
-    def output_columns(*at: Any) -> Any:
+    def columns(*at: Any) -> Any:
         *o, i, j, p, c = at
-        return combine(transform.output, j, lambda b: back(*o, i, b, p, c))
+        return combined(transform.output, j, lambda b: back(*o, i, b, p, c))
 
-    def stage(name: str, height: int, width: int, channels: int, element: Any, attrs: Any) -> Any:
-        shape = (*blocks, height, width, count, channels)
-        return te.compute(shape, element, name=f"winograd_{name}", attrs=attrs)
-
-    half = stage("input_rows", alpha, alpha, ci, input_rows, LEFT_ALONE)
-    packed = stage("input", alpha, alpha, ci, input_columns, input_attrs)
-    product = stage("product", alpha, alpha, co, products, product_attrs)
-    back = stage("output_rows", tile, alpha, co, output_rows, LEFT_ALONE)
-    return stage("output", tile, tile, co, output_columns, output_attrs)
+    shape = (*blocks, tile, alpha, count, channels)
+    back = te.compute(shape, rows, name="winograd_output_rows", attrs=LEFT_ALONE)
+    shape = (*blocks, tile, tile, count, channels)
+    return te.compute(shape, columns, name="winograd_output", attrs=attrs)
 
 
 def schedule_input(sch: Any, block: Any) -> list[Any]:
     """One tile and 16 channels at a time: pad and transform the patch in registers."""
-    sch.parallel(transform_input(sch, block))
+    blocks = sch.get_loops(block)[:-4]
+    task = transform_input(sch, block)
+    sch.parallel(sch.fuse(*blocks, task) if blocks else task)
     return [sch]
 
 

@@ -62,7 +62,7 @@ def convolution(transform: Transform, data: Any, weight: Any, window: Window) ->
     """As :func:`winograd.convolution`, in TE."""
     from tvm import tirx
 
-    tiles = Tiles.of(transform, data, weight, window)
+    tiles = Tiles.of(transform, data, int(weight.shape[2]), window)
     computed = padded_rows(tiles.columns)
 
     def patch(o: Any, y: Any, x: Any, p: Any, c: Any) -> Any:

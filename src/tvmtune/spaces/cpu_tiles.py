@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import AVX, AVX512, VectorUnit
-from tvmtune.operators import strassen
+from tvmtune.operators import strassen, winograd
 from tvmtune.operators.cpu_gemm import Matrix
 from tvmtune.passes import packed_products
 from tvmtune.types import product
@@ -90,6 +90,8 @@ STRASSEN_TILES = 8
 """How many of the best tiles are considered for it."""
 STRASSEN_ROWS, STRASSEN_EXTENT, STRASSEN_WEIGHTS = (64, 512), 384, 2**19
 """Products for which it is expected to be faster: rows, terms and columns at least, and weights."""
+WINOGRAD_WEIGHTS = 20 * 1024
+"""Bytes of transformed weights that stay in the first-level cache, at most."""
 FEWEST_PARTS = 8
 """Tiles of rows for several threads, at least."""
 TENSOR_COLUMNS = 4
@@ -186,6 +188,32 @@ def decisions(
             terms = _terms(reduction, most)
         result.append(Decisions(parts, terms))
     return result
+
+
+def winograd_decisions(
+    spatial: Sequence[int], reduction: Sequence[int], unit: VectorUnit
+) -> list[Decisions]:
+    """Tilings of the products of :mod:`tvmtune.operators.winograd_fused`, the one that should be
+    fastest first. ``spatial`` has positions in a tile, down and across, and tiles; ``reduction`` has
+    input channels."""
+    down, across, tiles = spatial
+    (channels,) = reduction
+    # All products add some channels at a time, whose transformed weights stay in the first-level cache.
+    most = WINOGRAD_WEIGHTS // (4 * winograd.LANES * down * across)
+    terms = divisor(channels, most)
+    registers = unit.vectors(winograd.LANES)
+    heights = sorted(divisors(tiles, _room(registers, unit)), reverse=True)
+    return [
+        Decisions(
+            [
+                [1, 1, down, 1],
+                [1, 1, across, 1],
+                [1, 1, tiles // height, height],
+            ],
+            [[channels // terms, terms]],
+        )
+        for height in heights
+    ]
 
 
 def tensor_decisions(

@@ -7,7 +7,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tvmtune.operators import cpu_gemm, grouped, strassen, tiled_loops, winograd, winograd_rows
+from tvmtune.operators import (
+    cpu_gemm,
+    grouped,
+    strassen,
+    tiled_loops,
+    winograd,
+    winograd_fused,
+    winograd_rows,
+)
 from tvmtune.passes import attention
 from tvmtune.passes.blocks import blocks
 
@@ -24,6 +32,7 @@ RULES: dict[str, Rule] = {
     "tvmtune.winograd_input": winograd.schedule_input,
     "tvmtune.winograd_output": winograd.schedule_output,
     "tvmtune.winograd_rows": winograd_rows.schedule,
+    winograd_fused.RULE: winograd_fused.schedule,
     # TVM's rules do not reach it; see :mod:`tvmtune.spaces.cpu_attention`.
     attention.RULE: no_custom_rule,
     cpu_gemm.RULE: cpu_gemm.schedule,
@@ -38,7 +47,7 @@ RULES: dict[str, Rule] = {
     "meta_schedule.adaptive_pool_avg": no_custom_rule,
 }
 
-BY_VECTORS = (cpu_gemm.BY_VECTORS, grouped.RULE, strassen.RULE)
+BY_VECTORS = (cpu_gemm.BY_VECTORS, grouped.RULE, strassen.RULE, winograd_fused.RULE)
 """Those whose tiles consist of whole vectors: the last axis of the block is their lanes."""
 IN_BLOCKS = (strassen.RULE,)
 """Those that tile the blocks of threads, rather than what threads share."""
@@ -53,6 +62,11 @@ def lanes_of(mod: Any) -> int:
 def in_blocks(mod: Any) -> bool:
     """Whether the loops that a kernel tiles are those of a block that one thread computes."""
     return any(True for _ in _blocks_by(IN_BLOCKS, mod))
+
+
+def is_fused_winograd(mod: Any) -> bool:
+    """Whether a kernel is one of :mod:`tvmtune.operators.winograd_fused`."""
+    return any(True for _ in _blocks_by([winograd_fused.RULE], mod))
 
 
 def _blocks_by(names: Sequence[str], mod: Any) -> Iterator[Any]:

@@ -1,0 +1,164 @@
+"""Winograd's convolutions (:mod:`tvmtune.operators.winograd`) that transform weights at run time.
+
+With few tiles, transformed weights take longer to load than to multiply: those of F(4x4, 3x3) have four
+times the size. Here a thread loads the weights of some output channels as they are, transforms those
+of a few input channels, and multiplies all tiles by them while they are in the first-level cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvmtune.arrays import empty
+from tvmtune.operators import prefetch, tiled_loops, winograd
+from tvmtune.operators.combinations import combine_in_pairs
+from tvmtune.operators.winograd import KERNEL, LANES, Tiles, Transform
+from tvmtune.passes import constants
+from tvmtune.passes.blocks import LEFT_ALONE
+from tvmtune.passes.fusable_calls import call_fusable
+from tvmtune.passes.packed_products import Window
+from tvmtune.types import product
+
+RULE = "tvmtune.winograd_fused"
+MOST = 36
+"""Tiles, at most: the products of a tile, which all input channels add to, stay in a core's caches."""
+_TRANSFORM, _LOAD, _ADD = 3, 8, 0.2
+"""Time to compute a transformed weight, to load a weight from memory, and to load and store a sum once
+for each few channels, in multiply-adds of a matrix product. They fit the times of a Zen 4: 7x7 pixels
+and 512 channels take 0.78 ms with F(4x4, 3x3), 0.98 with F(2x2, 3x3), and 1.28 by the direct
+algorithm; 14x14 pixels and 256 channels 0.56 with F(4x4, 3x3), as long as with transformed weights of
+F(2x2, 3x3)."""
+
+
+def applies(transform: Transform, call: Any) -> bool:
+    """As :func:`winograd.applies`, for few tiles."""
+    return winograd.applies(call) and winograd.tile_count(transform, call) <= MOST
+
+
+def is_faster(transform: Transform, call: Any) -> bool:
+    """Whether it should take less time than with transformed weights."""
+    return applies(transform, call) and time(transform, call) < winograd.time(transform, call)
+
+
+def time(transform: Transform, call: Any) -> float:
+    """As :func:`winograd.time`."""
+    loads = _LOAD * KERNEL**2 / transform.alpha**2
+    sums = _ADD * winograd.tile_count(transform, call)
+    return winograd.time(transform, call, _TRANSFORM + loads + sums)
+
+
+def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
+    """As :func:`winograd.replace`, for a call that :func:`applies` accepted."""
+    ci, co = winograd.channels(call)
+    if values:
+        packed = pack(constants.values(call.args[1]))
+    else:
+        packed = empty((co // LANES, ci, KERNEL, KERNEL, LANES), "float32")
+    window = Window.of(call.attrs)
+
+    def compute(data: Any, weight: Any) -> Any:
+        return convolution(transform, data, weight, window)
+
+    name = winograd.name_of(call.ty.shape)
+    return call_fusable(builder, compute, call.args[0], constants.share(packed), name=name)
+
+
+def pack(weight: np.ndarray) -> np.ndarray:
+    """(3, 3, ci, co) or (d, 3, 3, ci, co) to (co / 16, d * ci, 3, 3, 16), in the order of use."""
+    *frames, _, _, ci, co = weight.shape
+    split = weight.reshape(product(frames), KERNEL, KERNEL, ci, co // LANES, LANES)
+    packed = split.transpose(4, 0, 3, 1, 2, 5)
+    return np.ascontiguousarray(packed.reshape(co // LANES, -1, KERNEL, KERNEL, LANES))
+
+
+def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:
+    """As :func:`winograd.convolution`, in TE, with weights from :func:`pack`."""
+    from tvm import te
+
+    transform = transform.with_plain_weights()
+    alpha = transform.alpha
+    blocks, ci = (int(extent) for extent in weight.shape[:2])
+    tiles = Tiles.of(transform, data, ci, window)
+    count = tiles.rows * tiles.columns
+
+    def patch(g: Any, y: Any, x: Any, p: Any, c: Any) -> Any:
+        return tiles.element(p // tiles.columns, p % tiles.columns, y, x, g * LANES + c)
+
+    # Values of neighboring channels are neighbors for all tiles: rows of all channels would be
+    # a multiple of a page apart, and displace each other from the first-level cache.
+    packed = winograd.input_stages(
+        *(transform, (ci // LANES, count, LANES), patch),
+        {"schedule_rule": "tvmtune.winograd_input"},
+        combine_in_pairs,
+    )
+
+    def weight_rows(o: Any, a: Any, j: Any, k: Any, c: Any) -> Any:
+        return combine_in_pairs(transform.weight, a, lambda i: weight[o, k, i, j, c])
+
+    def weight_columns(o: Any, a: Any, b: Any, k: Any, c: Any) -> Any:
+        return combine_in_pairs(transform.weight, b, lambda j: half[o, a, j, k, c])
+
+    def total(o: Any, a: Any, b: Any, p: Any, c: Any) -> Any:
+        return te.sum(packed[k // LANES, a, b, p, k % LANES] * transformed[o, a, b, k, c], axis=k)
+
+    half = te.compute(
+        (blocks, alpha, KERNEL, ci, LANES),
+        weight_rows,
+        name="winograd_weight_rows",
+        attrs=LEFT_ALONE,
+    )
+    transformed = te.compute(
+        (blocks, alpha, alpha, ci, LANES), weight_columns, name="winograd_weight", attrs=LEFT_ALONE
+    )
+    k = te.reduce_axis((0, ci), "k")
+    products = te.compute(
+        (blocks, alpha, alpha, count, LANES),
+        total,
+        name="winograd_product",
+        attrs={"schedule_rule": RULE},
+    )
+    inverse = winograd.output_stages(
+        transform, products, {**LEFT_ALONE, **tiles.attrs}, combine_in_pairs
+    )
+    return tiles.stored(
+        blocks * LANES,
+        lambda o, p, i, j, c: inverse[c // LANES, i, j, o * tiles.columns + p, c % LANES],
+    )
+
+
+def schedule(sch: Any, block: Any) -> list[Any]:
+    """Vectors of output channels in parallel; for each, products with tiles to be searched, within them
+    the transform of their weights, and then that of the output."""
+    (back,) = sch.get_consumers(block)
+    (inverse,) = sch.get_consumers(back)
+    transformed = next(p for p in sch.get_producers(block) if "weight" in sch.get(p).name_hint)
+    (*tasks, channels), pixel = winograd.tile_output(sch, inverse)
+    sch.reorder(channels, *tasks)
+    winograd.transform_output(sch, inverse, sch.fuse(*tasks), pixel)
+    sch.compute_at(block, channels, preserve_unit_loops=True)
+    *_, a, b, p, lanes, k = sch.get_loops(block)
+    around = tiled_loops.tile(sch, block, (a, b, p), (k,), lanes)
+    loops = sch.get_loops(block)
+    place = next(
+        n for n, loop in enumerate(loops) if sch.get_sref(loop).same_as(sch.get_sref(around))
+    )
+    _transform_weight(sch, transformed, loops[place + 1])
+    sch.parallel(channels)
+    return [sch]
+
+
+def _transform_weight(sch: Any, transformed: Any, terms: Any) -> None:
+    """Transform the weights of one input channel at a time, in registers, within ``terms``, a loop over
+    parts of the input channels."""
+    rows = sch.get_producers(transformed)[0]
+    sch.compute_at(transformed, terms, preserve_unit_loops=True)
+    *_, o, a, b, k, lanes = sch.get_loops(transformed)
+    sch.reorder(o, k, a, b, lanes)
+    sch.compute_at(rows, k, preserve_unit_loops=True)
+    for loop in (*sch.get_loops(rows)[-5:-1], a, b):
+        sch.unroll(loop)
+    for each in (rows, transformed):
+        sch.vectorize(sch.get_loops(each)[-1])
+    sch.annotate(k, prefetch.READ_ONCE, 1)
