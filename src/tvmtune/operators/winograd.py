@@ -430,7 +430,6 @@ def input_stages(
     extents: tuple[int, ...],
     patch: Callable[..., Any],
     attrs: dict[str, Any],
-    combined: Callable[..., Any] = combine,
 ) -> Any:
     """In TE, transformed inputs, (..., alpha, alpha, tiles, channels), whose other ``extents`` are
     given; ``patch`` has the same axes."""
@@ -441,11 +440,11 @@ def input_stages(
 
     def rows(*at: Any) -> Any:
         *o, a, x, p, c = at
-        return combined(transform.input, a, lambda y: patch(*o, y, x, p, c))
+        return combine(transform.input, a, lambda y: patch(*o, y, x, p, c))
 
     def columns(*at: Any) -> Any:
         *o, a, b, p, c = at
-        return combined(transform.input, b, lambda x: half(*o, a, x, p, c))
+        return combine(transform.input, b, lambda x: half(*o, a, x, p, c))
 
     half = te.compute(shape, rows, name="winograd_input_rows", attrs=LEFT_ALONE)
     return te.compute(shape, columns, name="winograd_input", attrs=attrs)
@@ -455,7 +454,6 @@ def output_stages(
     transform: Transform,
     product: Any,
     attrs: dict[str, Any],
-    combined: Callable[..., Any] = combine,
 ) -> Any:
     """In TE, (..., alpha, alpha, tiles, channels) products transformed back: (..., tile, tile, tiles,
     channels)."""
@@ -466,11 +464,11 @@ def output_stages(
 
     def rows(*at: Any) -> Any:
         *o, i, b, p, c = at
-        return combined(transform.output, i, lambda a: product(*o, a, b, p, c))
+        return combine(transform.output, i, lambda a: product(*o, a, b, p, c))
 
     def columns(*at: Any) -> Any:
         *o, i, j, p, c = at
-        return combined(transform.output, j, lambda b: back(*o, i, b, p, c))
+        return combine(transform.output, j, lambda b: back(*o, i, b, p, c))
 
     shape = (*blocks, tile, alpha, count, channels)
     back = te.compute(shape, rows, name="winograd_output_rows", attrs=LEFT_ALONE)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tvmtune.arrays import empty
 from tvmtune.operators import prefetch, tiled_loops, winograd
-from tvmtune.operators.combinations import combine_in_pairs
+from tvmtune.operators.combinations import combine
 from tvmtune.operators.winograd import KERNEL, LANES, Tiles, Transform
 from tvmtune.passes import constants
 from tvmtune.passes.blocks import LEFT_ALONE
@@ -91,14 +91,13 @@ def convolution(transform: Transform, data: Any, weight: Any, window: Window) ->
     packed = winograd.input_stages(
         *(transform, (ci // LANES, count, LANES), patch),
         {"schedule_rule": "tvmtune.winograd_input"},
-        combine_in_pairs,
     )
 
     def weight_rows(o: Any, a: Any, j: Any, k: Any, c: Any) -> Any:
-        return combine_in_pairs(transform.weight, a, lambda i: weight[o, k, i, j, c])
+        return combine(transform.weight, a, lambda i: weight[o, k, i, j, c])
 
     def weight_columns(o: Any, a: Any, b: Any, k: Any, c: Any) -> Any:
-        return combine_in_pairs(transform.weight, b, lambda j: half[o, a, j, k, c])
+        return combine(transform.weight, b, lambda j: half[o, a, j, k, c])
 
     def total(o: Any, a: Any, b: Any, p: Any, c: Any) -> Any:
         return te.sum(packed[k // LANES, a, b, p, k % LANES] * transformed[o, a, b, k, c], axis=k)
@@ -119,9 +118,7 @@ def convolution(transform: Transform, data: Any, weight: Any, window: Window) ->
         name="winograd_product",
         attrs={"schedule_rule": RULE},
     )
-    inverse = winograd.output_stages(
-        transform, products, {**LEFT_ALONE, **tiles.attrs}, combine_in_pairs
-    )
+    inverse = winograd.output_stages(transform, products, {**LEFT_ALONE, **tiles.attrs})
     return tiles.stored(
         blocks * LANES,
         lambda o, p, i, j, c: inverse[c // LANES, i, j, o * tiles.columns + p, c % LANES],
