@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,6 +224,21 @@ def sample_modules(mod: tvm.IRModule, space: RuleSpace, count: int) -> list[tvm.
     rng = random.Random(1)
     tried = (points.instantiate(points.draw(rng), seed) for seed in range(1, 100))
     return [*itertools.islice((sampled[0].mod for sampled in tried if sampled is not None), count)]
+
+
+def build_for_cpu(mod: tvm.IRModule) -> Any:
+    """The module, compiled for this machine."""
+    import tvm
+
+    cpu_pipeline.register()
+    target = tvm.target.Target(this_machine().target)
+    return tvm.compile(mod, target, tir_pipeline=cpu_pipeline.PIPELINE)
+
+
+def prefetches(mod: tvm.IRModule) -> int:
+    """How many instructions for prefetches the module has in machine code."""
+    code = build_for_cpu(mod).mod.inspect_source("asm")
+    return len(re.findall(r"^\s+(?:prefetch\w+|prfm)\s", code, re.M))
 
 
 def agrees_with_reference(model: onnx.ModelProto, folder: Path) -> None:

@@ -80,9 +80,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         PADDED,
         WINOGRAD,
         WINOGRAD_2X2,
-        WINOGRAD_2X2_FUSED,
         WINOGRAD_4X4,
-        WINOGRAD_4X4_FUSED,
         bfloat16,
         bfloat16_batched,
         gemms_cpu,
@@ -91,6 +89,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
         strassen_cpu,
         winograd_3d,
         winograd_by_rows,
+        winograd_fused_for,
     )
     from tvmtune.spaces import cpu_tiles
 
@@ -101,8 +100,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     saves_loads = partial(cpu_tiles.saves_loads, unit=unit)
     cores = int(device.target.get("num-cores") or 1)
     rows_4x4, rows_2x2 = winograd_by_rows(cores)
-    winograd = [WINOGRAD_4X4_FUSED, rows_4x4, WINOGRAD_4X4]
-    winograd += [WINOGRAD_2X2_FUSED, rows_2x2, WINOGRAD_2X2]
+    winograd = [*winograd_fused_for(cores), rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
     winograd += winograd_3d(winograd)
     groups = [*groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)]
     if unit.lanes < cpu_features.AVX.lanes:

@@ -77,6 +77,11 @@ def algorithms(compiled):
     return [row["implementation"] for row in compiled.metadata["tasks"]["list"]]
 
 
+def inexact(compiled):
+    """How many tasks have an algorithm that rounds more than the direct one."""
+    return sum(name.startswith("winograd-4x4") for name in algorithms(compiled))
+
+
 def test_kernels_that_gain_least_fall_back_first_and_more_in_each_attempt(plan, log):
     attempts = accuracy_fallbacks([read_log(log)], plan.tasks, plan.device)
     assert [attempt.fallbacks for attempt in attempts] == [0, 1, 2, 3]
@@ -109,7 +114,7 @@ def test_a_network_without_inexact_defaults_needs_one_attempt():
 
 def test_an_untuned_network_falls_back_to_exact_algorithms(plan, tmp_path, monkeypatch):
     quick = api.compile(plan, tmp_path / "quick.so")
-    assert (quick.fallbacks, algorithms(quick).count("winograd-4x4")) == (0, 2)
+    assert (quick.fallbacks, inexact(quick)) == (0, 2)
     check = quick.metadata["check"]
     exact = compile_library(plan, {}, tmp_path / "exact.so", check=check)
     errors = [
@@ -120,15 +125,15 @@ def test_an_untuned_network_falls_back_to_exact_algorithms(plan, tmp_path, monke
     compiled = api.compile(plan, tmp_path / "compiled.so")
     assert compiled.fallbacks == 2
     assert algorithms(compiled) == algorithms(exact)
-    assert "winograd-4x4" not in algorithms(exact)
+    assert inexact(exact) == 0
 
 
 def test_defaults_are_exact_where_the_output_is_not_checked(plan, tmp_path):
     unchecked = api.compile(plan, tmp_path / "unchecked.so", check_seed=None)
-    assert "winograd-4x4" not in algorithms(unchecked)
+    assert inexact(unchecked) == 0
     there = api.plan(plan.network, "arm", attrs={"board": "rk3399"})
     lowered = api.compile(there, tmp_path / "there.so")
-    assert "winograd-4x4" not in algorithms(lowered)
+    assert inexact(lowered) == 0
 
 
 def test_a_network_keeps_as_many_fast_kernels_as_its_tolerance_allows(

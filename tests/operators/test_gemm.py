@@ -115,7 +115,10 @@ def test_other_convolutions_are_not_matrix_products(case):
 
 
 GEMMS = ["implicit-gemm", "implicit-gemm-1d", "implicit-gemm-3d"]
-FLAT_WINOGRADS = ["winograd-4x4-rows", "winograd-4x4", "winograd-2x2-rows", "winograd-2x2"]
+FLAT_WINOGRADS = [
+    *("winograd-4x4-fused", "winograd-2x2-fused"),
+    *("winograd-4x4-rows", "winograd-4x4", "winograd-2x2-rows", "winograd-2x2"),
+]
 WINOGRADS = [*FLAT_WINOGRADS, *(f"{name}-3d" for name in FLAT_WINOGRADS)]
 GROUPS = ["groups", "groups-1d", "groups-3d"]
 FOR_CPUS = [*WINOGRADS, *GROUPS, "padded", "padded-channels"]

@@ -11,8 +11,8 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from kernels import this_machine
-from tvmtune.operators import cpu_pipeline, prefetch
+from kernels import build_for_cpu, prefetches
+from tvmtune.operators import prefetch
 
 LINE = 16
 """float32 values in a cache line."""
@@ -90,12 +90,6 @@ def abreast(
     return schedule.mod
 
 
-def build(mod: tvm.IRModule) -> Any:
-    cpu_pipeline.register()
-    target = tvm.target.Target(this_machine().target)
-    return tvm.compile(mod, target, tir_pipeline=cpu_pipeline.PIPELINE)
-
-
 @pytest.fixture
 def requests(monkeypatch) -> Callable[[tvm.IRModule, str], list[tuple[int, str]]]:
     """The prefetches of a buffer that a program gets: how many in a loop over ``line``, and the index,
@@ -111,7 +105,7 @@ def requests(monkeypatch) -> Callable[[tvm.IRModule, str], list[tuple[int, str]]
 
     def of(mod: tvm.IRModule, buffer: str) -> list[tuple[int, str]]:
         inserted.clear()
-        build(mod)
+        build_for_cpu(mod)
         found = re.findall(
             rf"(?:for line in range\((\d+)\):\s+)?.*prefetch.*address_of\({buffer}\w*\[(.+)\]\)",
             "\n".join(func.script() for func in inserted),
@@ -119,13 +113,6 @@ def requests(monkeypatch) -> Callable[[tvm.IRModule, str], list[tuple[int, str]]
         return [(int(lines or 1), index) for lines, index in found]
 
     return of
-
-
-def prefetches(mod: tvm.IRModule) -> int:
-    """How many instructions for it there are in the machine code."""
-    return len(
-        re.findall(r"^\s+(?:prefetch\w+|prfm)\s", build(mod).mod.inspect_source("asm"), re.M)
-    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +127,7 @@ def test_products_that_prefetch_keep_their_results(requests, rows, tile, chunk, 
     data = rng.standard_normal((rows, 768)).astype("float32")
     weight = rng.standard_normal((16, 768, 32)).astype("float32")
     output = tvm.runtime.tensor(np.zeros((rows, 512), "float32"))
-    build(mod)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), output)
+    build_for_cpu(mod)["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), output)
     wanted = data @ weight.transpose(1, 0, 2).reshape(768, 512)
     np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-3)
 
@@ -211,7 +198,7 @@ def test_inner_loops_of_changing_length_compile():
     rng = np.random.RandomState(0)
     a, b = (rng.standard_normal(shape).astype("float32") for shape in ((8, 128, 128), (8, 128, 64)))
     output = tvm.runtime.tensor(np.zeros((8, 128, 64), "float32"))
-    build(tvm.IRModule({"main": triangle}))["main"](
+    build_for_cpu(tvm.IRModule({"main": triangle}))["main"](
         tvm.runtime.tensor(a), tvm.runtime.tensor(b), output
     )
     np.testing.assert_allclose(output.numpy(), np.tril(a) @ b, rtol=1e-4, atol=1e-3)
@@ -288,7 +275,7 @@ def test_each_of_several_tiles_of_columns_asks_for_its_part(requests, panels):
     weight = rng.standard_normal((columns // 32 // panels, terms // chunk, panels, chunk, 32))
     weight = weight.astype("float32")
     output = tvm.runtime.tensor(np.zeros((rows, columns), "float32"))
-    build(mod)["main"](tvm.runtime.tensor(values), tvm.runtime.tensor(weight), output)
+    build_for_cpu(mod)["main"](tvm.runtime.tensor(values), tvm.runtime.tensor(weight), output)
     wanted = values @ weight.transpose(1, 3, 0, 2, 4).reshape(terms, columns)
     np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-3)
 

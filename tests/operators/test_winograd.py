@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -15,6 +16,7 @@ from kernels import (
     convolution_of,
     error,
     one_conv,
+    prefetches,
     prepared,
     random_args,
     run_kernel,
@@ -69,8 +71,8 @@ def random_arrays(shape, out: int) -> tuple[np.ndarray, np.ndarray]:
     return data, rng.standard_normal((3, 3, shape[3], out)).astype("float32")
 
 
-def transformed_weight(compute, transform: Transform, weight: np.ndarray) -> np.ndarray:
-    """What the program multiplies by."""
+def stored_weight(compute, transform: Transform, weight: np.ndarray) -> np.ndarray:
+    """The weights as a library holds them for the program."""
     if compute is winograd_fused.convolution:
         return winograd_fused.pack(weight)
     return winograd.transform_weight(transform, weight)
@@ -87,9 +89,7 @@ def program(
     frames: int = 1,
 ) -> tvm.IRModule:
     data = te.placeholder(shape, "float32", name="data")
-    stored = transformed_weight(
-        compute, transform, np.zeros((frames, 3, 3, shape[-1], out), "float32")
-    )
+    stored = stored_weight(compute, transform, np.zeros((frames, 3, 3, shape[-1], out), "float32"))
     weight = te.placeholder(stored.shape, "float32", name="weight")
     result = compute(transform, data, weight, Window(strides, pads, dilation))
     func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
@@ -102,7 +102,7 @@ def program(
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
 def test_it_equals_the_direct_convolution(shape, out, pads, transform, compute):
     data, weight = random_arrays(shape, out)
-    transformed = transformed_weight(compute, transform, weight)
+    transformed = stored_weight(compute, transform, weight)
     computed = run_kernel(program(transform, shape, out, pads, compute), [data, transformed])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
@@ -119,16 +119,19 @@ def test_it_equals_the_direct_convolution(shape, out, pads, transform, compute):
 def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, transform, compute):
     data, weight = random_arrays(shape, out)
     mod = by_default(program(transform, shape, out, pads, compute))
-    computed = run_kernel(mod, [data, transformed_weight(compute, transform, weight)])
+    computed = run_kernel(mod, [data, stored_weight(compute, transform, weight)])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
 
 def by_default(mod: tvm.IRModule) -> tvm.IRModule:
     """With its default schedule, by the rules of these programs, not by others in their place."""
     device = this_machine()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return RuleSpace(device.target).default(mod, tvm.target.Target(device.target)).mod
+    with warnings.catch_warnings(record=True) as failures:
+        warnings.simplefilter("always")
+        scheduled = RuleSpace(device.target).default(mod, tvm.target.Target(device.target)).mod
+    assert not failures
+    assert "T.parallel(" in scheduled.script()
+    return scheduled
 
 
 @pytest.mark.sweep
@@ -148,7 +151,7 @@ def test_interleaved_images_equal_the_dilated_convolution(
     shape, out, pads, dilation, transform, compute
 ):
     data, weight = random_arrays(shape, out)
-    transformed = transformed_weight(compute, transform, weight)
+    transformed = stored_weight(compute, transform, weight)
     wanted = direct(data, weight, pads, dilation)
     mod = program(transform, shape, out, pads, compute, dilation)
     assert error(run_kernel(mod, [data, transformed]), wanted) < 1e-5
@@ -176,7 +179,7 @@ def test_frames_equal_the_three_dimensional_convolution(
     rng = np.random.RandomState(0)
     data = rng.standard_normal(shape).astype("float32")
     weight = rng.standard_normal((frames, 3, 3, shape[4], out)).astype("float32")
-    transformed = transformed_weight(compute, transform, weight)
+    transformed = stored_weight(compute, transform, weight)
     mod = program(transform, shape, out, pads, compute, (1, 1, 1), (stride, 1, 1), frames)
     computed = run_kernel(by_default(mod) if scheduled else mod, [data, transformed])
     around = [(0, 0), *zip(pads[:3], pads[3:], strict=True), (0, 0)]
@@ -212,13 +215,16 @@ def test_a_network_of_frames_computes_them_by_winograd(pads, tmp_path):
     agrees_with_reference(model, tmp_path)
 
 
-def test_f2_rounds_no_more_than_the_direct_algorithm_and_f4_less_than_with_integer_points():
+@pytest.mark.parametrize(
+    "compute", [winograd.convolution, winograd_fused.convolution], ids=["whole", "fused"]
+)
+def test_f2_rounds_no_more_than_the_direct_algorithm_and_f4_less_than_with_integer_points(compute):
     shape, out, pads = (1, 14, 14, 128), 32, (1, 1, 1, 1)
     data, weight = random_arrays(shape, out)
     wanted = direct(data, weight, pads)
-    mods = [program(t, shape, out, pads) for t in TRANSFORMS]
+    mods = [program(t, shape, out, pads, compute) for t in TRANSFORMS]
     f2, f4, integers = (
-        error(run_kernel(mod, [data, winograd.transform_weight(t, weight)]), wanted)
+        error(run_kernel(mod, [data, stored_weight(compute, t, weight)]), wanted)
         for t, mod in zip(TRANSFORMS, mods, strict=True)
     )
     plain = te.placeholder(shape, name="data"), te.placeholder(weight.shape, name="weight")
@@ -262,11 +268,11 @@ def test_weights_are_transformed_by_the_published_formula():
         np.testing.assert_allclose(computed[:, :, i, o], wanted, rtol=2**-23, atol=1e-15)
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["", "with plain weights"])
+@pytest.mark.parametrize("unit", [False, True], ids=["", "with unit weights"])
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
-def test_the_transforms_compute_a_convolution(transform, plain):
-    if plain:
-        transform = transform.with_plain_weights()
+def test_the_transforms_compute_a_convolution(transform, unit):
+    if unit:
+        transform = transform.with_unit_weights()
     rng = np.random.RandomState(0)
     alpha = transform.alpha
     tile, weight = rng.standard_normal((alpha, alpha)), rng.standard_normal((3, 3))
@@ -360,29 +366,66 @@ def test_rows_are_preferred_if_there_are_enough_for_all_cores():
 
 
 @pytest.mark.parametrize(
-    ("shape", "out", "fastest", "exact"),
+    ("shape", "out", "attrs", "fastest", "exact"),
     [
-        ((1, 512, 7, 7), 512, "winograd-4x4-fused", "winograd-2x2-fused"),
-        ((1, 256, 14, 14), 256, "winograd-2x2", "winograd-2x2"),
-        ((1, 256, 20, 20), 256, "winograd-4x4-fused", "winograd-2x2"),
-        ((1, 256, 28, 28), 256, "winograd-4x4", "winograd-2x2-rows"),
-        ((1, 512, 3, 3), 512, "direct", "direct"),
+        ((1, 512, 7, 7), 512, {}, "winograd-4x4-fused", "winograd-2x2-fused"),
+        ((1, 512, 7, 7), 512, {"mcpu": "znver3"}, "winograd-4x4-fused", "winograd-2x2-fused"),
+        ((1, 512, 7, 7), 512, {"mcpu": "nehalem"}, "implicit-gemm", "implicit-gemm"),
+        ((1, 256, 14, 14), 256, {}, "winograd-2x2", "winograd-2x2"),
+        ((1, 256, 20, 20), 256, {}, "winograd-4x4-fused", "winograd-2x2"),
+        ((1, 256, 28, 28), 256, {}, "winograd-4x4", "winograd-2x2-rows"),
+        ((1, 512, 3, 3), 512, {}, "direct", "direct"),
+        ((1, 64, 11, 11), 64, {}, "winograd-4x4-fused", "direct"),
     ],
-    ids=["7x7", "14x14", "20x20", "28x28", "3x3"],
+    ids=[
+        *("7x7", "with AVX2", "with short vectors", "14x14", "20x20", "28x28", "3x3"),
+        "small weights",
+    ],
 )
 def test_weights_that_take_longer_to_load_than_to_multiply_are_transformed_at_run_time(
-    shape, out, fastest, exact
+    shape, out, attrs, fastest, exact
 ):
-    attrs = {"mcpu": "znver4", "threads": 2}
+    attrs = {"mcpu": "znver4", "threads": 2, **attrs}
     tasks = api.plan(OnnxNetwork(one_conv(shape, out), name="one"), attrs=attrs).tasks
     task = max(tasks, key=lambda each: each.flop)
     assert (task.untuned.name, task.untuned_exact.name) == (fastest, exact)
 
 
-def test_weights_that_are_transformed_at_run_time_are_prefetched():
+@pytest.mark.parametrize(("cores", "preferred"), [(1, True), (2, True), (4, True), (6, False)])
+def test_weights_of_64_channels_are_four_blocks_for_cores_to_share(cores, preferred):
+    call = convolution_of(prepared(one_conv((1, 64, 11, 11), 64)))
+    assert winograd_fused.prefers(winograd.F4, cores, call) == preferred
+
+
+@pytest.mark.parametrize(("size", "few"), [(24, True), (25, False)])
+def test_weights_are_transformed_at_run_time_for_at_most_36_tiles(size, few):
+    call = convolution_of(prepared(one_conv((1, 16, size, size))))
+    assert winograd_fused.applies(winograd.F4, call) == few
+    batch = convolution_of(prepared(one_conv((4, 16, 12, 12))))
+    assert winograd_fused.applies(winograd.F4, batch)
+    assert not winograd_fused.applies(winograd.F2, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "pads", "suffix"),
+    [((1, 64, 7, 7), (1,) * 4, ""), ((1, 64, 2, 7, 7), (1,) * 6, "-3d")],
+    ids=["an image", "frames"],
+)
+def test_a_network_transforms_its_weights_at_run_time(shape, pads, suffix, tmp_path):
+    model = one_conv(shape, 256, pads=pads)
+    plan = api.plan(OnnxNetwork(model, name="one"), attrs={"threads": 1})
+    task = max(plan.tasks, key=lambda each: each.flop)
+    assert task.untuned.name == f"winograd-4x4-fused{suffix}"
+    agrees_with_reference(model, tmp_path)
+
+
+def test_weights_are_transformed_for_a_few_channels_at_a_time_and_prefetched():
     compute = winograd_fused.convolution
     mod = by_default(program(winograd.F4, (1, 7, 7, 64), 512, (1, 1, 1, 1), compute))
-    assert mod.script().count(prefetch.READ_ONCE) == 1
+    (channels,) = re.findall(rf"serial\((\d+), .*{prefetch.READ_ONCE}", mod.script())
+    assert int(channels) == 8
+    assert prefetches(mod) > 0
 
 
 @pytest.mark.parametrize(
@@ -406,7 +449,7 @@ def test_rows_of_interleaved_images_are_preferred_while_a_thread_can_hold_them(
     ],
 )
 @pytest.mark.filterwarnings("error:schedule rule")
-def test_sampled_schedules_equal_the_direct_convolution(name, size):
+def test_sampled_schedules_equal_the_program_that_they_are_of(name, size):
     """Whatever tiles the search samples for their products."""
     model = one_conv((1, 32, size, size), 48, tail=("bias", "relu"))
     plan = api.plan(OnnxNetwork(model, name="one"))

@@ -153,6 +153,7 @@ def test_on_a_cpu_it_has_those_by_winograd_and_none_that_is_superseded():
     few_registers = cpu_features.vector_unit(made.device.target).has_few_registers
     assert [(i.name, i.exact) for i in found] == [
         ("direct", True),
+        ("winograd-4x4-fused", False),
         ("winograd-4x4", False),
         ("winograd-2x2-rows", True),
         ("winograd-2x2", True),

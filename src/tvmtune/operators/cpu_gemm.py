@@ -216,7 +216,7 @@ def schedule(sch: Any, block: Any) -> list[Any]:
     else:
         tiled, innermost, terms = [loops[1], loops[0]], [loops[2]], loops[3:]
     sch.transform_block_layout(last, IndexMap.from_func(flat, ndim=len(outer) + 1))
-    around = tiled_loops.tile(sch, block, tiled, terms, *innermost)
+    around, _ = tiled_loops.tile(sch, block, tiled, terms, *innermost)
     sch.reverse_compute_at(last, around, preserve_unit_loops=True)
     if lanes > 1 and not is_whole:
         sch.split(sch.get_loops(last)[-1], [None, lanes])

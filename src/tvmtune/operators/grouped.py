@@ -96,7 +96,7 @@ def schedule(sch: Any, block: Any) -> list[Any]:
     # What comes first is shared by the threads: each then reads its part of the larger operand.
     outer = [groups, *lines] if weights > data else [*lines, groups]
     tiled = [image, *outer, pixel, vector]
-    around = tiled_loops.tile(sch, block, tiled, terms, lanes)
+    around, _ = tiled_loops.tile(sch, block, tiled, terms, lanes)
     if is_broadcast:
         return [sch]
     sch.reverse_compute_at(stored, around, preserve_unit_loops=True)

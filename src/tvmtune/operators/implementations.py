@@ -43,49 +43,24 @@ def _winograd(name: str, transform: winograd.Transform, **options: Any) -> Algor
     return Algorithm(name, _CONV2D, winograd.applies, replace, **options)
 
 
-def _fastest(call: Any) -> winograd.Transform | None:
-    """Of a convolution for CPUs."""
-
-    def time_of(transform: winograd.Transform, call: Any) -> float:
-        program = winograd_fused if winograd_fused.is_faster(transform, call) else winograd
-        return program.time(transform, call)
-
-    return winograd.fastest(call, time_of)
-
-
 WINOGRAD = _winograd("winograd", winograd.F4_INTEGERS, exact=False)
 """F(4x4, 3x3) with few multiplications in the transforms."""
 WINOGRAD_4X4 = _winograd(
     "winograd-4x4",
     winograd.F4,
     exact=False,
-    prefers=lambda call: _fastest(call) is winograd.F4,
+    prefers=lambda call: winograd.fastest(call) is winograd.F4,
 )
 """F(4x4, 3x3) with small errors. It prefers itself where it should be the fastest on a CPU, as does
 :data:`WINOGRAD_2X2`."""
 WINOGRAD_2X2 = _winograd(
     "winograd-2x2",
     winograd.F2,
-    prefers=lambda call: _fastest(call) is not None,
+    prefers=lambda call: winograd.fastest(call) is not None,
 )
 """F(2x2, 3x3), whose errors are no larger than the direct algorithm's."""
 
 
-def _fused(whole: Algorithm, transform: winograd.Transform) -> Algorithm:
-    preferred = whole.prefers
-    assert preferred is not None
-    return dataclasses.replace(
-        whole,
-        name=f"{whole.name}-fused",
-        applies=functools.partial(winograd_fused.applies, transform),
-        replace=functools.partial(winograd_fused.replace, transform),
-        prefers=lambda call: winograd_fused.is_faster(transform, call) and preferred(call),
-    )
-
-
-WINOGRAD_4X4_FUSED = _fused(WINOGRAD_4X4, winograd.F4)
-"""As :data:`WINOGRAD_4X4`, with weights that are transformed at run time; for CPUs, as is the next."""
-WINOGRAD_2X2_FUSED = _fused(WINOGRAD_2X2, winograd.F2)
 IMPLICIT_GEMM = Algorithm("implicit-gemm", _CONV2D, gemm.applies, gemm.replace)
 """For GPUs whose schedule rules stage operands in shared memory, as is :data:`SPLIT_K`."""
 SPLIT_K = Algorithm("split-k", _CONV2D, gemm.splits, gemm.replace_split)
@@ -130,6 +105,15 @@ def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
     )
 
 
+def winograd_fused_for(cores: int) -> tuple[Algorithm, ...]:
+    """:data:`WINOGRAD_4X4` and :data:`WINOGRAD_2X2` with weights that are transformed at run time, for
+    so many cores. They come before the other Winograd algorithms."""
+    return (
+        _fused(WINOGRAD_4X4, winograd.F4, cores),
+        _fused(WINOGRAD_2X2, winograd.F2, cores),
+    )
+
+
 def winograd_by_rows(cores: int) -> tuple[Algorithm, ...]:
     """:data:`WINOGRAD_4X4` and :data:`WINOGRAD_2X2` by rows of tiles, which so many cores share."""
     return (
@@ -143,6 +127,16 @@ def winograd_3d(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
     return tuple(
         dataclasses.replace(each, name=f"{each.name}-3d", operator="relax.nn.conv3d")
         for each in algorithms
+    )
+
+
+def _fused(whole: Algorithm, transform: winograd.Transform, cores: int) -> Algorithm:
+    return dataclasses.replace(
+        whole,
+        name=f"{whole.name}-fused",
+        applies=functools.partial(winograd_fused.applies, transform),
+        replace=functools.partial(winograd_fused.replace, transform),
+        prefers=functools.partial(winograd_fused.prefers, transform, cores),
     )
 
 

@@ -83,10 +83,7 @@ def insert(func: Any) -> Any:
         if inserted == before and loop.kind == tirx.ForKind.SERIAL:
             body = _Body.of(loop, values)
             tiles = _tiles_within(loop, body)
-            if READ_ONCE in loop.annotations:
-                ahead = list(_ask_for_later(loop, body))
-                inserted += len(ahead)
-                changed = _within([loop], ahead)
+            later = list(_ask_for_later(loop, body)) if READ_ONCE in loop.annotations else []
             parts = [
                 statement
                 for stream in _streams(loop, body)
@@ -98,9 +95,10 @@ def insert(func: Any) -> Any:
                 if data.buffer not in private
                 for statement in _ask_for_lines(data, loop.loop_var.ty.dtype)
             ]
-            if parts or lines:
+            if parts or lines or later:
                 inserted += 1
-                changed = _within([_within([loop, *tiles], parts) if parts else loop], lines)
+                inner = _within([loop, *tiles], parts) if parts else loop
+                changed = _within([inner], [*later, *lines])
         enclosing.pop()
         return changed
 
@@ -366,22 +364,23 @@ def _tile_data(
 
 
 def _ask_for_later(loop: Any, body: _Body) -> Iterator[Any]:
-    """Statements for each iteration that load the vectors of large operands that a later one reads."""
+    """Statements for each iteration that load the first line of each vector of large operands that a
+    later iteration reads."""
     from tvm import tirx
 
     variable = loop.loop_var
-    asked: set[tuple[Any, int]] = set()
+    asked: list[tuple[Any, Index]] = []
     for load in body.loads:
         place = load.indices[0] if len(load.indices) == 1 else None
         if not isinstance(place, tirx.Ramp) or bytes_of(load.source) < LEAST:
             continue
         index = linear_indices.linear(place.base, body.values)
-        if index is None or not index.get(variable):
+        if index is None or not index.get(variable) or any(v in body.extents for v in index):
             continue
-        later = index.get(None, 0) + LATER * index[variable]
-        if (load.source, later) not in asked:
-            asked.add((load.source, later))
-            at = linear_indices.expression({**index, None: later}, variable.ty.dtype)
+        later = {**index, None: index.get(None, 0) + LATER * index[variable]}
+        if not any(load.source.same_as(buffer) and later == known for buffer, known in asked):
+            asked.append((load.source, later))
+            at = linear_indices.expression(later, variable.ty.dtype)
             yield tirx.Evaluate(_prefetch(load.source, at))
 
 

@@ -11,17 +11,17 @@ LARGEST = 64
 
 def tile(
     sch: Any, product: Any, spatial: Sequence[Any], terms: Sequence[Any], *innermost: Any
-) -> Any:
+) -> tuple[Any, Any]:
     """Tile a product's loops in the order of TVM's rule, SSRSRS, with sizes to be searched. Returns the
-    innermost of the loops around a tile of outputs with all terms of their sums. ``innermost``: loops
-    that stay whole, inside all others."""
+    innermost of the loops around a tile of outputs with all terms of their sums, and the first loop
+    over terms, which is directly within it. ``innermost``: loops that stay whole, inside all others."""
     outputs = [_split(sch, loop, 4) for loop in spatial]
     sums = [_split(sch, loop, 2) for loop in terms]
     first, second, third, register = zip(*outputs, strict=True)
     outer, inner = zip(*sums, strict=True)
     sch.reorder(*first, *second, *outer, *third, *inner, *register, *innermost)
     sch.annotate(product, "meta_schedule.tiling_structure", "SSRSRS")
-    return second[-1]
+    return second[-1], outer[0]
 
 
 def _split(sch: Any, loop: Any, parts: int) -> list[Any]:

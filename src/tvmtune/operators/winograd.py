@@ -73,9 +73,9 @@ class Transform:
         output = [[*(p**i for p in points), int(i == tile - 1)] for i in range(tile)]
         return cls(_matrix(rows), _matrix([*weight, [0, 0, 1]]), _matrix(output))
 
-    def with_plain_weights(self) -> Transform:
-        """The same with the first factor of each row for the weights moved to the inputs, which saves
-        multiplications where weights are transformed at run time."""
+    def with_unit_weights(self) -> Transform:
+        """The same with 1 as the first nonzero factor of each row for the weights, and the row for the
+        inputs multiplied by what it was: transforming weights then takes fewer multiplications."""
         factors = [next(value for value in row if value) for row in self.weight]
         inputs, weights = (zip(factors, rows, strict=True) for rows in (self.input, self.weight))
         return Transform(
@@ -145,29 +145,30 @@ Both fit the times of two hardware threads of a Xeon with AVX-512 for the 3x3 co
 SqueezeNet, Inception v3, DenseNet-121 and GoogLeNet."""
 
 
-def fastest(
-    call: Any, time_of: Callable[[Transform, Any], float] | None = None
-) -> Transform | None:
+GAIN = 0.85
+"""Part of the direct algorithm's time, at most, for which another one is preferred; and of that of
+F(2x2, 3x3), which rounds less, for which F(4x4, 3x3) is."""
+
+
+def fastest(call: Any) -> Transform | None:
     """What should take the least time for a convolution that :func:`applies` accepted; None for the
-    direct algorithm, and unless a seventh of the time is saved. ``time_of`` is :func:`time` unless
-    there are other programs, too."""
-    best, least = None, 0.85 * time(None, call)
+    direct algorithm, and unless a seventh of the time is saved."""
+    best, least = None, GAIN * time(None, call)
     for transform in (F2, F4):
-        if (taken := (time_of or time)(transform, call)) < least:
-            # F(4x4) rounds more than F(2x2), for which its advantage must make up.
-            best, least = transform, 0.85 * taken
+        if (taken := time(transform, call)) < least:
+            best, least = transform, GAIN * taken
     return best
 
 
-def time(transform: Transform | None, call: Any, load: float = _LOAD) -> float:
-    """In multiply-adds of a matrix product; of the direct convolution without a transform. ``load`` is
-    what getting a weight takes."""
+def time(transform: Transform | None, call: Any, per_weight: float = _LOAD) -> float:
+    """In multiply-adds of a matrix product; of the direct convolution without a transform.
+    ``per_weight`` is what each weight that is multiplied takes besides its products."""
     ci, co = channels(call)
     if transform is None:
         *images, height, width, _ = (int(extent) for extent in call.ty.shape)
-        return 9 * ci * co * (prod(images) * height * width + load)
+        return 9 * ci * co * (prod(images) * height * width + per_weight)
     count = tile_count(transform, call)
-    return transform.alpha**2 * (ci * co * (count + load) + _TRANSFORM * count * (ci + co))
+    return transform.alpha**2 * (ci * co * (count + per_weight) + _TRANSFORM * count * (ci + co))
 
 
 def tile_count(transform: Transform, call: Any) -> int:

@@ -2,7 +2,7 @@
 
 With few tiles, transformed weights take longer to load than to multiply: those of F(4x4, 3x3) have four
 times the size. Here a thread loads the weights of some output channels as they are, transforms those
-of a few input channels, and multiplies all tiles by them while they are in the first-level cache.
+of a few input channels, and multiplies all tiles by them while they are in the core's own caches.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ from tvmtune.types import product
 
 RULE = "tvmtune.winograd_fused"
 MOST = 36
-"""Tiles, at most: the products of a tile, which all input channels add to, stay in a core's caches."""
-_TRANSFORM, _LOAD, _ADD = 3, 8, 0.2
-"""Time to compute a transformed weight, to load a weight from memory, and to load and store a sum once
-for each few channels, in multiply-adds of a matrix product. They fit the times of a Zen 4: 7x7 pixels
-and 512 channels take 0.78 ms with F(4x4, 3x3), 0.98 with F(2x2, 3x3), and 1.28 by the direct
-algorithm; 14x14 pixels and 256 channels 0.56 with F(4x4, 3x3), as long as with transformed weights of
-F(2x2, 3x3)."""
+"""Tiles, at most. Their sums for 16 output channels, 81 KiB with F(4x4, 3x3), stay in a core's caches
+while all input channels are added."""
+_LOAD = 8
+"""Time to load a weight, a ninth of the kernel for two channels, in multiply-adds of a matrix product.
+It is less than :data:`tvmtune.operators.winograd._LOAD` because later weights are asked for early."""
+_TRANSFORM = 3
+"""The same to compute a transformed weight."""
+_ADD = 0.2
+"""The same, for each tile and transformed weight, to load and store sums: that happens once for the 8
+or 16 input channels that the default schedule adds at a time.
+
+All three fit the times of a Zen 4, with weights from memory: 7x7 pixels and 512 channels take 0.78 ms
+with F(4x4, 3x3), 0.98 with F(2x2, 3x3), and 1.28 by the direct algorithm; 20x20 pixels and 256 channels
+0.85 ms with F(4x4, 3x3), and 0.92 with weights that are transformed at compile time."""
 
 
 def applies(transform: Transform, call: Any) -> bool:
@@ -37,16 +44,24 @@ def applies(transform: Transform, call: Any) -> bool:
     return winograd.applies(call) and winograd.tile_count(transform, call) <= MOST
 
 
-def is_faster(transform: Transform, call: Any) -> bool:
-    """Whether it should take less time than with transformed weights."""
-    return applies(transform, call) and time(transform, call) < winograd.time(transform, call)
+def prefers(transform: Transform, cores: int, call: Any) -> bool:
+    """Whether it should be the fastest program on so many cores, for a call that :func:`applies`
+    accepted."""
+    taken = _time(transform, cores, call)
+    exact = [winograd.time(winograd.F2, call)]
+    if applies(winograd.F2, call):
+        exact.append(_time(winograd.F2, cores, call))
+    most = min(winograd.GAIN * winograd.time(None, call), winograd.time(transform, call))
+    return taken < most and (transform is winograd.F2 or taken < winograd.GAIN * min(exact))
 
 
-def time(transform: Transform, call: Any) -> float:
-    """As :func:`winograd.time`."""
+def _time(transform: Transform, cores: int, call: Any) -> float:
+    """As :func:`winograd.time`. Cores share blocks of output channels, of which there may be few."""
     loads = _LOAD * KERNEL**2 / transform.alpha**2
     sums = _ADD * winograd.tile_count(transform, call)
-    return winograd.time(transform, call, _TRANSFORM + loads + sums)
+    blocks = winograd.channels(call)[1] // LANES
+    share = -(-blocks // cores) * cores / blocks
+    return share * winograd.time(transform, call, _TRANSFORM + loads + sums)
 
 
 def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
@@ -77,7 +92,7 @@ def convolution(transform: Transform, data: Any, weight: Any, window: Window) ->
     """As :func:`winograd.convolution`, in TE, with weights from :func:`pack`."""
     from tvm import te
 
-    transform = transform.with_plain_weights()
+    transform = transform.with_unit_weights()
     alpha = transform.alpha
     blocks, ci = (int(extent) for extent in weight.shape[:2])
     tiles = Tiles.of(transform, data, ci, window)
@@ -136,19 +151,15 @@ def schedule(sch: Any, block: Any) -> list[Any]:
     winograd.transform_output(sch, inverse, sch.fuse(*tasks), pixel)
     sch.compute_at(block, channels, preserve_unit_loops=True)
     *_, a, b, p, lanes, k = sch.get_loops(block)
-    around = tiled_loops.tile(sch, block, (a, b, p), (k,), lanes)
-    loops = sch.get_loops(block)
-    place = next(
-        n for n, loop in enumerate(loops) if sch.get_sref(loop).same_as(sch.get_sref(around))
-    )
-    _transform_weight(sch, transformed, loops[place + 1])
+    _, terms = tiled_loops.tile(sch, block, (a, b, p), (k,), lanes)
+    _transform_weight(sch, transformed, terms)
     sch.parallel(channels)
     return [sch]
 
 
 def _transform_weight(sch: Any, transformed: Any, terms: Any) -> None:
-    """Transform the weights of one input channel at a time, in registers, within ``terms``, a loop over
-    parts of the input channels."""
+    """Transform the weights of one input channel at a time within ``terms``, a loop over parts of the
+    input channels."""
     rows = sch.get_producers(transformed)[0]
     sch.compute_at(transformed, terms, preserve_unit_loops=True)
     *_, o, a, b, k, lanes = sch.get_loops(transformed)

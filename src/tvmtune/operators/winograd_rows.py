@@ -92,7 +92,7 @@ def schedule(sch: Any, product: Any) -> list[Any]:
     sch.compute_at(packed, block, preserve_unit_loops=True)
     winograd.transform_input(sch, packed)
     *_, a, b, p, c, k = sch.get_loops(product)
-    around = tiled_loops.tile(sch, product, (a, b, p, c), (k,))
+    around, _ = tiled_loops.tile(sch, product, (a, b, p, c), (k,))
     stored = sch.cache_write(product, 0, "global")
     sch.reverse_compute_at(stored, around, preserve_unit_loops=True)
     sch.parallel(block)

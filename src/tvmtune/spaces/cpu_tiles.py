@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import AVX, AVX512, VectorUnit
-from tvmtune.operators import strassen, winograd
+from tvmtune.operators import strassen
 from tvmtune.operators.cpu_gemm import Matrix
 from tvmtune.passes import packed_products
 from tvmtune.types import product
@@ -191,25 +191,19 @@ def decisions(
 
 
 def winograd_decisions(
-    spatial: Sequence[int], reduction: Sequence[int], unit: VectorUnit
+    spatial: Sequence[int], reduction: Sequence[int], unit: VectorUnit, lanes: int
 ) -> list[Decisions]:
     """Tilings of the products of :mod:`tvmtune.operators.winograd_fused`, the one that should be
     fastest first. ``spatial`` has positions in a tile, down and across, and tiles; ``reduction`` has
-    input channels."""
+    input channels. Blocks have so many ``lanes`` of output channels."""
     down, across, tiles = spatial
     (channels,) = reduction
     # All products add some channels at a time, whose transformed weights stay in the first-level cache.
-    most = WINOGRAD_WEIGHTS // (4 * winograd.LANES * down * across)
-    terms = divisor(channels, most)
-    registers = unit.vectors(winograd.LANES)
-    heights = sorted(divisors(tiles, _room(registers, unit)), reverse=True)
+    terms = divisor(channels, WINOGRAD_WEIGHTS // (4 * lanes * down * across))
+    heights = sorted(divisors(tiles, _room(unit.vectors(lanes), unit)), reverse=True)
     return [
         Decisions(
-            [
-                [1, 1, down, 1],
-                [1, 1, across, 1],
-                [1, 1, tiles // height, height],
-            ],
+            [[1, 1, down, 1], [1, 1, across, 1], [1, 1, tiles // height, height]],
             [[channels // terms, terms]],
         )
         for height in heights

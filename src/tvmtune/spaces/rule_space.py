@@ -245,7 +245,8 @@ def preferred_traces(
         of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     elif rules.is_fused_winograd(design.mod):
-        decisions = cpu_tiles.winograd_decisions(outputs, terms, unit)
+        lanes = rules.lanes_of(design.mod)
+        decisions = cpu_tiles.winograd_decisions(outputs, terms, unit, lanes)
     else:
         lanes, in_blocks = rules.lanes_of(design.mod), rules.in_blocks(design.mod)
         decisions = cpu_tiles.decisions(
