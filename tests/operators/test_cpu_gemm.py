@@ -71,7 +71,7 @@ CASES = {
 OTHER_DIMENSIONS = {
     "one dimension, 37 pixels": {"shape": (1, 32, 73), "stride": 2, "pads": (1, 1)},
     "one dimension, groups": {"shape": (2, 64, 53), "groups": 2, "pads": (0, 2)},
-    "three dimensions, two images": {"shape": (2, 16, 3, 7, 7), "pads": (1,) * 6},
+    "three dimensions, two images": {"shape": (2, 16, 3, 7, 7), "out": 24, "pads": (1,) * 6},
     "three dimensions, stride 2": {
         "shape": (1, 16, 5, 9, 13),
         "stride": 2,
