@@ -227,12 +227,12 @@ def sample_modules(mod: tvm.IRModule, space: RuleSpace, count: int) -> list[tvm.
 
 
 def build_for_cpu(mod: tvm.IRModule) -> Any:
-    """The module, compiled for this machine."""
+    """The module, compiled for this machine as libraries are."""
     import tvm
 
-    cpu_pipeline.register()
-    target = tvm.target.Target(this_machine().target)
-    return tvm.compile(mod, target, tir_pipeline=cpu_pipeline.PIPELINE)
+    target = this_machine().target
+    pipeline = cpu_pipeline.pipeline_for(target)
+    return tvm.compile(mod, tvm.target.Target(target), tir_pipeline=pipeline)
 
 
 def prefetches(mod: tvm.IRModule) -> int:
@@ -271,9 +271,7 @@ def run_kernel(mod: tvm.IRModule, args: Sequence[np.ndarray]) -> np.ndarray:
     """The last argument after ``main``, compiled as libraries are, has run; ``args`` are the others."""
     import tvm
 
-    target = this_machine().target
-    pipeline = cpu_pipeline.pipeline_for(target)
-    function = tvm.compile(mod, tvm.target.Target(target), tir_pipeline=pipeline)["main"]
+    function = build_for_cpu(mod)["main"]
     output = mod["main"].params[-1]
     blank = np.zeros([int(d) for d in output.shape], str(output.dtype))
     blank[...] = np.nan if blank.dtype.kind == "f" else 111  # unwritten elements are wrong

@@ -59,8 +59,6 @@ WINOGRAD_2X2 = _winograd(
     prefers=lambda call: winograd.fastest(call) is not None,
 )
 """F(2x2, 3x3), whose errors are no larger than the direct algorithm's."""
-
-
 IMPLICIT_GEMM = Algorithm("implicit-gemm", _CONV2D, gemm.applies, gemm.replace)
 """For GPUs whose schedule rules stage operands in shared memory, as is :data:`SPLIT_K`."""
 SPLIT_K = Algorithm("split-k", _CONV2D, gemm.splits, gemm.replace_split)

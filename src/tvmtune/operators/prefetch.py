@@ -159,21 +159,12 @@ def _within(loops: Sequence[Any], statements: Sequence[Any]) -> Any:
 
 def _streams(loop: Any, body: _Body) -> list[_Stream]:
     """Of large operands, the chunks that each iteration of the loop reads from start to end."""
-    from tvm import tirx
-
     if not body.extents or 0 in body.extents.values():
         return []
     buffers: dict[Any, tuple[Any, list[tuple[Index | None, int]]]] = {}
-    for load in body.loads:
-        index = load.indices[0] if len(load.indices) == 1 else None
-        if isinstance(index, tirx.Ramp) and bytes_of(load.source) >= LEAST:
-            _, parts = buffers.setdefault(load.source, (load.source, []))
-            parts.append(
-                (
-                    linear_indices.linear(index.base, body.values),
-                    linear_indices.constant(index.lanes) or 0,
-                )
-            )
+    for buffer, index, lanes in body.large_vectors():
+        _, parts = buffers.setdefault(buffer, (buffer, []))
+        parts.append((index, lanes))
     streams = (_stream(buffer, parts, body.extents) for buffer, parts in buffers.values())
     return [s for s in streams if s is not None and loop.loop_var not in s.start]
 
@@ -225,6 +216,17 @@ class _Body:
                 )
                 if index is not None:
                     yield index
+
+    def large_vectors(self) -> Iterator[tuple[Any, Index | None, int]]:
+        """Of the loads of vectors from large operands, the buffer, where the vector begins (None unless
+        that is a sum), and its lanes."""
+        from tvm import tirx
+
+        for load in self.loads:
+            index = load.indices[0] if len(load.indices) == 1 else None
+            if isinstance(index, tirx.Ramp) and bytes_of(load.source) >= LEAST:
+                lanes = linear_indices.constant(index.lanes) or 0
+                yield load.source, linear_indices.linear(index.base, self.values), lanes
 
     def scalars(self) -> dict[Any, list[Index | None]]:
         """The indices of loads of single values, by buffer."""
@@ -370,18 +372,14 @@ def _ask_for_later(loop: Any, body: _Body) -> Iterator[Any]:
 
     variable = loop.loop_var
     asked: list[tuple[Any, Index]] = []
-    for load in body.loads:
-        place = load.indices[0] if len(load.indices) == 1 else None
-        if not isinstance(place, tirx.Ramp) or bytes_of(load.source) < LEAST:
-            continue
-        index = linear_indices.linear(place.base, body.values)
+    for buffer, index, _ in body.large_vectors():
         if index is None or not index.get(variable) or any(v in body.extents for v in index):
             continue
         later = {**index, None: index.get(None, 0) + LATER * index[variable]}
-        if not any(load.source.same_as(buffer) and later == known for buffer, known in asked):
-            asked.append((load.source, later))
+        if not any(buffer.same_as(other) and later == known for other, known in asked):
+            asked.append((buffer, later))
             at = linear_indices.expression(later, variable.ty.dtype)
-            yield tirx.Evaluate(_prefetch(load.source, at))
+            yield tirx.Evaluate(_prefetch(buffer, at))
 
 
 def _ask_for_lines(data: _TileData, kind: Any) -> Iterator[Any]:

@@ -143,8 +143,6 @@ _LOAD = 13
 
 Both fit the times of two hardware threads of a Xeon with AVX-512 for the 3x3 convolutions of ResNet-18,
 SqueezeNet, Inception v3, DenseNet-121 and GoogLeNet."""
-
-
 GAIN = 0.85
 """Part of the direct algorithm's time, at most, for which another one is preferred; and of that of
 F(2x2, 3x3), which rounds less, for which F(4x4, 3x3) is."""
@@ -195,31 +193,36 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
 
     Without ``values`` the transformed weights, which are larger, stay uninitialized.
     """
-    return replace_by(convolution, transform, builder, call, values)
+    weight = transformed_weight(transform, call, values)
+    return replace_by(convolution, transform, weight, builder, call)
+
+
+def transformed_weight(transform: Transform, call: Any, values: bool) -> np.ndarray:
+    """:func:`transform_weight` of a call's weights; uninitialized without ``values``."""
+    if values:
+        return transform_weight(transform, call.args[1].value.numpy())
+    return empty((transform.alpha, transform.alpha, *channels(call)), "float32")
 
 
 def replace_by(
     program: Callable[[Transform, Any, Any, Window], Any],
     transform: Transform,
+    weight: np.ndarray,
     builder: Any,
     call: Any,
-    values: bool,
 ) -> Any:
-    """As :func:`replace`, by another program with the parameters of :func:`convolution`."""
-    if values:
-        weight = constants.share(transform_weight(transform, call.args[1].value.numpy()))
-    else:
-        shape = (transform.alpha, transform.alpha, *channels(call))
-        weight = constants.share(empty(shape, "float32"))
+    """As :func:`replace`, by another program with the parameters of :func:`convolution`, and with the
+    ``weight`` that it takes."""
     window = Window.of(call.attrs)
 
-    def compute(data: Any, transformed: Any) -> Any:
-        return program(transform, data, transformed, window)
+    def compute(data: Any, stored: Any) -> Any:
+        return program(transform, data, stored, window)
 
-    return call_fusable(builder, compute, call.args[0], weight, name=name_of(call.ty.shape))
+    stored = constants.share(weight)
+    return call_fusable(builder, compute, call.args[0], stored, name=_name(call.ty.shape))
 
 
-def name_of(shape: Sequence[Any]) -> str:
+def _name(shape: Sequence[Any]) -> str:
     return f"conv{len(shape) - 2}d_winograd"
 
 
@@ -328,7 +331,7 @@ class Tiles:
             return load(row, column, y // down % tile, x // across % tile, c)
 
         shape = (*self.output, channels)
-        return te.compute(shape, element, name=name_of(shape), attrs=LEFT_ALONE)
+        return te.compute(shape, element, name=_name(shape), attrs=LEFT_ALONE)
 
     def _image(self, number: Any) -> tuple[Any, ...]:
         """In TE, the position of an image, or of a frame among all images'."""

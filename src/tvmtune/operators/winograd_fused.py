@@ -17,7 +17,6 @@ from tvmtune.operators.combinations import combine
 from tvmtune.operators.winograd import KERNEL, LANES, Tiles, Transform
 from tvmtune.passes import constants
 from tvmtune.passes.blocks import LEFT_ALONE
-from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.packed_products import Window
 from tvmtune.types import product
 
@@ -71,13 +70,7 @@ def replace(transform: Transform, builder: Any, call: Any, values: bool = True) 
         packed = pack(constants.values(call.args[1]))
     else:
         packed = empty((co // LANES, ci, KERNEL, KERNEL, LANES), "float32")
-    window = Window.of(call.attrs)
-
-    def compute(data: Any, weight: Any) -> Any:
-        return convolution(transform, data, weight, window)
-
-    name = winograd.name_of(call.ty.shape)
-    return call_fusable(builder, compute, call.args[0], constants.share(packed), name=name)
+    return winograd.replace_by(convolution, transform, packed, builder, call)
 
 
 def pack(weight: np.ndarray) -> np.ndarray:

@@ -55,7 +55,8 @@ def fits(transform: Transform, call: Any) -> bool:
 
 def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
     """As :func:`winograd.replace`, for a call that :func:`applies` accepted."""
-    return winograd.replace_by(convolution, transform, builder, call, values)
+    weight = winograd.transformed_weight(transform, call, values)
+    return winograd.replace_by(convolution, transform, weight, builder, call)
 
 
 def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:

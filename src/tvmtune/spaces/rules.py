@@ -61,12 +61,17 @@ def lanes_of(mod: Any) -> int:
 
 def in_blocks(mod: Any) -> bool:
     """Whether the loops that a kernel tiles are those of a block that one thread computes."""
-    return any(True for _ in _blocks_by(IN_BLOCKS, mod))
+    return _uses(IN_BLOCKS, mod)
 
 
 def is_fused_winograd(mod: Any) -> bool:
     """Whether a kernel is one of :mod:`tvmtune.operators.winograd_fused`."""
-    return any(True for _ in _blocks_by([winograd_fused.RULE], mod))
+    return _uses([winograd_fused.RULE], mod)
+
+
+def _uses(names: Sequence[str], mod: Any) -> bool:
+    """Whether a block of a kernel names one of these rules."""
+    return any(True for _ in _blocks_by(names, mod))
 
 
 def _blocks_by(names: Sequence[str], mod: Any) -> Iterator[Any]:
