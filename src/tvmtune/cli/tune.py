@@ -137,7 +137,7 @@ from tvmtune.tuning.tuners import TUNERS
         default=1,
         metavar="N",
         show_default=True,
-        help="Calls per repeat. With 1, caches are flushed before each repeat.",
+        help="Calls per repeat. With 1, weights come from memory, as in a network.",
     ),
     click.option("--repeat", default=10, metavar="N", show_default=True, help="Repeats per trial."),
     click.option(

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tvmtune.arrays import aligned
 from tvmtune.machine import threads as tvm_threads
 from tvmtune.machine.clock_steps import without_step
-from tvmtune.measure import check_data
+from tvmtune.measure import check_data, streamed_weights
 from tvmtune.measure.comparison import Run, Values, stored_reference, worst_error
 from tvmtune.measure.guarded import GuardedArguments, OutOfBounds
 from tvmtune.operators import cpu_pipeline
@@ -102,9 +103,10 @@ def run(
 
     With ``timing.number == 1`` TVM's function ``options["flush"]``, if there is one, is called with
     the arguments before each repeat. On a CPU it flushes all but the first from the caches, because
-    inside a network the weights are cold and the activations warm. A candidate that is clearly slower
-    than ``options["best"]`` (seconds) is dropped after its first two runs, of which the faster is
-    returned, or after two repeats; a slow one ends once its times agree.
+    inside a network the weights are cold and the activations warm. Large weights are streamed instead
+    (:mod:`tvmtune.measure.streamed_weights`). A candidate that is clearly slower than
+    ``options["best"]`` (seconds) is dropped after its first two runs, of which the faster is returned,
+    or after two repeats; a slow one ends once its times agree.
 
     ``options["device"]``: TVM's name of the device that runs the kernels, a CPU by default.
     """
@@ -114,6 +116,8 @@ def run(
     _arguments = _arguments or Arguments(device)
     arrays = _arguments.of(args)
     best = options.get("best")
+    flush = options.get("flush", "") if timing.number == 1 else ""
+    copies = streamed_weights.copies(args) if flush and on_cpu else 0
 
     def run_once() -> float:
         if not on_cpu:  # the first run may include its compilation, which TVM's timer excludes
@@ -127,7 +131,6 @@ def run(
         return [float(s) for s in without_step(lambda: evaluator(*arrays)).results]
 
     def measure(repeat: int) -> list[float]:
-        flush = options.get("flush", "") if timing.number == 1 else ""
         return timed(
             repeat,
             number=timing.number,
@@ -135,6 +138,9 @@ def run(
             f_preproc=flush,
         )
 
+    if copies:
+        stream = streamed_weights.timer(module["main"], _arguments.in_turns(args, copies))
+        return sample(run_once, stream, timing, best)
     return sample(run_once, measure, timing, best)
 
 
@@ -203,23 +209,43 @@ class Arguments:
         self._filler = filler
         self._key: Any = ()
         self._flat: list[Any] = []
+        self._copies: list[list[Any]] = []
 
     def of(self, args: Sequence[TensorSpec]) -> list[Any]:
         key = tuple((product(spec.shape), spec.dtype) for spec in args)
         if self._key != key:
-            self._key, self._flat = (), []  # free the old ones before the new ones are allocated
+            self._key, self._flat, self._copies = (), [], []  # free them before allocating others
             self._flat = [self._filled(spec) for spec in args]
             self._key = key
-        return [flat._create_view(s.shape) for flat, s in zip(self._flat, args, strict=True)]
+        return _views(self._flat, args)
+
+    def in_turns(self, args: Sequence[TensorSpec], copies: int) -> list[list[Any]]:
+        """The arguments ``copies`` times, each with weights of its own: all but the first and the last
+        argument."""
+        self.of(args)
+        first, *_, last = self._flat
+        while len(self._copies) < copies - 1:
+            self._copies.append([first, *map(self._filled, args[1:-1]), last])
+        return [_views(flat, args) for flat in [self._flat, *self._copies[: copies - 1]]]
 
     def _filled(self, spec: TensorSpec) -> Any:
         import tvm
 
-        if self._filler is None:
-            return tvm.runtime.tensor(fill(spec).reshape(-1), self.device)
-        flat = tvm.runtime.empty((product(spec.shape),), spec.dtype, self.device)
-        self._filler(flat, 0)
-        return flat
+        count = product(spec.shape)
+        if self._filler is not None:
+            flat = tvm.runtime.empty((count,), spec.dtype, self.device)
+            self._filler(flat, 0)
+            return flat
+        values = fill(spec).reshape(-1)
+        if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() and count:
+            # NumPy's memory: in huge pages, as the weights of a library.
+            memory = aligned(values).view(np.uint8)
+            return tvm.runtime.from_dlpack(memory)._create_view((count,), spec.dtype)
+        return tvm.runtime.tensor(values, self.device)
+
+
+def _views(flat: Sequence[Any], args: Sequence[TensorSpec]) -> list[Any]:
+    return [each._create_view(spec.shape) for each, spec in zip(flat, args, strict=True)]
 
 
 def check(
