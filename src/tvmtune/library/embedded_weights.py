@@ -58,16 +58,20 @@ def take_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Any]]:
             index = next((i for i, w in enumerate(weights) if w.same_as(tensor)), len(weights))
             if index == len(weights):
                 weights.append(tensor)
-            # It keeps the type of the constant that it replaces.
-            return tvm.ir.GenericConst(
-                tvm.runtime.tensor(vm_program.placeholder(index)), constant.ty
-            )
+            return stand_in(index, constant.ty)
 
     main = Taker(mod).visit_expr(mod["main"])
-    if sum(_bytes(weight) for weight in weights) <= KEPT:
+    if sum(size(weight) for weight in weights) <= KEPT:
         mod = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     mod.update_func(mod.get_global_var("main"), main)
     return mod, weights
+
+
+def stand_in(index: int, ty: Any) -> Any:
+    """The constant that stands for weight ``index``, of the weight's type."""
+    import tvm
+
+    return tvm.ir.GenericConst(tvm.runtime.tensor(vm_program.placeholder(index)), ty)
 
 
 def can_write_objects(mtriple: str) -> bool:
@@ -119,10 +123,11 @@ def read_crc(path: Path) -> int:
 
 def _is_large(tensor: Any) -> bool:
     kind = re.fullmatch(r"(float|int|uint)(8|16|32|64)", str(tensor.dtype))
-    return kind is not None and _bytes(tensor) >= LARGE
+    return kind is not None and size(tensor) >= LARGE
 
 
-def _bytes(tensor: Any) -> int:
+def size(tensor: Any) -> int:
+    """Bytes of a tensor's values."""
     return math.prod(tensor.shape) * np.dtype(str(tensor.dtype)).itemsize
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
-from tvmtune.library import embedded_weights, static_library, thread_pool
+from tvmtune.library import embedded_weights, huge_pages, static_library, thread_pool
 from tvmtune.machine import parallel, scratch
 from tvmtune.operators import cpu_pipeline
 from tvmtune.passes.call_sites import without_kernel
@@ -55,6 +55,7 @@ def export_lib(
                 f"libraries for {device.model} can only be made for Linux on x86-64 and 64-bit ARM"
             )
         module, weights = embedded_weights.take_weights(lowered) if splits else (lowered, [])
+        moves = huge_pages.is_supported(device) and huge_pages.add_call(module, weights)
         written: list[int] = []
 
         def pack(library: Any, system_library: bool, prefix: str, workspace: str) -> str:
@@ -68,6 +69,8 @@ def export_lib(
             executable, parts = _build_parts(module, device, folder)
             if thread_pool.is_supported(device):
                 parts.append(thread_pool.write_object(folder / "threads.o", device))
+            if moves:
+                parts.append(huge_pages.write_object(folder / "pages.o", device))
 
             def link(output: str, objects: Sequence[str], **_: Any) -> None:
                 if path.suffix == ".tar":

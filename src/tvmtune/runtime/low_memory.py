@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.library import embedded_weights, vm_program
+from tvmtune.library import embedded_weights, huge_pages, vm_program
 from tvmtune.runtime.session import LocalSession
 from tvmtune.types import product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_PASS_THROUGH = frozenset(f"vm.builtin.{name}" for name in ("copy", "make_tuple", "tuple_getitem"))
+_PASS_THROUGH = frozenset(
+    (huge_pages.NAME, "vm.builtin.copy", "vm.builtin.make_tuple", "vm.builtin.tuple_getitem")
+)
 """Calls of the VM that do not read tensors: they may get a placeholder."""
 _WINDOW = 1 << 20
 

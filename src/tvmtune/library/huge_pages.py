@@ -1,0 +1,65 @@
+"""Huge pages for the weights of a library: ``huge_pages.ll``, compiled and linked with the kernels.
+
+TVM's loader puts weights into ordinary pages, 25,000 for 100 MB. The library's own program asks for
+huge ones on its first run, so that they do not depend on who loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmtune.library import embedded_weights, llvm_ir
+
+if TYPE_CHECKING:
+    import tvm
+
+    from tvmtune.types import Device
+
+NAME = "tvmtune_huge_pages"
+"""The function of the library that the program calls with its large weights."""
+LARGE = 1 << 19
+"""Bytes of a weight from which on it is worth a huge page."""
+PROGRAMS = 64
+"""Loads of a library, in one process, of which the weights are moved."""
+
+_SOURCE = Path(__file__).with_suffix(".ll")
+
+
+def is_supported(device: Device) -> bool:
+    """Whether the weights of libraries for the device are in memory that the CPU reads, on Linux."""
+    return device.target["kind"] == "llvm" and embedded_weights.can_write_objects(device.mtriple)
+
+
+def write_object(path: Path, device: Device) -> str:
+    """Write the object file of the function; returns its path."""
+    text = _SOURCE.read_text()
+    for name, value in (("NAME", NAME), ("LARGE", LARGE), ("PROGRAMS", PROGRAMS)):
+        text = text.replace(f"@{name}@", str(value))
+    llvm_ir.write_object(text, path, device)
+    return str(path)
+
+
+def add_call(mod: tvm.IRModule, weights: Sequence[Any]) -> bool:
+    """Have ``main`` first call :data:`NAME` with the large ones of its weights; whether there are any.
+
+    ``mod`` is changed, and comes with ``weights`` from
+    :func:`tvmtune.library.embedded_weights.take_weights`.
+    """
+    from tvm import relax
+
+    large = [
+        embedded_weights.stand_in(index, relax.TensorType(weight.shape, str(weight.dtype)))
+        for index, weight in enumerate(weights)
+        if embedded_weights.size(weight) >= LARGE
+    ]
+    if not large:
+        return False
+    main, nothing = mod["main"], relax.ObjectType()
+    call = relax.Call(relax.ExternFunc(NAME), large, ty_args=[nothing])
+    block = relax.BindingBlock([relax.VarBinding(relax.Var("moved", nothing), call)])
+    body = relax.SeqExpr([block, *main.body.blocks], main.body.body)
+    changed = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    mod.update_func(mod.get_global_var("main"), changed)
+    return True
