@@ -16,7 +16,7 @@ from tvmtune import api, cpu_features
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import cpu_gemm
 from tvmtune.spaces import cpu_rows, rules, traces
-from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, tune_context
+from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, replay, tune_context
 from tvmtune.tasks.extract import extract_tasks
 from tvmtune.types import Implementation
 
@@ -252,5 +252,34 @@ def test_a_schedule_applies_to_another_epilogue():
         target(),
         RuleSpace(this_machine().target),
     )
+    args = random_args(other)
+    assert error(run_kernel(schedule.mod, args), run_kernel(other, args)) < 1e-5
+
+
+@pytest.mark.parametrize("bias_first", [False, True])
+def test_a_schedule_applies_where_the_epilogue_adds_in_another_order(bias_first):
+    """The donor's trace stores its bias in another layout; in its place, the other kernel reads the
+    sum's other operand."""
+
+    def kernel(bias_first: bool) -> tvm.IRModule:
+        shapes = {
+            "x": (1, 14, 14, 16),
+            "w": (1, 1, 16, 24),
+            "b": (1, 1, 1, 24),
+            "r": (1, 14, 14, 24),
+        }
+        x, w, b, r = (te.placeholder(shape, name=name) for name, shape in shapes.items())
+        y = topi.add(topi.nn.conv2d_nhwc(x, w, 1, 0, 1), b)
+        func = te.create_prim_func([x, w, b, r, topi.add(y, r) if bias_first else topi.add(r, y)])
+        func = func.with_attrs({"layout_free_buffers": [1, 2], "global_symbol": "main"})
+        return tvm.IRModule({"main": func})
+
+    donor, other = kernel(not bias_first), kernel(bias_first)
+    space = RuleSpace(this_machine().target)
+    context = tune_context(donor, target(), space.generator(), seed=1)
+    design = context.generate_design_space()[-1]
+    recorded = replay(donor, design.trace, list(context.space_generator.postprocs))
+    assert any(inst.kind.name == "TransformLayout" for inst in recorded.trace.insts)
+    schedule = apply_anchor(other, donor, traces.to_json(recorded), target(), space)
     args = random_args(other)
     assert error(run_kernel(schedule.mod, args), run_kernel(other, args)) < 1e-5

@@ -9,6 +9,10 @@ LEFT_ALONE = {"schedule_rule": "None"}
 """Attributes of stages that are scheduled with others."""
 
 
+REORDERS = "meta_schedule.layout_rewrite_preproc"
+"""Annotation of a block that stores an argument in the layout that a schedule chose."""
+
+
 def blocks(func: Any) -> list[Any]:
     """The blocks of a PrimFunc, outer blocks before inner ones."""
     from tvm import s_tir

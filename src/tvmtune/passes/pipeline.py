@@ -42,7 +42,7 @@ from tvmtune.passes import (
     unread_taps,
     unsigned_activations,
 )
-from tvmtune.passes.blocks import blocks
+from tvmtune.passes.blocks import REORDERS, blocks
 from tvmtune.passes.precision import sum_in_float32
 from tvmtune.types import Device, Network, Prepared
 
@@ -300,8 +300,7 @@ def _without_unused_kernels(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _reorders(function: Any) -> bool:
     """Whether one of its blocks re-orders a weight."""
-    mark = "meta_schedule.layout_rewrite_preproc"
-    return any(mark in block.annotations for block in blocks(function))
+    return any(REORDERS in block.annotations for block in blocks(function))
 
 
 def _run(mod: tvm.IRModule, device: Device, passes: list[Any]) -> tvm.IRModule:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import cpu_features, dot_instructions
 from tvmtune.cpu_features import VectorUnit
+from tvmtune.passes.blocks import REORDERS, blocks
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import (
     cpu_attention,
@@ -326,20 +327,41 @@ def apply_anchor(
     """Schedule ``mod`` by a trace recorded for ``donor``, which has the same anchor block.
 
     If the epilogues are so different that the trace does not fit, a design of ``space`` gets the
-    trace's decisions. Raises whatever TVM raises if these do not fit either.
+    trace's decisions. Raises ValueError, or whatever TVM raises, if these do not fit either.
     """
     from tvm.s_tir import Schedule
     from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 
-    recorded = traces.apply(donor, trace).trace
+    scheduled = traces.apply(donor, trace)
     sch = Schedule(mod, error_render_level="none")
     try:
-        schedule_using_anchor_trace(sch, recorded, target)
+        schedule_using_anchor_trace(sch, scheduled.trace, target)
+        # A trace knows what a block reads by its place. With ``residual + x`` for ``x + residual`` that
+        # may be another argument, and its elements are lost in the layout of the donor's.
+        if _reordered(sch.mod) != _reordered(scheduled.mod):
+            raise ValueError("it reorders an argument that this kernel lacks")
     except Exception:  # TVM raises several unrelated types
-        if (decided := _with_decisions(mod, recorded, target, space)) is None:
+        if (decided := _with_decisions(mod, scheduled.trace, target, space)) is None:
             raise
         return decided
     return sch
+
+
+def _reordered(mod: tvm.IRModule) -> list[tuple[bool, list[int], list[int]]]:
+    """Of each argument that a schedule stores in another layout: whether it is constant, its shape, and
+    that of what is stored."""
+    main = mod["main"]
+    free = {int(place) for place in main.attrs.get("layout_free_buffers", ())}
+    constant = [buffer for n, buffer in enumerate(main.params) if n in free]
+    return sorted(
+        (
+            any(block.reads[0].buffer.same_as(each) for each in constant),
+            [int(extent) for extent in block.reads[0].buffer.shape],
+            [int(extent) for extent in block.writes[0].buffer.shape],
+        )
+        for block in blocks(main)
+        if REORDERS in block.annotations
+    )
 
 
 def _with_decisions(
