@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tvm
 
-from tvmtune.measure import local, streamed_weights
+from libraries import host_device
+from tvmtune.measure import local, specs, streamed_weights
 from tvmtune.types import TensorSpec, Timing
 
 MB = 1 << 20
@@ -16,42 +19,29 @@ def spec(megabytes: float, dtype: str = "float32") -> TensorSpec:
     return TensorSpec("x", (int(megabytes * MB) // 4,), dtype)
 
 
-@pytest.fixture
-def cache(monkeypatch):
-    monkeypatch.setattr(streamed_weights, "last_level_cache", lambda: 32 * MB)
-
-
 @pytest.mark.parametrize(
     ("weights", "copies"),
     [([4], 0), ([4, 4], 16), ([38], 4), ([400], 1), ([4, 0.01], 0)],
 )
-def test_all_copies_together_are_four_times_as_large_as_the_cache(cache, weights, copies):
+def test_all_copies_together_are_four_times_as_large_as_the_cache(weights, copies):
     args = [spec(20), *map(spec, weights), spec(20)]
-    assert streamed_weights.copies(args) == copies
+    assert streamed_weights.copies(args, 32 * MB) == copies
 
 
-def test_copies_stay_within_half_a_gigabyte_where_caches_are_huge(monkeypatch):
-    monkeypatch.setattr(streamed_weights, "last_level_cache", lambda: 1024 * MB)
-    assert streamed_weights.copies([spec(1), spec(32), spec(1)]) == 16
+def test_copies_stay_within_half_a_gigabyte_where_caches_are_huge():
+    assert streamed_weights.copies([spec(1), spec(32), spec(1)], 1024 * MB) == 16
 
 
-def test_activations_are_no_weights(cache):
-    assert streamed_weights.copies([spec(100), spec(100)]) == 0
-    assert streamed_weights.copies([spec(100)]) == 0
+def test_activations_are_no_weights():
+    assert streamed_weights.copies([spec(100), spec(100)], 32 * MB) == 0
+    assert streamed_weights.copies([spec(100)], 32 * MB) == 0
 
 
-@pytest.mark.parametrize("sizes", [["32K", "1024K", "32768K"], ["32768K"]])
-def test_the_last_level_cache_is_the_largest(tmp_path, monkeypatch, sizes):
-    for number, size in enumerate(sizes):
-        (tmp_path / f"index{number}").mkdir()
-        (tmp_path / f"index{number}/size").write_text(f"{size}\n")
-    monkeypatch.setattr(streamed_weights, "_CACHES", tmp_path)
-    assert streamed_weights.last_level_cache.__wrapped__() == 32 * MB
-
-
-def test_without_a_description_of_caches_a_size_is_assumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed_weights, "_CACHES", tmp_path)
-    assert streamed_weights.last_level_cache.__wrapped__() == streamed_weights.UNKNOWN_CACHE
+def test_the_last_level_cache_is_the_largest_that_the_device_has():
+    device = host_device()
+    assert "cache" not in specs.runner(device).options
+    caches = {"l1_bytes": 1 << 15, "l3_bytes": 1 << 25, "l2_bytes": 1 << 20, "num_cores": 1 << 30}
+    assert specs.runner(replace(device, params=caches)).options["cache"] == 1 << 25
 
 
 def test_each_call_gets_the_next_copy_and_the_first_of_a_series_does_not_count():
@@ -79,7 +69,6 @@ def test_copies_have_weights_of_their_own_and_share_activations():
 def test_a_kernel_is_timed_with_streamed_weights(tmp_path, monkeypatch, dtype):
     monkeypatch.setattr(local, "_arguments", None)
     monkeypatch.setattr(streamed_weights, "LARGE", 1)
-    monkeypatch.setattr(streamed_weights, "last_level_cache", lambda: 1 << 12)
     shape = (64, 64)
     x, w = (tvm.te.placeholder(shape, dtype, name) for name in "xw")
     y = tvm.te.compute(shape, lambda i, j: x[i, j] + w[i, j])
@@ -92,6 +81,6 @@ def test_a_kernel_is_timed_with_streamed_weights(tmp_path, monkeypatch, dtype):
         raise AssertionError("TVM's timer knows one set of arguments")
 
     monkeypatch.setattr(tvm.runtime.Module, "time_evaluator", refuse)
-    times = local.run(path, args, Timing(repeat=5), {"flush": local.FLUSH, "best": 1.0})
+    times = local.run(path, args, Timing(repeat=5), {"flush": local.FLUSH, "cache": 1 << 12})
     assert len(times) == 5
     assert all(0 < each < 1 for each in times)

@@ -108,7 +108,8 @@ def run(
     ``options["best"]`` (seconds) is dropped after its first two runs, of which the faster is returned,
     or after two repeats; a slow one ends once its times agree.
 
-    ``options["device"]``: TVM's name of the device that runs the kernels, a CPU by default.
+    ``options["device"]``: TVM's name of the device that runs the kernels, a CPU by default;
+    ``options["cache"]``: bytes of its last-level cache.
     """
     device, module = load(artifact, options)
     on_cpu = _on_cpu(options)
@@ -117,7 +118,8 @@ def run(
     arrays = _arguments.of(args)
     best = options.get("best")
     flush = options.get("flush", "") if timing.number == 1 else ""
-    copies = streamed_weights.copies(args) if flush and on_cpu else 0
+    cache = int(options.get("cache") or streamed_weights.UNKNOWN_CACHE)
+    copies = streamed_weights.copies(args, cache) if flush and on_cpu else 0
 
     def run_once() -> float:
         if not on_cpu:  # the first run may include its compilation, which TVM's timer excludes

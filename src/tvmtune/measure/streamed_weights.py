@@ -8,12 +8,10 @@ weights.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from tvmtune.arrays import numpy_dtype
@@ -27,18 +25,19 @@ streams through them."""
 MOST = 1 << 29
 """Bytes of all copies together, at most."""
 UNKNOWN_CACHE = 1 << 25
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+"""Bytes of a last-level cache that the device's description lacks."""
 
 
-def copies(args: Sequence[TensorSpec]) -> int:
+def copies(args: Sequence[TensorSpec], cache: int) -> int:
     """How many copies of its weights a kernel should be timed with; 0 if they are not large.
 
     Weights are all arguments but the first and the last, which stay in the caches between layers.
+    ``cache``: bytes of the last-level cache.
     """
     size = sum(map(_bytes, args[1:-1]))
     if size < LARGE:
         return 0
-    return max(1, math.ceil(min(PASSES * last_level_cache(), MOST) / size))
+    return max(1, math.ceil(min(PASSES * cache, MOST) / size))
 
 
 def timer(
@@ -57,16 +56,6 @@ def timer(
         return times[1:]  # the first call comes after a pause
 
     return measure
-
-
-@functools.cache
-def last_level_cache() -> int:
-    """Bytes of the largest cache that the first CPU uses."""
-    try:
-        sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
-        return max(int(size.removesuffix("K")) << 10 for size in sizes)
-    except (OSError, ValueError):
-        return UNKNOWN_CACHE
 
 
 def _bytes(spec: TensorSpec) -> int:
