@@ -14,6 +14,7 @@ from tvmtune.spaces.cpu_tiles import (
     column_group,
     decisions,
     register_tiles,
+    small_tiles,
     tensor_decisions,
     window,
 )
@@ -59,6 +60,63 @@ def test_register_tiles_prefer_whole_vectors_and_leave_room_for_operands():
     assert register_tiles(128, 3072, AVX512)[0] == (4, 64)
     assert register_tiles(7, 512, AVX512)[0] == (7, 32)
     assert register_tiles(128, 3072, AVX)[0] == (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [
+        (14, 416, (7, 16)),
+        (28, 208, (7, 16)),
+        (8, 448, (4, 16)),
+        (17, 160, (17, 16)),
+        (64, 24, (16, 8)),
+        (1, 1024, (1, 64)),
+    ],
+)
+def test_products_get_few_sums_where_instructions_take_two_cycles(rows, columns, tile):
+    assert small_tiles(rows, columns, 512, ZEN_4)[0] == tile
+    (found, *_) = decisions([1, rows, rows, columns], [1, 1, 512], ZEN_4)
+    assert (found.spatial[2][-1], found.spatial[3][-1]) == tile
+
+
+@pytest.mark.parametrize(
+    ("terms", "height"), [(768, 13), (512, 13), (1024, 1), (3072, 1), (1000, 13)]
+)
+def test_rows_that_conflict_in_the_first_level_cache_are_not_tiled_together(terms, height):
+    assert small_tiles(13, 512, terms, ZEN_4)[0][0] == height
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize(("rows", "columns"), [(196, 30), (37, 7), (1, 1), (100, 65)])
+def test_small_tiles_fit_in_registers(rows, columns, lanes):
+    for height, width in small_tiles(rows, columns, 512, ZEN_4, lanes):
+        assert rows % height == columns % width == 0
+        assert height * ZEN_4.vectors(width * lanes) <= ZEN_4.sums
+
+
+@pytest.mark.parametrize(
+    ("reduction", "group", "in_blocks"),
+    [([3, 3, 64], None, False), ([1, 1, 512], 32, False), ([1, 1, 512], None, True)],
+    ids=["kernel", "groups", "blocks"],
+)
+def test_other_kernels_keep_tiles_that_share_loads_there(reduction, group, in_blocks):
+    loops = [1, 14, 14, 512], reduction
+    kept, usual = (
+        decisions(*loops, unit, group=group, in_blocks=in_blocks)[0].spatial
+        for unit in (ZEN_4, AVX512)
+    )
+    assert kept == usual
+
+
+def test_a_convolution_of_few_channels_is_tiled_as_a_product():
+    (found, *_) = decisions([1, 112, 112, 64], [7, 7, 3], ZEN_4)
+    assert [parts[-1] for parts in found.spatial] == [1, 1, 7, 16]
+
+
+def test_tiles_of_columns_are_shared_equally_if_possible():
+    """With 10 of them, two abreast would leave three groups to one of two cores."""
+    (found, *_) = decisions([1, 7, 7, 160], [1, 1, 960], ZEN_4, 2)
+    assert found.spatial[-1] == [10, 1, 1, 16]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ it that has several steps its rows. All other decisions are about caches.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ addition waits for the one before it. A core then computes several tiles at a ti
 among the instructions that it looks ahead. Measured with AVX2 on a Zen 3."""
 ABREAST = 4
 """Tiles of columns that are computed for each tile of rows of a first operand above :data:`STREAMED`,
-at most. Their weights stay in the second-level cache."""
+or of a product in small tiles, at most. Their weights stay in the second-level cache."""
 COLUMNS_ABREAST = 192
 """Columns of these tiles, at most: their sums for a block of rows stay there, too."""
 STREAMED = 1280 * 1024
@@ -83,6 +84,19 @@ it starts on the next. Measured on a Zen 5: for 4096 rows, 180 terms and 360 col
 WHOLE_GAIN = 0.98
 """Tiles of whole vectors are chosen for a product if their time is at most this part of the other
 tiles'."""
+FEW_CHANNELS = 4
+"""Input channels of a convolution up to which it is tiled as a product."""
+SMALL_SUMS, SMALL_SUM, SMALL_VECTOR = 7, 0.003, 0.03
+"""Sums of a tile from which on each more costs this part of the time, where instructions take two
+cycles, and each vector of columns after the first that part. On a Zen 4, for 56x56 pixels, 64 and 256
+channels, tiles of 4x1, 7x1, 4x2, 14x1, 7x2, 14x2, 2x4 and 7x4 vectors reach 227, 223, 220, 215, 211,
+205, 198 and 176 GFLOPS."""
+CACHE_WAY, CACHE_WAYS = 4096, 8
+"""The first-level cache: bytes after which addresses share the same places, and how many of these."""
+CONFLICT = 0.8
+"""Part of its time that a tile of one vector loses if its rows do not fit in these places. On a Zen 4,
+for 14x14 pixels, 1024 and 416 channels, tiles of 7x1, 14x1, 7x2 and 14x2 vectors reach 223, 122, 205
+and 160 GFLOPS."""
 STRASSEN_HELD = 512 * 1024
 """Bytes of the products of a block by Strassen's algorithm, at most: they stay in the second-level
 cache."""
@@ -110,6 +124,8 @@ _VECTOR_LOAD = 1.5
 which some come from the second-level cache."""
 _NARROW_LOAD = 4
 """The same in the comparison with padded columns, whose other tiles are narrow and wait more."""
+_SMALL_LATENCY = 4
+"""Cycles that the result of a multiply-add takes."""
 _LATENCY = 8
 """Sums that must be open for a core to start a multiply-add in each cycle: two at a time, for four
 cycles."""
@@ -148,7 +164,10 @@ def decisions(
     # Blocked layouts may have loops of one step between rows and columns.
     row = max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
     height = 1 if row is None else spatial[row]
-    if lanes > 1:
+    small = unit.in_halves and group is None and not in_blocks and _is_product(reduction)
+    if small:
+        tiles = small_tiles(height, spatial[-1], reduction[-1], unit, lanes)
+    elif lanes > 1:
         tiles = vector_tiles(
             height, spatial[-1], unit, of_product=len(reduction) == 1 and group is None
         )
@@ -173,7 +192,8 @@ def decisions(
                 [1, outer // inner, inner, part]
                 for outer, inner, part in zip(rest[:-1], block, register[:-1], strict=True)
             ]
-            abreast = _abreast(extents, reduction, columns, 2 * cores)
+            streams = small or _data(extents, reduction) > STREAMED
+            abreast = _abreast(spatial[-1] // width, columns, cores) if streams else 1
             parts.append([rest[-1] // abreast, 1, abreast, width])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
@@ -304,19 +324,23 @@ def _weights_once(spatial: Sequence[int], reduction: Sequence[int], rest: Sequen
     return rows_first < columns_first
 
 
+def _is_product(reduction: Sequence[int]) -> bool:
+    """Whether a kernel is a product of matrices, or a convolution of few channels, whose neighboring
+    sums share little data."""
+    return product(reduction[:-1]) == 1 or reduction[-1] <= FEW_CHANNELS
+
+
 def _data(spatial: Sequence[int], reduction: Sequence[int]) -> int:
     """Bytes of the first operand: a convolution's data, of which neighboring sums share values, as if
     its kernel were 1x1."""
     return 4 * product(spatial[:-1]) * (reduction[-1] if reduction else 1)
 
 
-def _abreast(spatial: Sequence[int], reduction: Sequence[int], columns: int, blocks: int) -> int:
-    """How many tiles of so many columns to compute for each tile of rows. ``blocks`` is how many groups
-    of them there should be at least."""
-    if _data(spatial, reduction) <= STREAMED:
-        return 1
-    tiles = spatial[-1] // columns
-    return divisor(tiles, min(ABREAST, COLUMNS_ABREAST // columns, tiles // blocks))
+def _abreast(tiles: int, columns: int, cores: int) -> int:
+    """How many of so many tiles of columns to compute for each tile of rows: as many as leave two
+    groups for each core, and if possible equally many. ``columns`` are those of a tile."""
+    most = min(ABREAST, COLUMNS_ABREAST // columns, tiles // (2 * cores))
+    return max(divisors(tiles, max(1, most)), key=lambda n: (tiles // n % cores == 0, n))
 
 
 def _row_block(tiles: Sequence[int], rows: int, blocks: int) -> list[int]:
@@ -385,6 +409,41 @@ def register_tiles(
             tiles.append((cost, -width, height))
         width //= 2
     return [(height, -width) for _, width, height in sorted(tiles)]
+
+
+def small_tiles(
+    rows: int, columns: int, terms: int, unit: VectorUnit, lanes: int = 1
+) -> list[tuple[int, int]]:
+    """As :func:`register_tiles` or, with several ``lanes``, :func:`vector_tiles`, of products of so
+    many terms, for CPUs that take two cycles for an instruction on a whole register.
+
+    Four sums keep these busy. More would share each load among more products, but loads are not what
+    takes the time, and rows of the first operand conflict in the first-level cache: with 1024 terms,
+    all have eight places together.
+    """
+    places = CACHE_WAYS * CACHE_WAY // math.gcd(4 * terms, CACHE_WAY)
+    tiles = []
+    widths = divisors(columns, max(PRODUCT_VECTORS)) if lanes > 1 else (64, 32, 16, 8, 4, 2, 1)
+    for width in widths:
+        if columns % width:
+            continue
+        vectors = unit.vectors(width * lanes)
+        for height in divisors(rows, _room(vectors, unit)):
+            cost = _small_cost(height, width * lanes, unit)
+            if height > places:
+                cost *= 1 + CONFLICT / vectors
+            tiles.append((cost, -height, width))
+    return [(-height, width) for _, height, width in sorted(tiles)]
+
+
+def _small_cost(height: int, width: int, unit: VectorUnit) -> float:
+    """The time of a tile of so many rows and columns for a term, in cycles per vector of sums."""
+    vectors = unit.vectors(width)
+    sums = height * vectors
+    multiply = sums / 2 if 2 * width <= unit.lanes else sums
+    cycles = max(multiply, _SMALL_LATENCY, (height + vectors) / 2)
+    more = SMALL_VECTOR * (vectors - 1) + SMALL_SUM * max(0, sums - SMALL_SUMS)
+    return cycles * (1 + more) * unit.lanes / (height * width)
 
 
 def _cost(height: int, vectors: int, width: float, depthwise: bool = False) -> float:
