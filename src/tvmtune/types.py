@@ -318,8 +318,8 @@ class Timing:
     """How often a candidate runs, and its deadlines in seconds."""
 
     number: int = 1
-    """Calls per repeat. With 1, weights are cold: caches are flushed before each call, or large weights
-    streamed; on CPUs the first argument stays cached."""
+    """Calls per repeat. With 1, caches are flushed before each call, where the device has a function
+    for that, but for a CPU's first argument; large weights are streamed on this machine's CPU."""
     repeat: int = 10
     min_repeat_ms: int = 0
     build_timeout: float = 20.0

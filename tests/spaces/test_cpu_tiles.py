@@ -136,7 +136,7 @@ def test_weights_stay_in_the_first_level_cache_and_data_too_if_there_are_few_row
     assert decisions(spatial, reduction, AVX512)[0].reduction[-1][-1] == terms
 
 
-@pytest.mark.parametrize("unit", [AVX512, AVX, NEON])
+@pytest.mark.parametrize("unit", [AVX512, ZEN_4, AVX, NEON])
 @pytest.mark.parametrize(
     ("spatial", "reduction"),
     [

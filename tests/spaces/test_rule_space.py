@@ -15,7 +15,7 @@ from models import tiny_cnn, tiny_encoder
 from tvmtune import api, cpu_features
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import cpu_gemm
-from tvmtune.spaces import cpu_rows, rules, traces
+from tvmtune.spaces import cpu_rows, rule_space, rules, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor, replay, tune_context
 from tvmtune.tasks.extract import extract_tasks
 from tvmtune.types import Implementation
@@ -235,6 +235,20 @@ def test_a_stored_workload_is_restored():
         assert structural_equal(traces.load_module(text), implementation.mod)
 
 
+@pytest.fixture
+def by_decisions(monkeypatch):
+    """Lists the schedules that got the decisions of a trace instead of the trace."""
+    made: list[object] = []
+    usual = rule_space._with_decisions
+
+    def note(*args: object) -> object:
+        made.append(usual(*args))
+        return made[-1]
+
+    monkeypatch.setattr(rule_space, "_with_decisions", note)
+    return made
+
+
 def test_a_schedule_applies_to_another_epilogue():
     def kernel(*tail: str) -> tvm.IRModule:
         return next(
@@ -256,30 +270,34 @@ def test_a_schedule_applies_to_another_epilogue():
     assert error(run_kernel(schedule.mod, args), run_kernel(other, args)) < 1e-5
 
 
-@pytest.mark.parametrize("bias_first", [False, True])
-def test_a_schedule_applies_where_the_epilogue_adds_in_another_order(bias_first):
-    """The donor's trace stores its bias in another layout; in its place, the other kernel reads the
-    sum's other operand."""
+def sum_of(*order: str, relu: bool = False) -> tvm.IRModule:
+    """A 1x1 convolution with a bias ("b"), to which a residual is added ("r"), in this order."""
+    shapes = {"x": (1, 14, 14, 16), "w": (1, 1, 16, 24), "b": (1, 1, 1, 24), "r": (1, 14, 14, 24)}
+    x, w, b, r = (te.placeholder(shape, name=name) for name, shape in shapes.items())
+    operands = {"b": topi.add(topi.nn.conv2d_nhwc(x, w, 1, 0, 1), b), "r": r}
+    y = topi.add(*(operands[name] for name in order))
+    func = te.create_prim_func([x, w, b, r, topi.nn.relu(y) if relu else y])
+    func = func.with_attrs({"layout_free_buffers": [1, 2], "global_symbol": "main"})
+    return tvm.IRModule({"main": func})
 
-    def kernel(bias_first: bool) -> tvm.IRModule:
-        shapes = {
-            "x": (1, 14, 14, 16),
-            "w": (1, 1, 16, 24),
-            "b": (1, 1, 1, 24),
-            "r": (1, 14, 14, 24),
-        }
-        x, w, b, r = (te.placeholder(shape, name=name) for name, shape in shapes.items())
-        y = topi.add(topi.nn.conv2d_nhwc(x, w, 1, 0, 1), b)
-        func = te.create_prim_func([x, w, b, r, topi.add(y, r) if bias_first else topi.add(r, y)])
-        func = func.with_attrs({"layout_free_buffers": [1, 2], "global_symbol": "main"})
-        return tvm.IRModule({"main": func})
 
-    donor, other = kernel(not bias_first), kernel(bias_first)
+@pytest.mark.parametrize(
+    ("donor", "other", "fits"),
+    [
+        (sum_of("b", "r"), sum_of("r", "b"), False),
+        (sum_of("r", "b"), sum_of("b", "r"), False),
+        (sum_of("b", "r"), sum_of("b", "r", relu=True), True),
+    ],
+    ids=["bias-first", "residual-first", "same-order"],
+)
+def test_a_trace_that_reorders_a_bias_does_not_reorder_a_residual(donor, other, fits, by_decisions):
+    """In place of the bias, the other kernel may read the sum's other operand."""
     space = RuleSpace(this_machine().target)
     context = tune_context(donor, target(), space.generator(), seed=1)
     design = context.generate_design_space()[-1]
     recorded = replay(donor, design.trace, list(context.space_generator.postprocs))
     assert any(inst.kind.name == "TransformLayout" for inst in recorded.trace.insts)
     schedule = apply_anchor(other, donor, traces.to_json(recorded), target(), space)
+    assert by_decisions == ([] if fits else [schedule])
     args = random_args(other)
     assert error(run_kernel(schedule.mod, args), run_kernel(other, args)) < 1e-5

@@ -137,7 +137,7 @@ from tvmtune.tuning.tuners import TUNERS
         default=1,
         metavar="N",
         show_default=True,
-        help="Calls per repeat. With 1, weights come from memory, as in a network.",
+        help="Calls per repeat. With 1, a CPU's weights come from memory.",
     ),
     click.option("--repeat", default=10, metavar="N", show_default=True, help="Repeats per trial."),
     click.option(

@@ -223,7 +223,8 @@ def _objects_in_memory() -> Iterator[tuple[Path, list[int]]]:
         files: list[int] = []
         if hasattr(os, "memfd_create"):
             # The names that export_library uses, and our own. Any other becomes a plain file.
-            for name in ("lib0.o", "lib1.o", "devc.o", *(f"part{i}.o" for i in range(PARTS))):
+            ours = ("threads.o", "pages.o", *(f"part{i}.o" for i in range(PARTS)))
+            for name in ("lib0.o", "lib1.o", "devc.o", *ours):
                 file = os.memfd_create(name)
                 stack.callback(os.close, file)
                 (folder / name).symlink_to(f"/proc/self/fd/{file}")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tvmtune.library import embedded_weights, llvm_ir
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ NAME = "tvmtune_huge_pages"
 """The function of the library that the program calls with its large weights."""
 LARGE = 1 << 19
 """Bytes of a weight from which on it is worth a huge page."""
-PROGRAMS = 64
-"""Loads of a library, in one process, of which the weights are moved."""
+STATE = 0x7476_6D74_7061_6765
+"""The program's constant that tells the function whether it is the first call."""
 
 _SOURCE = Path(__file__).with_suffix(".ll")
 
@@ -35,7 +37,7 @@ def is_supported(device: Device) -> bool:
 def write_object(path: Path, device: Device) -> str:
     """Write the object file of the function; returns its path."""
     text = _SOURCE.read_text()
-    for name, value in (("NAME", NAME), ("LARGE", LARGE), ("PROGRAMS", PROGRAMS)):
+    for name, value in (("NAME", NAME), ("LARGE", LARGE), ("STATE", STATE)):
         text = text.replace(f"@{name}@", str(value))
     llvm_ir.write_object(text, path, device)
     return str(path)
@@ -47,6 +49,7 @@ def add_call(mod: tvm.IRModule, weights: Sequence[Any]) -> bool:
     ``mod`` is changed, and comes with ``weights`` from
     :func:`tvmtune.library.embedded_weights.take_weights`.
     """
+    import tvm
     from tvm import relax
 
     large = [
@@ -57,7 +60,11 @@ def add_call(mod: tvm.IRModule, weights: Sequence[Any]) -> bool:
     if not large:
         return False
     main, nothing = mod["main"], relax.ObjectType()
-    call = relax.Call(relax.ExternFunc(NAME), large, ty_args=[nothing])
+    # relax.const would make it an int32.
+    state = tvm.ir.GenericConst(
+        tvm.runtime.tensor(np.array([STATE], "int64")), relax.TensorType([1], "int64")
+    )
+    call = relax.Call(relax.ExternFunc(NAME), [state, *large], ty_args=[nothing])
     block = relax.BindingBlock([relax.VarBinding(relax.Var("moved", nothing), call)])
     body = relax.SeqExpr([block, *main.body.blocks], main.body.body)
     changed = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune.arrays import aligned
+from tvmtune.arrays import aligned, numpy_dtype
 from tvmtune.machine import threads as tvm_threads
 from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import check_data, streamed_weights
@@ -108,8 +108,7 @@ def run(
     ``options["best"]`` (seconds) is dropped after its first two runs, of which the faster is returned,
     or after two repeats; a slow one ends once its times agree.
 
-    ``options["device"]``: TVM's name of the device that runs the kernels, a CPU by default;
-    ``options["cache"]``: bytes of its last-level cache.
+    ``options["device"]``: TVM's name of the device that runs the kernels, a CPU by default.
     """
     device, module = load(artifact, options)
     on_cpu = _on_cpu(options)
@@ -118,8 +117,9 @@ def run(
     arrays = _arguments.of(args)
     best = options.get("best")
     flush = options.get("flush", "") if timing.number == 1 else ""
-    cache = int(options.get("cache") or streamed_weights.UNKNOWN_CACHE)
-    copies = streamed_weights.copies(args, cache) if flush and on_cpu else 0
+    copies = 0
+    if flush and on_cpu and not timing.min_repeat_ms:
+        copies = streamed_weights.copies(args, int(options.get("threads", 1)))
 
     def run_once() -> float:
         if not on_cpu:  # the first run may include its compilation, which TVM's timer excludes
@@ -141,7 +141,8 @@ def run(
         )
 
     if copies:
-        stream = streamed_weights.timer(module["main"], _arguments.in_turns(args, copies))
+        held = _arguments
+        stream = streamed_weights.timer(module["main"], lambda: held.in_turns(args, copies))
         return sample(run_once, stream, timing, best)
     return sample(run_once, measure, timing, best)
 
@@ -217,7 +218,8 @@ class Arguments:
         key = tuple((product(spec.shape), spec.dtype) for spec in args)
         if self._key != key:
             self._key, self._flat, self._copies = (), [], []  # free them before allocating others
-            self._flat = [self._filled(spec) for spec in args]
+            inner = range(1, len(args) - 1)
+            self._flat = [self._filled(spec, weight=n in inner) for n, spec in enumerate(args)]
             self._key = key
         return _views(self._flat, args)
 
@@ -225,12 +227,12 @@ class Arguments:
         """The arguments ``copies`` times, each with weights of its own: all but the first and the last
         argument."""
         self.of(args)
-        first, *_, last = self._flat
+        first, *weights, last = self._flat
         while len(self._copies) < copies - 1:
-            self._copies.append([first, *map(self._filled, args[1:-1]), last])
+            self._copies.append([first, *map(_copied, weights), last])
         return [_views(flat, args) for flat in [self._flat, *self._copies[: copies - 1]]]
 
-    def _filled(self, spec: TensorSpec) -> Any:
+    def _filled(self, spec: TensorSpec, *, weight: bool) -> Any:
         import tvm
 
         count = product(spec.shape)
@@ -239,11 +241,25 @@ class Arguments:
             self._filler(flat, 0)
             return flat
         values = fill(spec).reshape(-1)
-        if self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type() and count:
-            # NumPy's memory: in huge pages, as the weights of a library.
-            memory = aligned(values).view(np.uint8)
-            return tvm.runtime.from_dlpack(memory)._create_view((count,), spec.dtype)
+        on_cpu = self.device.dlpack_device_type() == tvm.cpu().dlpack_device_type()
+        if weight and on_cpu and count:
+            return _in_huge_pages(values.view(np.uint8), spec.dtype)
         return tvm.runtime.tensor(values, self.device)
+
+
+def _in_huge_pages(values: np.ndarray, dtype: str) -> Any:
+    """A vector of these bytes, in NumPy's memory, which is in huge pages from 4 MB on, as the weights
+    of a library are."""
+    import tvm
+
+    flat = tvm.runtime.from_dlpack(aligned(values))
+    return flat._create_view((values.size // numpy_dtype(dtype).itemsize,), dtype)
+
+
+def _copied(flat: Any) -> Any:
+    size = product(flat.shape) * numpy_dtype(str(flat.dtype)).itemsize
+    as_bytes = flat._create_view((size,), "uint8")
+    return _in_huge_pages(np.from_dlpack(as_bytes), str(flat.dtype))
 
 
 def _views(flat: Sequence[Any], args: Sequence[TensorSpec]) -> list[Any]:

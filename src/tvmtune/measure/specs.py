@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
@@ -36,9 +35,6 @@ def runner(device: Device, *, flush: str = "", **overrides: Any) -> RunnerSpec:
     on_cpu = device.runtime == "cpu"
     if flush or on_cpu:
         options["flush"] = flush or local.FLUSH
-    caches = [size for name, size in device.params.items() if re.fullmatch(r"l\d_bytes", name)]
-    if on_cpu and caches:
-        options["cache"] = max(caches)
     if device.remote is not None:
         return RunnerSpec(
             run="tvmtune.measure.remote_runner:run",

@@ -8,10 +8,13 @@ weights.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tvmtune.arrays import numpy_dtype
@@ -19,43 +22,66 @@ from tvmtune.types import TensorSpec, product
 
 LARGE = 1 << 23
 """Bytes of a kernel's weights from which on it is timed in this way."""
-PASSES = 4
-"""Size of all copies together, in sizes of the last-level cache: some of them keep a part of what
+CACHE_SIZES = 4
+"""Size of all copies together, in sizes of the last-level cache: some of these keep a part of what
 streams through them."""
 MOST = 1 << 29
 """Bytes of all copies together, at most."""
 UNKNOWN_CACHE = 1 << 25
-"""Bytes of a last-level cache that the device's description lacks."""
+"""Bytes of a last-level cache that the system does not describe."""
+_CPUS = Path("/sys/devices/system/cpu")
 
 
-def copies(args: Sequence[TensorSpec], cache: int) -> int:
-    """How many copies of its weights a kernel should be timed with; 0 if they are not large.
+def copies(args: Sequence[TensorSpec], threads: int) -> int:
+    """How many copies of its weights a kernel should be timed with that so many threads compute; 0 if
+    they are not large, or so many that their copies would take too much memory.
 
-    Weights are all arguments but the first and the last, which stay in the caches between layers.
-    ``cache``: bytes of the last-level cache.
+    All arguments but the first and the last count as weights, as where caches are flushed: those two
+    stay in the caches between layers.
     """
     size = sum(map(_bytes, args[1:-1]))
     if size < LARGE:
         return 0
-    return max(1, math.ceil(min(PASSES * cache, MOST) / size))
+    count = max(1, math.ceil(CACHE_SIZES * last_level_caches(threads) / size))
+    return count if count == 1 or count * size <= MOST else 0
 
 
 def timer(
-    call: Callable[..., Any], arguments: Sequence[Sequence[Any]]
+    call: Callable[..., Any], arguments: Callable[[], Sequence[Sequence[Any]]]
 ) -> Callable[[int], list[float]]:
-    """``measure(repeat)``: seconds of each call, with each of the ``arguments`` in turn."""
-    turns = itertools.cycle(arguments)
+    """``measure(repeat)``: seconds of each call, with each of the ``arguments`` in turn, which are made
+    for the first one."""
+
+    @functools.cache
+    def turns() -> Any:
+        return itertools.cycle(arguments())
 
     def measure(repeat: int) -> list[float]:
+        chosen = [next(turns()) for _ in range(repeat + 1)]
         times = []
-        for _ in range(repeat + 1):
-            chosen = next(turns)
+        for each in chosen:
             began = time.perf_counter()
-            call(*chosen)
+            call(*each)
             times.append(time.perf_counter() - began)
         return times[1:]  # the first call comes after a pause
 
     return measure
+
+
+@functools.cache
+def last_level_caches(threads: int) -> int:
+    """Bytes of the largest caches of this process's CPUs, of no more of them than there are threads."""
+    found: dict[str, int] = {}
+    try:
+        for cpu in os.sched_getaffinity(0):
+            sizes = {}
+            for index in (_CPUS / f"cpu{cpu}/cache").glob("index*"):
+                size = (index / "size").read_text().strip().removesuffix("K")
+                sizes[int(size) << 10] = (index / "shared_cpu_list").read_text().strip()
+            found[sizes[max(sizes)]] = max(sizes)
+    except (OSError, ValueError, AttributeError):  # no Linux, or a virtual machine that hides them
+        return UNKNOWN_CACHE
+    return sum(sorted(found.values(), reverse=True)[:threads])
 
 
 def _bytes(spec: TensorSpec) -> int:

@@ -85,18 +85,16 @@ WHOLE_GAIN = 0.98
 """Tiles of whole vectors are chosen for a product if their time is at most this part of the other
 tiles'."""
 FEW_CHANNELS = 4
-"""Input channels of a convolution up to which it is tiled as a product."""
+"""Input channels of a convolution of an image, at most."""
 SMALL_SUMS, SMALL_SUM, SMALL_VECTOR = 7, 0.003, 0.03
 """Sums of a tile from which on each more costs this part of the time, where instructions take two
-cycles, and each vector of columns after the first that part. On a Zen 4, for 56x56 pixels, 64 and 256
-channels, tiles of 4x1, 7x1, 4x2, 14x1, 7x2, 14x2, 2x4 and 7x4 vectors reach 227, 223, 220, 215, 211,
-205, 198 and 176 GFLOPS."""
+cycles, and each vector of columns after the first that part; see ``benchmarks/cpu.md`` for the times
+on a Zen 4."""
 CACHE_WAY, CACHE_WAYS = 4096, 8
 """The first-level cache: bytes after which addresses share the same places, and how many of these."""
 CONFLICT = 0.8
-"""Part of its time that a tile of one vector loses if its rows do not fit in these places. On a Zen 4,
-for 14x14 pixels, 1024 and 416 channels, tiles of 7x1, 14x1, 7x2 and 14x2 vectors reach 223, 122, 205
-and 160 GFLOPS."""
+"""Part of its time that a tile of one vector loses if its rows do not fit in these places, fitted to
+the same table."""
 STRASSEN_HELD = 512 * 1024
 """Bytes of the products of a block by Strassen's algorithm, at most: they stay in the second-level
 cache."""
@@ -164,7 +162,7 @@ def decisions(
     # Blocked layouts may have loops of one step between rows and columns.
     row = max((i for i, extent in enumerate(spatial[:-1]) if extent > 1), default=None)
     height = 1 if row is None else spatial[row]
-    small = unit.in_halves and group is None and not in_blocks and _is_product(reduction)
+    small = unit.in_halves and group is None and not in_blocks and _shares_little(reduction)
     if small:
         tiles = small_tiles(height, spatial[-1], reduction[-1], unit, lanes)
     elif lanes > 1:
@@ -193,7 +191,9 @@ def decisions(
                 for outer, inner, part in zip(rest[:-1], block, register[:-1], strict=True)
             ]
             streams = small or _data(extents, reduction) > STREAMED
-            abreast = _abreast(spatial[-1] // width, columns, cores) if streams else 1
+            abreast = (
+                _abreast(spatial[-1] // width, columns, cores, equally=small) if streams else 1
+            )
             parts.append([rest[-1] // abreast, 1, abreast, width])
         else:
             parts = [[outer, 1, 1, part] for outer, part in zip(rest, register, strict=True)]
@@ -324,9 +324,11 @@ def _weights_once(spatial: Sequence[int], reduction: Sequence[int], rest: Sequen
     return rows_first < columns_first
 
 
-def _is_product(reduction: Sequence[int]) -> bool:
-    """Whether a kernel is a product of matrices, or a convolution of few channels, whose neighboring
-    sums share little data."""
+def _shares_little(reduction: Sequence[int]) -> bool:
+    """Whether neighboring rows of sums share little data: in a product of matrices, and in a
+    convolution of an image."""
+    if not reduction:
+        return False
     return product(reduction[:-1]) == 1 or reduction[-1] <= FEW_CHANNELS
 
 
@@ -336,11 +338,13 @@ def _data(spatial: Sequence[int], reduction: Sequence[int]) -> int:
     return 4 * product(spatial[:-1]) * (reduction[-1] if reduction else 1)
 
 
-def _abreast(tiles: int, columns: int, cores: int) -> int:
-    """How many of so many tiles of columns to compute for each tile of rows: as many as leave two
-    groups for each core, and if possible equally many. ``columns`` are those of a tile."""
+def _abreast(tiles: int, columns: int, cores: int, *, equally: bool) -> int:
+    """How many of so many tiles of columns to compute for each tile of rows, at least two groups of
+    them for each core; ``equally``: if possible as many for each. ``columns`` are those of a tile."""
     most = min(ABREAST, COLUMNS_ABREAST // columns, tiles // (2 * cores))
-    return max(divisors(tiles, max(1, most)), key=lambda n: (tiles // n % cores == 0, n))
+    return max(
+        divisors(tiles, max(1, most)), key=lambda n: (equally and tiles // n % cores == 0, n)
+    )
 
 
 def _row_block(tiles: Sequence[int], rows: int, blocks: int) -> list[int]:

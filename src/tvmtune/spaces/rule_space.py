@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 _INLINE, _BEFORE, _PER_TILE = -2, -1, 3
 """Decisions of SampleComputeLocation, which says where a convolution's padding is computed: in each
 product, before all of them, or for each of the tiles that threads share, after their four loops."""
-_FEW_CHANNELS = 4
-"""Padding of images, and of depthwise convolutions, is part of the product: a copy of values that are
-used so few times takes as long as their products. Elsewhere the copy pays."""
 _SMALL_KERNEL = 9
 """Positions of a kernel above which the copy of an image pays, too, on CPUs with few registers: 7x7 and
 64 outputs took 1.8 instead of 5.4 ms with AVX2 on a Zen 3. With AVX-512 it depends on the CPU."""
@@ -279,10 +276,14 @@ def _decided(
 
 
 def _padding(terms: Sequence[int], group: int | None, window: int) -> int:
-    """Where to compute the padding of a convolution whose sums have such extents."""
+    """Where to compute the padding of a convolution whose sums have such extents.
+
+    That of images, and of depthwise convolutions, is part of the product: a copy of values that are
+    used so few times takes as long as their products. Elsewhere the copy pays.
+    """
     if group == 1:
         return _INLINE
-    if terms and terms[-1] > _FEW_CHANNELS:
+    if terms and terms[-1] > cpu_tiles.FEW_CHANNELS:
         return _PER_TILE
     return _BEFORE if window > _SMALL_KERNEL else _INLINE
 
@@ -333,17 +334,18 @@ def apply_anchor(
     from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 
     scheduled = traces.apply(donor, trace)
-    sch = Schedule(mod, error_render_level="none")
+    sch: Schedule | None = Schedule(mod, error_render_level="none")
+    failure: Exception = ValueError("it stores other arguments in another layout")
     try:
         schedule_using_anchor_trace(sch, scheduled.trace, target)
-        # A trace knows what a block reads by its place. With ``residual + x`` for ``x + residual`` that
-        # may be another argument, and its elements are lost in the layout of the donor's.
-        if _reordered(sch.mod) != _reordered(scheduled.mod):
-            raise ValueError("it reorders an argument that this kernel lacks")
-    except Exception:  # TVM raises several unrelated types
-        if (decided := _with_decisions(mod, scheduled.trace, target, space)) is None:
-            raise
-        return decided
+    except Exception as error:  # TVM raises several unrelated types
+        sch, failure = None, error
+    # A trace knows what a block reads by its place. With ``residual + x`` for ``x + residual`` that may
+    # be another argument, and its elements are lost in the layout of the donor's.
+    if sch is None or _reordered(sch.mod) != _reordered(scheduled.mod):
+        sch = _with_decisions(mod, scheduled.trace, target, space)
+    if sch is None:
+        raise failure
     return sch
 
 
@@ -352,15 +354,19 @@ def _reordered(mod: tvm.IRModule) -> list[tuple[bool, list[int], list[int]]]:
     that of what is stored."""
     main = mod["main"]
     free = {int(place) for place in main.attrs.get("layout_free_buffers", ())}
-    constant = [buffer for n, buffer in enumerate(main.params) if n in free]
-    return sorted(
-        (
-            any(block.reads[0].buffer.same_as(each) for each in constant),
-            [int(extent) for extent in block.reads[0].buffer.shape],
-            [int(extent) for extent in block.writes[0].buffer.shape],
-        )
+    constant = [argument for n, argument in enumerate(main.params) if n in free]
+    copies = [
+        (block.reads[0].source, block.writes[0].source)
         for block in blocks(main)
         if REORDERS in block.annotations
+    ]
+    return sorted(
+        (
+            any(read.same_as(each) for each in constant),
+            [int(extent) for extent in read.shape],
+            [int(extent) for extent in stored.shape],
+        )
+        for read, stored in copies
     )
 
 
