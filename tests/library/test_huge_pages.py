@@ -10,6 +10,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from libraries import make_library
+from libraries import host_device, lower, make_library
+from tvmtune import networks
 from tvmtune.library import huge_pages
+from tvmtune.library.export import export_lib
+from tvmtune.machine import linkers
 from tvmtune.runtime import low_memory
 from tvmtune.runtime.library import Library
 
@@ -130,6 +134,21 @@ def test_the_first_run_of_each_load_moves_the_weights(library):
         assert weights - 2 * HUGE <= first
         assert second == 0
         assert total == pytest.approx(expected(library), rel=1e-3)
+
+
+@needs_huge_pages
+def test_weights_of_a_linked_static_library_move_too(library, tmp_path):
+    network = networks.load(str(library.with_name("model.onnx")))
+    device = host_device()
+    export_lib(lower(network, device), device, tmp_path / "objects.tar")
+    with tarfile.open(tmp_path / "objects.tar") as archive:
+        for member in archive:
+            (tmp_path / member.name).write_bytes(archive.extractfile(member).read())
+    linked, objects = tmp_path / "linked.so", sorted(tmp_path.glob("*.o"))
+    subprocess.run([*linkers.find_linker(), "-shared", "-o", linked, *objects], check=True)
+    (first, second, total), *_ = load_three_times(linked)
+    assert first > 0 == second
+    assert total == pytest.approx(expected(library), rel=1e-3)
 
 
 WITHOUT = """
