@@ -84,10 +84,10 @@ def layers(kernels: list[Any], metadata: dict[str, Any]) -> list[dict[str, Any]]
     ``gflop`` counts the direct algorithm, ``mb`` each input, weight and output once; both for all
     calls of a run. They are None for what is no task, such as the time between kernels.
     """
-    tasks = {task["kernel"]: task for task in metadata["tasks"]["list"]}
+    tasks = {task["name"]: task for task in metadata["tasks"]["list"]}
     found = []
     for kernel in kernels:
-        task = tasks.get(kernel.name.removesuffix("_prepacked"))
+        task = tasks.get(kernel.task)
         found.append(
             {
                 "name": kernel.name,

@@ -332,9 +332,14 @@ def test_metadata_counts_the_records_and_names_the_algorithms(tmp_path):
     # Profiles show the kernels' names, and another algorithm's is not the task's.
     library = Library.open(compiled.path)
     profile = library.profile(library.random_inputs())
-    kernels = {kernel.name.removesuffix("_prepacked") for kernel in profile[:-1]}
-    assert kernels <= {row["kernel"] for row in rows.values()}  # no kernel reshapes
     assert rows[task.name]["kernel"] != task.name
+    by_task = {kernel.task: kernel for kernel in profile[:-1]}
+    assert set(by_task) <= set(rows)  # no kernel reshapes
+    assert by_task[task.name].name.removesuffix("_prepacked") == rows[task.name]["kernel"]
+    assert by_task[task.name].implementation == "winograd-4x4"
+    expected_rate = task.flop * by_task[task.name].calls / by_task[task.name].ms / 1e6
+    assert by_task[task.name].gflops == pytest.approx(expected_rate)
+    assert profile[-1].task is profile[-1].gflops is None
     args = [math.prod(spec.shape) for spec in stem.args]
     assert rows[stem.name]["bytes"] == 4 * sum(args)
 

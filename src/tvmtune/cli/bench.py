@@ -217,11 +217,19 @@ def _kernel_table(rows: Sequence[KernelTime]) -> Any:
     from rich.text import Text
 
     table = Table(title="kernels", title_justify="left")
-    table.add_column("name", overflow="fold")
-    for column in ("calls", "ms", "share"):
+    table.add_column("task", overflow="fold")
+    table.add_column("by", no_wrap=True)
+    for column in ("calls", "ms", "GFLOPS", "share"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(Text(row.name), str(row.calls), _ms(row.ms), f"{100 * row.share:.1f}%")
+        table.add_row(
+            Text(row.task or row.name),
+            row.implementation or "",
+            str(row.calls),
+            _ms(row.ms),
+            "-" if row.gflops is None else f"{row.gflops:.0f}",
+            f"{100 * row.share:.1f}%",
+        )
     return table
 
 

@@ -57,6 +57,8 @@ GRAPHS = "cuda-graphs"
 """The device parameter with which libraries launch their kernels by a CUDA graph."""
 _LATEST = 1e11
 """Seconds since the epoch; in the year 5138."""
+PACKED = "_prepacked"
+"""What packing its weights appends to the name of a kernel."""
 RECORD_KINDS = ("exact", "anchor", "shipped", "default")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,8 +164,21 @@ class Library:
         if inputs is not None:
             self.set_inputs(inputs)
         self._check_ready()
-        return self.session.profile(repeat)
+        # Libraries of earlier versions do not name their kernels.
+        tasks = {task.get("kernel"): task for task in self.metadata["tasks"].get("list", ())}
+        return [
+            _with_task(row, tasks.get(row.name.removesuffix(metadata.PACKED)))
+            for row in self.session.profile(repeat)
+        ]
 
     def _check_ready(self) -> None:
         if not self._ready:
             raise UsageError("the library has no inputs yet: call set_inputs first")
+
+
+def _with_task(row: KernelTime, task: JSON | None) -> KernelTime:
+    """A row of a profile, with what the library's metadata tells about its task."""
+    if task is None:
+        return row
+    rate = task["flop"] * row.calls / row.ms / 1e6 if task["flop"] and row.ms else None
+    return replace(row, task=task["name"], implementation=task["implementation"], gflops=rate)

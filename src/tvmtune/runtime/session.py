@@ -41,6 +41,12 @@ class KernelTime:
     """Milliseconds per run, over all its calls."""
     share: float
     """Fraction of the whole run, from 0 to 1."""
+    task: str | None = None
+    """The task that it computes, as ``tvmtune tasks`` and logs call it; None for other kernels."""
+    implementation: str | None = None
+    """How: ``direct`` or the name of an algorithm."""
+    gflops: float | None = None
+    """Rate by the operations of the direct algorithm; None if it has none."""
 
     def to_json(self) -> JSON:
         return asdict(self)
