@@ -23,6 +23,12 @@ def numpy_dtype(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, name))
 
 
+def nbytes(tensor: Any) -> int:
+    """Bytes of the values of anything with a shape and a dtype's name, such as a TensorSpec or a tensor
+    of TVM."""
+    return math.prod(tensor.shape) * numpy_dtype(str(tensor.dtype)).itemsize
+
+
 def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The array in a smaller floating-point type whose largest values stand for larger finite ones.
 

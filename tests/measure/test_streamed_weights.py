@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import tvm
 
+from tvmtune.machine import cpu_caches
 from tvmtune.measure import local, streamed_weights
 from tvmtune.types import TensorSpec, Timing
 
@@ -58,15 +57,22 @@ def test_caches_count_that_threads_can_use(tmp_path, monkeypatch, threads, size)
         for number, (kb, shared) in enumerate([(32, cpu), (1024, cpu), (32768, pair)]):
             folder = tmp_path / f"cpu{cpu}/cache/index{number}"
             folder.mkdir(parents=True)
-            (folder / "size").write_text(f"{kb}K\n")
-            (folder / "shared_cpu_list").write_text(f"{shared}\n")
-    monkeypatch.setattr(streamed_weights, "_CPUS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+            described = {
+                "type": "Unified",
+                "level": number + 1,
+                "size": f"{kb}K",
+                "coherency_line_size": 64,
+                "shared_cpu_list": shared,
+            }
+            for name, value in described.items():
+                (folder / name).write_text(f"{value}\n")
+    monkeypatch.setattr(cpu_caches, "CPUS", tmp_path)
+    monkeypatch.setattr(streamed_weights, "allowed_cpus", lambda: [0, 1, 2, 3])
     assert streamed_weights.last_level_caches.__wrapped__(threads) == size * MB
 
 
 def test_without_a_description_of_caches_a_size_is_assumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed_weights, "_CPUS", tmp_path)
+    monkeypatch.setattr(cpu_caches, "CPUS", tmp_path)
     assert streamed_weights.last_level_caches.__wrapped__(2) == streamed_weights.UNKNOWN_CACHE
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tvmtune import target_attrs
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.machine import cpu_features, processor
+from tvmtune.machine import cpu_caches, cpu_features, processor
 from tvmtune.machine.cpu_count import cpu_model, usable_cpus
 from tvmtune.machine.threads import parse
 from tvmtune.machine.triples import check_processor, runs_here
@@ -58,17 +57,9 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
 def caches() -> dict[str, Any]:
     """Number of cores, cache sizes and line size in bytes, as the kernel reports them."""
     found: dict[str, Any] = {"num_cores": usable_cpus()}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            kind = (index / "type").read_text().strip()
-            level = (index / "level").read_text().strip()
-            size = (index / "size").read_text().strip()
-            line = (index / "coherency_line_size").read_text().strip()
-        except OSError:
-            continue
-        if kind != "Instruction":
-            found[f"l{level}_bytes"] = int(size.rstrip("K")) * 1024
-            found["cache_line_bytes"] = int(line)
+    for cache in cpu_caches.of_cpu(0):
+        found[f"l{cache.level}_bytes"] = cache.size
+        found["cache_line_bytes"] = cache.line
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmtune import phases
-from tvmtune.arrays import numpy_dtype
+from tvmtune.arrays import nbytes
 from tvmtune.atomic_write import replacing
 from tvmtune.bench import verify
 from tvmtune.errors import TvmtuneError
@@ -23,7 +23,7 @@ from tvmtune.runtime.library import Library
 from tvmtune.runtime.low_memory import WeightInjectionError
 from tvmtune.tasks.lower import KERNELS, MODELLED, RECORD
 from tvmtune.tasks.plan import Plan
-from tvmtune.types import JSON, SHIPPED, Device, Network, Task, Trial, is_operator, product
+from tvmtune.types import JSON, SHIPPED, Device, Network, Task, Trial, is_operator
 
 
 class WrongOutput(TvmtuneError):
@@ -258,7 +258,7 @@ def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> J
         "record": SHIPPED if shipped and record != "default" else record,
         "latency": trial.latency if trial is not None and measured else None,
         "flop": task.flop,
-        "bytes": sum(product(a.shape) * numpy_dtype(a.dtype).itemsize for a in task.args),
+        "bytes": sum(map(nbytes, task.args)),
     }
 
 

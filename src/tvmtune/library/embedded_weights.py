@@ -8,7 +8,6 @@ placeholder for each weight, and the object file for the linker is written weigh
 
 from __future__ import annotations
 
-import math
 import platform
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.arrays import nbytes
 from tvmtune.library import elf, vm_program
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def take_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Any]]:
             return stand_in(index, constant.ty)
 
     main = Taker(mod).visit_expr(mod["main"])
-    if sum(size(weight) for weight in weights) <= KEPT:
+    if sum(map(nbytes, weights)) <= KEPT:
         mod = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     mod.update_func(mod.get_global_var("main"), main)
     return mod, weights
@@ -123,12 +123,7 @@ def read_crc(path: Path) -> int:
 
 def _is_large(tensor: Any) -> bool:
     kind = re.fullmatch(r"(float|int|uint)(8|16|32|64)", str(tensor.dtype))
-    return kind is not None and size(tensor) >= LARGE
-
-
-def size(tensor: Any) -> int:
-    """Bytes of a tensor's values."""
-    return math.prod(tensor.shape) * np.dtype(str(tensor.dtype)).itemsize
+    return kind is not None and nbytes(tensor) >= LARGE
 
 
 def _pieces(program: bytes, weights: Sequence[Any]) -> list[bytes | np.ndarray]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
-from tvmtune.library import embedded_weights, huge_pages, static_library, thread_pool
+from tvmtune.library import embedded_weights, huge_pages, llvm_ir, static_library, thread_pool
 from tvmtune.machine import parallel, scratch
 from tvmtune.operators import cpu_pipeline
 from tvmtune.passes.call_sites import without_kernel
@@ -55,7 +55,7 @@ def export_lib(
                 f"libraries for {device.model} can only be made for Linux on x86-64 and 64-bit ARM"
             )
         module, weights = embedded_weights.take_weights(lowered) if splits else (lowered, [])
-        moves = huge_pages.is_supported(device) and huge_pages.add_call(module, weights)
+        moves = llvm_ir.can_link(device) and huge_pages.add_call(module, weights)
         written: list[int] = []
 
         def pack(library: Any, system_library: bool, prefix: str, workspace: str) -> str:
@@ -161,7 +161,7 @@ def _is_separable(lowered: tvm.IRModule, device: Device) -> bool:
     from tvm import ir, tirx
     from tvm_ffi import structural_walk
 
-    if device.target["kind"] != "llvm" or not embedded_weights.can_write_objects(device.mtriple):
+    if not llvm_ir.can_link(device):
         return False
     kernels = [f for f in lowered.functions.values() if isinstance(f, tirx.PrimFunc)]
     called: list[Any] = []

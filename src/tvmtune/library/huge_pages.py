@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.arrays import nbytes
 from tvmtune.library import embedded_weights, llvm_ir
 
 if TYPE_CHECKING:
@@ -29,18 +30,9 @@ STATE = 0x7476_6D74_7061_6765
 _SOURCE = Path(__file__).with_suffix(".ll")
 
 
-def is_supported(device: Device) -> bool:
-    """Whether the weights of libraries for the device are in memory that the CPU reads, on Linux."""
-    return device.target["kind"] == "llvm" and embedded_weights.can_write_objects(device.mtriple)
-
-
 def write_object(path: Path, device: Device) -> str:
     """Write the object file of the function; returns its path."""
-    text = _SOURCE.read_text()
-    for name, value in (("NAME", NAME), ("LARGE", LARGE), ("STATE", STATE)):
-        text = text.replace(f"@{name}@", str(value))
-    llvm_ir.write_object(text, path, device)
-    return str(path)
+    return llvm_ir.write_filled(_SOURCE, path, device, NAME=NAME, LARGE=LARGE, STATE=STATE)
 
 
 def add_call(mod: tvm.IRModule, weights: Sequence[Any]) -> bool:
@@ -55,7 +47,7 @@ def add_call(mod: tvm.IRModule, weights: Sequence[Any]) -> bool:
     large = [
         embedded_weights.stand_in(index, relax.TensorType(weight.shape, str(weight.dtype)))
         for index, weight in enumerate(weights)
-        if embedded_weights.size(weight) >= LARGE
+        if nbytes(weight) >= LARGE
     ]
     if not large:
         return False

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmtune import cpu_features
+from tvmtune.library import embedded_weights
 
 if TYPE_CHECKING:
     from tvmtune.types import Device
@@ -15,6 +16,20 @@ _POSITION_INDEPENDENT = """
 !0 = !{i32 8, !"PIC Level", i32 2}
 !1 = !{i32 7, !"PIE Level", i32 2}
 """
+
+
+def can_link(device: Device) -> bool:
+    """Whether a library for the device has kernels for a CPU, with which such code can be linked."""
+    return device.target["kind"] == "llvm" and embedded_weights.can_write_objects(device.mtriple)
+
+
+def write_filled(source: Path, path: Path, device: Device, **values: object) -> str:
+    """Compile the file ``source`` with each ``@NAME@`` replaced by its value; returns ``path``."""
+    code = source.read_text()
+    for name, value in values.items():
+        code = code.replace(f"@{name}@", str(value))
+    write_object(code, path, device)
+    return str(path)
 
 
 def write_object(code: str, path: Path, device: Device) -> None:

@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.library import embedded_weights, llvm_ir
+from tvmtune.library import llvm_ir
 from tvmtune.machine.triples import processor
 
 if TYPE_CHECKING:
@@ -27,20 +27,15 @@ _SOURCE = Path(__file__).with_suffix(".ll")
 
 def is_supported(device: Device) -> bool:
     """Whether libraries for the device get a pool of their own."""
-    return (
-        device.target["kind"] == "llvm"
-        and embedded_weights.can_write_objects(device.mtriple)
-        and processor(device.mtriple or platform.machine()) == "x86_64"
-    )
+    is_x86_64 = processor(device.mtriple or platform.machine()) == "x86_64"
+    return is_x86_64 and llvm_ir.can_link(device)
 
 
 def write_object(path: Path, device: Device) -> str:
     """Write the object file of a pool with as many threads as the device has; returns its path."""
-    text = _SOURCE.read_text()
-    for name, value in (("THREADS", device.threads), ("LIMIT", LIMIT), ("SETTER", SETTER)):
-        text = text.replace(f"@{name}@", str(value))
-    llvm_ir.write_object(text, path, device)
-    return str(path)
+    return llvm_ir.write_filled(
+        _SOURCE, path, device, THREADS=device.threads, LIMIT=LIMIT, SETTER=SETTER
+    )
 
 
 def set_threads(module: Any, threads: int) -> int | None:

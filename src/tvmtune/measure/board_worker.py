@@ -16,7 +16,7 @@ from tvmtune.remote import protocol
 from tvmtune.remote.client.board_client import OVERHEAD, SLOW_LINE
 from tvmtune.remote.client.lease_process import BoardUnusable, LeaseError, LeaseProcess, Reply
 from tvmtune.remote.protocol import Address, Unreachable
-from tvmtune.types import JSON, TensorSpec, product
+from tvmtune.types import JSON, TensorSpec
 from tvmtune.workers import Outcome
 
 RETRY_PAUSE = 1.0
@@ -50,13 +50,15 @@ class Call:
     def limit(self, own: bool) -> float:
         """Seconds including the upload and, unless the board runs ``tvmtune serve`` (``own``), the
         tensors, which TVM's own server cannot fill by itself."""
+        from tvmtune.arrays import nbytes
+
         size = 0
         for argument in self.arguments:
             if isinstance(argument, str):
                 with contextlib.suppress(OSError):
                     size += Path(argument).stat().st_size
             elif isinstance(argument, list | tuple) and not own:
-                size += sum(_bytes(spec) for spec in argument if isinstance(spec, TensorSpec))
+                size += sum(nbytes(spec) for spec in argument if isinstance(spec, TensorSpec))
         return self.deadline + size / SLOW_LINE + OVERHEAD
 
     def resolve(self, outcome: Outcome) -> None:
@@ -245,9 +247,3 @@ class BoardWorker(threading.Thread):
             self._process.kill()
         else:
             self._process.release()
-
-
-def _bytes(spec: TensorSpec) -> int:
-    import numpy as np
-
-    return product(spec.shape) * np.dtype(spec.dtype).itemsize

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmtune.arrays import aligned, numpy_dtype
+from tvmtune.arrays import aligned, nbytes, numpy_dtype
 from tvmtune.machine import threads as tvm_threads
 from tvmtune.machine.clock_steps import without_step
 from tvmtune.measure import check_data, streamed_weights
@@ -257,8 +257,7 @@ def _in_huge_pages(values: np.ndarray, dtype: str) -> Any:
 
 
 def _copied(flat: Any) -> Any:
-    size = product(flat.shape) * numpy_dtype(str(flat.dtype)).itemsize
-    as_bytes = flat._create_view((size,), "uint8")
+    as_bytes = flat._create_view((nbytes(flat),), "uint8")
     return _in_huge_pages(np.from_dlpack(as_bytes), str(flat.dtype))
 
 

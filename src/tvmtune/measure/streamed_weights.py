@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tvmtune.arrays import numpy_dtype
-from tvmtune.types import TensorSpec, product
+from tvmtune.arrays import nbytes
+from tvmtune.machine import cpu_caches
+from tvmtune.machine.threads import allowed_cpus
+from tvmtune.types import TensorSpec
 
 LARGE = 1 << 23
 """Bytes of a kernel's weights from which on it is timed in this way."""
@@ -29,7 +29,6 @@ MOST = 1 << 29
 """Bytes of all copies together, at most."""
 UNKNOWN_CACHE = 1 << 25
 """Bytes of a last-level cache that the system does not describe."""
-_CPUS = Path("/sys/devices/system/cpu")
 
 
 def copies(args: Sequence[TensorSpec], threads: int) -> int:
@@ -39,7 +38,7 @@ def copies(args: Sequence[TensorSpec], threads: int) -> int:
     All arguments but the first and the last count as weights, as where caches are flushed: those two
     stay in the caches between layers.
     """
-    size = sum(map(_bytes, args[1:-1]))
+    size = sum(map(nbytes, args[1:-1]))
     if size < LARGE:
         return 0
     count = max(1, math.ceil(CACHE_SIZES * last_level_caches(threads) / size))
@@ -52,12 +51,13 @@ def timer(
     """``measure(repeat)``: seconds of each call, with each of the ``arguments`` in turn, which are made
     for the first one."""
 
-    @functools.cache
-    def turns() -> Any:
-        return itertools.cycle(arguments())
+    def forever() -> Iterator[Sequence[Any]]:
+        yield from itertools.cycle(arguments())
+
+    turns = forever()
 
     def measure(repeat: int) -> list[float]:
-        chosen = [next(turns()) for _ in range(repeat + 1)]
+        chosen = [next(turns) for _ in range(repeat + 1)]
         times = []
         for each in chosen:
             began = time.perf_counter()
@@ -71,18 +71,9 @@ def timer(
 @functools.cache
 def last_level_caches(threads: int) -> int:
     """Bytes of the largest caches of this process's CPUs, of no more of them than there are threads."""
-    found: dict[str, int] = {}
-    try:
-        for cpu in os.sched_getaffinity(0):
-            sizes = {}
-            for index in (_CPUS / f"cpu{cpu}/cache").glob("index*"):
-                size = (index / "size").read_text().strip().removesuffix("K")
-                sizes[int(size) << 10] = (index / "shared_cpu_list").read_text().strip()
-            found[sizes[max(sizes)]] = max(sizes)
-    except (OSError, ValueError, AttributeError):  # no Linux, or a virtual machine that hides them
-        return UNKNOWN_CACHE
-    return sum(sorted(found.values(), reverse=True)[:threads])
-
-
-def _bytes(spec: TensorSpec) -> int:
-    return product(spec.shape) * numpy_dtype(spec.dtype).itemsize
+    sizes: dict[str, int] = {}
+    for cpu in allowed_cpus():
+        if caches := cpu_caches.of_cpu(cpu):
+            largest = max(caches, key=lambda cache: cache.size)
+            sizes[largest.cpus] = largest.size
+    return sum(sorted(sizes.values(), reverse=True)[:threads]) or UNKNOWN_CACHE
