@@ -44,7 +44,7 @@ def prepared(model: onnx.ModelProto, layout: str = "NHWC") -> Prepared:
 def one_conv(
     shape: Sequence[int] = (1, 16, 14, 14),
     out: int = 16,
-    kernel: int = 3,
+    kernel: int | Sequence[int] = 3,
     *,
     pads: Sequence[int] = (1, 1, 1, 1),
     stride: int = 1,
@@ -56,12 +56,14 @@ def one_conv(
     """``x`` (N, C, H, W) -> one convolution and then, in the order of ``tail``, a per-channel
     bias, a ReLU, a swish, a batch norm, or the sum with the plain convolution -> ``y``.
 
-    ``pads``: top, left, bottom, right. With ``constant`` False the weights are an input, ``w``. A
-    ``shape`` with another number of axes gives a convolution of so many dimensions.
+    ``kernel``: its extents, or one for all axes. ``pads``: top, left, bottom, right. With ``constant``
+    False the weights are an input, ``w``. A ``shape`` with another number of axes gives a convolution
+    of so many dimensions.
     """
     rng = np.random.RandomState(0)
     dims = len(shape) - 2
-    weight = rng.standard_normal((out, shape[1] // groups, *[kernel] * dims)).astype("float32")
+    extents = [kernel] * dims if isinstance(kernel, int) else kernel
+    weight = rng.standard_normal((out, shape[1] // groups, *extents)).astype("float32")
     weight /= np.sqrt(weight[0].size)
     nodes = [
         helper.make_node(

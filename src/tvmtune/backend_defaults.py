@@ -79,17 +79,13 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     from tvmtune.operators.implementations import (
         PADDED,
         WINOGRAD,
-        WINOGRAD_2X2,
-        WINOGRAD_4X4,
         bfloat16,
         bfloat16_batched,
         gemms_cpu,
         groups_cpu,
         padded_channels,
         strassen_cpu,
-        winograd_3d,
-        winograd_by_rows,
-        winograd_fused_for,
+        winograd_cpu,
     )
     from tvmtune.spaces import cpu_tiles
 
@@ -99,13 +95,11 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     matrix = partial(cpu_tiles.padded_matrix, unit=unit)
     saves_loads = partial(cpu_tiles.saves_loads, unit=unit)
     cores = int(device.target.get("num-cores") or 1)
-    rows_4x4, rows_2x2 = winograd_by_rows(cores)
-    winograd = [*winograd_fused_for(cores), rows_4x4, WINOGRAD_4X4, rows_2x2, WINOGRAD_2X2]
-    winograd += winograd_3d(winograd)
+    winograd = winograd_cpu(cores)
     groups = [*groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)]
     if unit.lanes < cpu_features.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.
-        winograd = [replace(algorithm, prefers=None) for algorithm in winograd]
+        winograd = tuple(replace(algorithm, prefers=None) for algorithm in winograd)
         groups = [replace(algorithm, prefers=None) for algorithm in groups]
     superseded = replace(WINOGRAD, superseded=True)
     instructions = dot_instructions.for_bfloat16(device.target)

@@ -415,6 +415,11 @@ class Trial:
         return self.tuner != TRANSFER
 
     @property
+    def is_default(self) -> bool:
+        """Whether it has no trace and stands for the default schedule of its implementation."""
+        return self.tuner == DEFAULT and self.trace is None
+
+    @property
     def searched(self) -> bool:
         """Whether a tuner proposed it."""
         return self.tuner not in (DEFAULT, TRANSFER, SHIPPED)

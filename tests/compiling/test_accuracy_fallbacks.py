@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import onnx
 import pytest
@@ -82,7 +83,9 @@ def inexact(compiled):
     return sum(name.startswith("winograd-4x4") for name in algorithms(compiled))
 
 
-def test_kernels_that_gain_least_fall_back_first_and_more_in_each_attempt(plan, log):
+def test_an_early_kernel_falls_back_first_then_those_that_gain_least_more_in_each_attempt(
+    plan, log
+):
     attempts = accuracy_fallbacks([read_log(log)], plan.tasks, plan.device)
     assert [attempt.fallbacks for attempt in attempts] == [0, 1, 2, 3]
     for attempt in attempts:
@@ -90,19 +93,39 @@ def test_kernels_that_gain_least_fall_back_first_and_more_in_each_attempt(plan, 
         assert names.count("winograd-4x4") == 3 - attempt.fallbacks
         assert set(attempt.records) == {task.key for task in plan.tasks}
     quick, exact = attempts[0].records, attempts[-1].records
-    gains = [
-        exact[key].latency - quick[key].latency
+    fell_back = [
+        key
         for one, following in itertools.pairwise(attempts)
         for key in exact
         if one.records[key].implementation != following.records[key].implementation
     ]
-    assert len(gains) == 3
+    first = min(plan.tasks, key=lambda task: (task.key not in fell_back, task.sites))
+    assert fell_back[0] == first.key
+    gains = [exact[key].latency - quick[key].latency for key in fell_back[1:]]
+    assert len(gains) == 2
     assert gains == sorted(gains)
 
 
-def test_without_records_the_exact_defaults_are_the_second_attempt(plan):
+def test_without_records_early_kernels_get_exact_defaults_first(plan):
     attempts = accuracy_fallbacks([], plan.tasks, plan.device)
-    assert [(a.fallbacks, a.exact_defaults) for a in attempts] == [(0, False), (2, True)]
+    assert [(a.fallbacks, a.exact_defaults) for a in attempts] == [(0, False), (1, True), (2, True)]
+    (kept,) = attempts[1].records.values()
+    last = max((t for t in plan.tasks if not t.untuned.exact), key=lambda task: task.sites)
+    assert (kept.task, kept.implementation) == (last.key, last.untuned.name)
+    assert kept.is_default
+    assert [a.records for a in (attempts[0], attempts[2])] == [{}, {}]
+
+
+def test_a_kernel_keeps_its_fast_default_where_only_early_ones_fall_back(plan, tmp_path):
+    attempt = accuracy_fallbacks([], plan.tasks, plan.device)[1]
+    compiled = compile_library(plan, attempt.records, tmp_path / "some.so")
+    assert inexact(compiled) == 1
+    assert compiled.counts == {"exact": 0, "anchor": 0, "shipped": 0, "default": len(plan.tasks)}
+    lowered = plan.backend.lower(plan.prepared, attempt.records, plan.device)
+    products = re.findall(r"winograd_product = .*alloc_buffer\((.*)\)", lowered.script())
+    # (..., positions down, positions across, tiles, channels)
+    extents = [re.findall(r"int64\((\d+)\)", shape)[-4:-2] for shape in products]
+    assert sorted(extents) == [["4", "4"], ["6", "6"]]
 
 
 def test_a_network_without_inexact_defaults_needs_one_attempt():

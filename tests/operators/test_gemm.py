@@ -21,8 +21,10 @@ from kernels import (
     sample_modules,
 )
 from tvmtune import host
-from tvmtune.operators import gemm, winograd
+from tvmtune.operators import gemm
 from tvmtune.operators.implementations import IMPLICIT_GEMM, SPLIT_K
+from tvmtune.operators.winograd_calls import fitting
+from tvmtune.operators.winograd_transforms import F4
 from tvmtune.passes.bindings import bindings
 from tvmtune.spaces.gpu_spaces import GpuSpace, RegisterTiles
 
@@ -67,8 +69,8 @@ def test_an_image_of_unknown_height_is_left_to_the_direct_convolution(layout):
     assert gemm.applies(call)
     assert not gemm.applies(unknown)
     assert not gemm.splits(unknown)
-    assert winograd.applies(call) is (layout == "NHWC")
-    assert not winograd.applies(unknown)
+    assert (fitting([F4], call) is not None) is (layout == "NHWC")
+    assert fitting([F4], unknown) is None
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
@@ -116,10 +118,14 @@ def test_other_convolutions_are_not_matrix_products(case):
 
 GEMMS = ["implicit-gemm", "implicit-gemm-1d", "implicit-gemm-3d"]
 FLAT_WINOGRADS = [
-    *("winograd-4x4-fused", "winograd-2x2-fused"),
-    *("winograd-4x4-rows", "winograd-4x4", "winograd-2x2-rows", "winograd-2x2"),
+    *(f"winograd-{tile}-fused" for tile in ("4x4", "4", "2x2", "2")),
+    *(f"winograd-{tile}{by}" for tile in ("4x4", "4", "2x2", "2") for by in ("-rows", "")),
 ]
-WINOGRADS = [*FLAT_WINOGRADS, *(f"{name}-3d" for name in FLAT_WINOGRADS)]
+WINOGRADS = [
+    *FLAT_WINOGRADS,
+    *(f"{name}-1d" for name in FLAT_WINOGRADS if "x" not in name),
+    *(f"{name}-3d" for name in FLAT_WINOGRADS),
+]
 GROUPS = ["groups", "groups-1d", "groups-3d"]
 FOR_CPUS = [*WINOGRADS, *GROUPS, "padded", "padded-channels"]
 

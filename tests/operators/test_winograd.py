@@ -6,6 +6,7 @@ import re
 import warnings
 
 import numpy as np
+import onnx
 import pytest
 import tvm
 from tvm import te, topi
@@ -25,12 +26,19 @@ from kernels import (
 from tvmtune import api
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import prefetch, winograd, winograd_fused, winograd_rows
-from tvmtune.operators.winograd import Transform
+from tvmtune.operators.winograd_calls import Convolution, fitting
+from tvmtune.operators.winograd_transforms import (
+    F2,
+    F4,
+    F4_INTEGERS,
+    TILES,
+    Transforms,
+)
 from tvmtune.passes.packed_products import Window
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.tasks.extract import extract_tasks
 
-TRANSFORMS = (winograd.F2, winograd.F4, winograd.F4_INTEGERS)
+TRANSFORMS = (F2, F4, F4_INTEGERS)
 NAMES = ("2x2", "4x4", "4x4-integers")
 SHAPES = [
     # data (n, h, w, in), out, pads (top, left, bottom, right)
@@ -58,27 +66,31 @@ def direct(
     """The convolution of NHWC data with HWIO weights, in float64."""
     (top, left, bottom, right), (down, across) = pads, dilation
     padded = np.pad(data.astype("float64"), ((0, 0), (top, bottom), (left, right), (0, 0)))
-    extents = (2 * down + 1, 2 * across + 1)
+    extents = [(k - 1) * apart + 1 for k, apart in zip(weight.shape, dilation, strict=False)]
     windows = np.lib.stride_tricks.sliding_window_view(padded, extents, axis=(1, 2))
     windows = windows[..., ::down, ::across]
     return np.einsum("nyxikl,klio->nyxo", windows, weight.astype("float64"))
 
 
-def random_arrays(shape, out: int) -> tuple[np.ndarray, np.ndarray]:
+def random_arrays(shape, out: int, kernel=(3, 3)) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.RandomState(0)
     data = rng.standard_normal(shape).astype("float32")
-    return data, rng.standard_normal((3, 3, shape[3], out)).astype("float32")
+    return data, rng.standard_normal((*kernel, shape[-1], out)).astype("float32")
 
 
-def stored_weight(compute, transform: Transform, weight: np.ndarray) -> np.ndarray:
+def extents(model: onnx.ModelProto) -> Convolution:
+    return Convolution.of(convolution_of(prepared(model)))
+
+
+def stored_weight(compute, transforms: Transforms, weight: np.ndarray) -> np.ndarray:
     """The weights as a library holds them for the program."""
     if compute is winograd_fused.convolution:
-        return winograd_fused.pack(weight)
-    return winograd.transform_weight(transform, weight)
+        return winograd_fused.pack(weight, transforms.kernel)
+    return winograd.transform_weight(transforms, weight)
 
 
 def program(
-    transform: Transform,
+    transforms: Transforms,
     shape,
     out: int,
     pads: tuple[int, ...],
@@ -88,37 +100,42 @@ def program(
     frames: int = 1,
 ) -> tvm.IRModule:
     data = te.placeholder(shape, "float32", name="data")
-    stored = stored_weight(compute, transform, np.zeros((frames, 3, 3, shape[-1], out), "float32"))
+    weights = np.zeros((frames, *transforms.kernel, shape[-1], out), "float32")
+    stored = stored_weight(compute, transforms, weights)
     weight = te.placeholder(stored.shape, "float32", name="weight")
-    result = compute(transform, data, weight, Window(strides, pads, dilation))
-    func = te.create_prim_func([data, weight, result]).with_attr("layout_free_buffers", [1])
+    result = compute(transforms, data, weight, Window(strides, pads, dilation))
+    func = te.create_prim_func([data, weight, result])
+    if (
+        compute is not winograd_fused.convolution
+    ):  # as in a network, where its weights are not reduced
+        func = func.with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
 
 @pytest.mark.sweep
 @PROGRAMS
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
+@pytest.mark.parametrize("transforms", TRANSFORMS, ids=NAMES)
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
-def test_it_equals_the_direct_convolution(shape, out, pads, transform, compute):
+def test_it_equals_the_direct_convolution(shape, out, pads, transforms, compute):
     data, weight = random_arrays(shape, out)
-    transformed = stored_weight(compute, transform, weight)
-    computed = run_kernel(program(transform, shape, out, pads, compute), [data, transformed])
+    transformed = stored_weight(compute, transforms, weight)
+    computed = run_kernel(program(transforms, shape, out, pads, compute), [data, transformed])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
 
 @PROGRAMS
 @pytest.mark.parametrize(
-    "transform",
+    "transforms",
     # That with integers is for the records of older logs only.
     [*TRANSFORMS[:2], pytest.param(TRANSFORMS[2], marks=pytest.mark.soak)],
     ids=NAMES,
 )
 @pytest.mark.parametrize(("shape", "out", "pads"), SHAPES)
 @pytest.mark.slow
-def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, transform, compute):
+def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, transforms, compute):
     data, weight = random_arrays(shape, out)
-    mod = by_default(program(transform, shape, out, pads, compute))
-    computed = run_kernel(mod, [data, stored_weight(compute, transform, weight)])
+    mod = by_default(program(transforms, shape, out, pads, compute))
+    computed = run_kernel(mod, [data, stored_weight(compute, transforms, weight)])
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
 
@@ -135,7 +152,7 @@ def by_default(mod: tvm.IRModule) -> tvm.IRModule:
 
 @pytest.mark.sweep
 @PROGRAMS
-@pytest.mark.parametrize("transform", TRANSFORMS[:2], ids=NAMES[:2])
+@pytest.mark.parametrize("transforms", TRANSFORMS[:2], ids=NAMES[:2])
 @pytest.mark.parametrize(
     ("shape", "out", "pads", "dilation"),
     [
@@ -147,20 +164,62 @@ def by_default(mod: tvm.IRModule) -> tvm.IRModule:
     ids=["2", "4", "across", "larger than the image"],
 )
 def test_interleaved_images_equal_the_dilated_convolution(
-    shape, out, pads, dilation, transform, compute
+    shape, out, pads, dilation, transforms, compute
 ):
     data, weight = random_arrays(shape, out)
-    transformed = stored_weight(compute, transform, weight)
+    transformed = stored_weight(compute, transforms, weight)
     wanted = direct(data, weight, pads, dilation)
-    mod = program(transform, shape, out, pads, compute, dilation)
+    mod = program(transforms, shape, out, pads, compute, dilation)
+    assert error(run_kernel(mod, [data, transformed]), wanted) < 1e-5
+    assert error(run_kernel(by_default(mod), [data, transformed]), wanted) < 1e-5
+
+
+OTHER_KERNELS = pytest.mark.parametrize(
+    "transforms",
+    [each for each in TILES if each.kernel != (3, 3)],
+    ids=lambda each: "{}x{} of {}x{}".format(*each.tile, *each.kernel),
+)
+
+
+@pytest.mark.sweep
+@PROGRAMS
+@OTHER_KERNELS
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 3)], ids=["", "dilated"])
+def test_other_kernels_equal_the_direct_convolution(dilation, transforms, compute):
+    shape, out, pads = (2, 13, 20, 16), 32, (3, 2, 4, 3)
+    data, weight = random_arrays(shape, out, transforms.kernel)
+    transformed = stored_weight(compute, transforms, weight)
+    wanted = direct(data, weight, pads, dilation)
+    mod = program(transforms, shape, out, pads, compute, dilation)
     assert error(run_kernel(mod, [data, transformed]), wanted) < 1e-5
     assert error(run_kernel(by_default(mod), [data, transformed]), wanted) < 1e-5
 
 
 @pytest.mark.sweep
 @PROGRAMS
+@pytest.mark.parametrize(
+    "transforms",
+    [each for each in TILES if each.kernel[0] == 1],
+    ids=lambda each: f"{each.tile[1]} of {each.kernel[1]}",
+)
+@pytest.mark.parametrize(
+    ("shape", "padding", "dilation"), [((2, 45, 32), (2, 3), 1), ((1, 33, 16), (0, 4), 3)]
+)
+def test_signals_equal_the_direct_convolution(shape, padding, dilation, transforms, compute):
+    (before, after), (n, samples, channels) = padding, shape
+    data, weight = random_arrays((n, 1, samples, channels), 16, transforms.kernel)
+    pads = (0, before, 0, after)
+    wanted = direct(data, weight, pads, (1, dilation))[:, 0]
+    stored = stored_weight(compute, transforms, weight[0])
+    mod = program(transforms, shape, 16, pads, compute, (1, dilation))
+    for each in (mod, by_default(mod)):
+        assert error(run_kernel(each, [data[:, 0], stored]), wanted) < 1e-5
+
+
+@pytest.mark.sweep
+@PROGRAMS
 @pytest.mark.parametrize("scheduled", [False, True], ids=["plain", "scheduled"])
-@pytest.mark.parametrize("transform", TRANSFORMS[:2], ids=NAMES[:2])
+@pytest.mark.parametrize("transforms", TRANSFORMS[:2], ids=NAMES[:2])
 @pytest.mark.parametrize(
     ("shape", "out", "frames", "stride", "pads"),
     [
@@ -173,13 +232,13 @@ def test_interleaved_images_equal_the_dilated_convolution(
     ids=["3", "1", "3 with a stride", "2 without padding", "mostly padding"],
 )
 def test_frames_equal_the_three_dimensional_convolution(
-    shape, out, frames, stride, pads, transform, scheduled, compute
+    shape, out, frames, stride, pads, transforms, scheduled, compute
 ):
     rng = np.random.RandomState(0)
     data = rng.standard_normal(shape).astype("float32")
     weight = rng.standard_normal((frames, 3, 3, shape[4], out)).astype("float32")
-    transformed = stored_weight(compute, transform, weight)
-    mod = program(transform, shape, out, pads, compute, (1, 1, 1), (stride, 1, 1), frames)
+    transformed = stored_weight(compute, transforms, weight)
+    mod = program(transforms, shape, out, pads, compute, (1, 1, 1), (stride, 1, 1), frames)
     computed = run_kernel(by_default(mod) if scheduled else mod, [data, transformed])
     around = [(0, 0), *zip(pads[:3], pads[3:], strict=True), (0, 0)]
     windows = np.lib.stride_tricks.sliding_window_view(
@@ -201,7 +260,7 @@ def test_frames_equal_the_three_dimensional_convolution(
 )
 def test_it_applies_to_frames_without_dilation(options, applies):
     model = one_conv((1, 16, 5, 14, 14), **{"pads": (1,) * 6, **options})
-    assert winograd.applies(convolution_of(prepared(model))) == applies
+    assert (fitting(TILES, convolution_of(prepared(model))) is not None) == applies
 
 
 @pytest.mark.slow
@@ -240,7 +299,7 @@ def test_a_fused_kernel_equals_the_direct_one(shape):
     plain, other = task.implementations
     data, weight, bias = random_args(plain.mod)
     expected = run_kernel(plain.mod, [data, weight, bias])
-    transformed = winograd.transform_weight(winograd.F4_INTEGERS, weight)
+    transformed = winograd.transform_weight(F4_INTEGERS, weight)
     computed = run_kernel(other.mod, [data, transformed, bias])
     assert error(computed, expected) < 1e-4
 
@@ -258,7 +317,7 @@ def test_weights_are_transformed_by_the_published_formula():
             [0, 0, 1],
         ]
     )
-    computed = winograd.transform_weight(winograd.F4_INTEGERS, weight)
+    computed = winograd.transform_weight(F4_INTEGERS, weight)
     assert computed.shape == (6, 6, 16, 32)
     assert computed.dtype == np.float32
     for i, o in ((0, 0), (3, 17), (15, 31)):
@@ -268,24 +327,34 @@ def test_weights_are_transformed_by_the_published_formula():
 
 
 @pytest.mark.parametrize("unit", [False, True], ids=["", "with unit weights"])
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=NAMES)
-def test_the_transforms_compute_a_convolution(transform, unit):
+@pytest.mark.parametrize("transforms", [*TILES, F4_INTEGERS])
+def test_the_transforms_compute_a_convolution(transforms, unit):
     if unit:
-        transform = transform.with_unit_weights()
+        transforms = transforms.with_unit_weights()
     rng = np.random.RandomState(0)
-    alpha = transform.alpha
-    tile, weight = rng.standard_normal((alpha, alpha)), rng.standard_normal((3, 3))
-    b, g, a = (np.array(m) for m in (transform.input, transform.weight, transform.output))
-    computed = a @ ((g @ weight @ g.T) * (b @ tile @ b.T)) @ a.T
-    wanted = direct(tile.reshape(1, alpha, alpha, 1), weight.reshape(3, 3, 1, 1), (0, 0, 0, 0))
-    np.testing.assert_allclose(computed, wanted[0, :, :, 0], atol=1e-12)
+    alpha = transforms.alpha
+    tile, weight = rng.standard_normal(alpha), rng.standard_normal(transforms.kernel)
+    axes = (transforms.down, transforms.across)
+    inputs, weights, outputs = (
+        [np.array(getattr(axis, of)) for axis in axes] for of in ("input", "weight", "output")
+    )
+    products = _both(weights, weight) * _both(inputs, tile)
+    kernel = (*transforms.kernel, 1, 1)
+    wanted = direct(tile.reshape(1, *alpha, 1), weight.reshape(kernel), (0, 0, 0, 0))
+    np.testing.assert_allclose(_both(outputs, products), wanted[0, :, :, 0], atol=1e-12)
+
+
+def _both(matrices: list[np.ndarray], values: np.ndarray) -> np.ndarray:
+    """The values, transformed down and across."""
+    down, across = matrices
+    return down @ values @ across.T
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"pads": (0, 0, 0, 0)}, {"pads": (0, 1, 2, 0)}, {"dilation": 2}]
 )
 def test_it_applies_to_3x3_convolutions_of_stride_1(options):
-    assert winograd.applies(convolution_of(prepared(one_conv(**options))))
+    assert fitting(TILES, convolution_of(prepared(one_conv(**options)))) is F2
 
 
 @pytest.mark.parametrize(
@@ -300,63 +369,102 @@ def test_it_applies_to_3x3_convolutions_of_stride_1(options):
         {"out": 8},
         {"out": 40},
         {"kernel": 1, "pads": (0, 0, 0, 0)},
-        {"kernel": 5},
+        {"kernel": 7},
         {"constant": False},
     ],
 )
 def test_it_does_not_apply_to_other_convolutions(options):
-    assert not winograd.applies(convolution_of(prepared(one_conv(**options))))
-
-
-def test_it_does_not_apply_to_other_layouts():
-    assert not winograd.applies(convolution_of(prepared(one_conv(), "NCHW")))
+    assert fitting(TILES, convolution_of(prepared(one_conv(**options)))) is None
 
 
 @pytest.mark.parametrize(
-    ("shape", "out", "transform"),
+    ("kernel", "tiles"),
     [
-        ((1, 64, 56, 56), 64, winograd.F4),
-        ((1, 256, 14, 14), 256, winograd.F2),
-        ((1, 192, 8, 8), 192, winograd.F2),
+        ((1, 3), [(1, 2), (1, 4)]),
+        ((7, 1), [(4, 1)]),
+        ((1, 5), [(1, 4)]),
+        ((5, 5), [(4, 4)]),
+        ((3, 5), []),
+        ((7, 7), []),
+        ((1, 9), []),
+        ((1, 1), []),
+        ((4, 4), []),
+    ],
+)
+def test_there_are_tiles_for_kernels_of_up_to_7_weights_along_one_axis(kernel, tiles):
+    (high, wide) = kernel
+    model = one_conv(kernel=kernel, pads=(high // 2, wide // 2, high // 2, wide // 2))
+    call = convolution_of(prepared(model))
+    fit = [each for each in TILES if fitting([each], call) is each]
+    assert [each.tile for each in fit] == tiles
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "shape", "pads", "name"),
+    [
+        ((1, 7), (1, 64, 17, 17), (0, 3, 0, 3), "winograd-4"),
+        ((5, 5), (1, 48, 35, 35), (2, 2, 2, 2), "winograd-4x4-rows"),
+        (5, (1, 64, 160), (2, 2), "winograd-4-1d"),
+        ((3, 1, 7), (1, 32, 4, 17, 17), (1, 0, 3, 1, 0, 3), "winograd-4-3d"),
+    ],
+    ids=["row", "5x5", "signal", "frames"],
+)
+def test_a_network_computes_other_kernels_by_winograd(kernel, shape, pads, name, tmp_path):
+    model = one_conv(shape, 64, kernel, pads=pads)
+    plan = api.plan(OnnxNetwork(model, name="one"), attrs={"threads": 2})
+    task = max(plan.tasks, key=lambda each: each.flop)
+    assert task.untuned.name == name
+    agrees_with_reference(model, tmp_path)
+
+
+def test_it_does_not_apply_to_other_layouts():
+    assert fitting(TILES, convolution_of(prepared(one_conv(), "NCHW"))) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "transforms"),
+    [
+        ((1, 64, 56, 56), 64, F4),
+        ((1, 256, 14, 14), 256, F2),
+        ((1, 192, 8, 8), 192, F2),
         ((1, 512, 7, 7), 512, None),
         ((1, 512, 3, 3), 512, None),
     ],
     ids=["large-images", "large-weights", "small-images", "larger-weights", "tiny-images"],
 )
-def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, out, transform):
+def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, out, transforms):
     """The multiplications saved must make up for transforms, and for weights that come from memory."""
-    assert winograd.fastest(convolution_of(prepared(one_conv(shape, out)))) is transform
+    assert extents(one_conv(shape, out)).fastest() is transforms
 
 
 @pytest.mark.parametrize(
-    ("shape", "out", "transform", "by_rows"),
+    ("shape", "out", "transforms", "by_rows"),
     [
-        ((1, 32, 147, 147), 64, winograd.F4, True),
-        ((1, 256, 56, 56), 256, winograd.F4, True),
-        ((1, 256, 28, 28), 256, winograd.F4, False),
-        ((1, 256, 28, 28), 256, winograd.F2, True),
-        ((1, 32, 28, 28), 32, winograd.F4, True),
-        ((1, 32, 24, 24), 32, winograd.F4, False),
-        ((1, 128, 45, 45), 128, winograd.F4, True),
-        ((1, 128, 44, 44), 128, winograd.F4, False),
-        ((1, 64, 28, 28), 112, winograd.F4, True),
-        ((1, 80, 28, 28), 96, winograd.F4, False),
+        ((1, 32, 147, 147), 64, F4, True),
+        ((1, 256, 56, 56), 256, F4, True),
+        ((1, 256, 28, 28), 256, F4, False),
+        ((1, 256, 28, 28), 256, F2, True),
+        ((1, 32, 28, 28), 32, F4, True),
+        ((1, 32, 24, 24), 32, F4, False),
+        ((1, 128, 45, 45), 128, F4, True),
+        ((1, 128, 44, 44), 128, F4, False),
+        ((1, 64, 28, 28), 112, F4, True),
+        ((1, 80, 28, 28), 96, F4, False),
     ],
     ids=[
         *("large", "large weights", "short rows", "twice as long", "small weights", "too short"),
         *("12 tiles", "11 tiles", "1008 KiB of weights", "1080 KiB of weights"),
     ],
 )
-def test_rows_of_tiles_are_long_enough_for_their_weights(shape, out, transform, by_rows):
-    call = convolution_of(prepared(one_conv(shape, out)))
-    assert winograd_rows.applies(transform, call) == by_rows
+def test_rows_of_tiles_are_long_enough_for_their_weights(shape, out, transforms, by_rows):
+    assert winograd_rows.applies(transforms, extents(one_conv(shape, out))) == by_rows
 
 
 def test_rows_are_preferred_if_there_are_enough_for_all_cores():
     one = one_conv((1, 64, 56, 56), 64)
-    call = convolution_of(prepared(one))
-    assert winograd_rows.is_parallel(winograd.F4, 7, call)
-    assert not winograd_rows.is_parallel(winograd.F4, 8, call)
+    assert winograd_rows.is_parallel(F4, 7, extents(one))
+    assert not winograd_rows.is_parallel(F4, 8, extents(one))
     attrs = {"mcpu": "znver4", "threads": 1}
     tasks = api.plan(OnnxNetwork(one, name="one"), attrs=attrs).tasks
     task = max(tasks, key=lambda each: each.flop)
@@ -392,17 +500,16 @@ def test_weights_that_take_longer_to_load_than_to_multiply_are_transformed_at_ru
 
 @pytest.mark.parametrize(("cores", "preferred"), [(1, True), (2, True), (4, True), (6, False)])
 def test_weights_of_64_channels_are_four_blocks_for_cores_to_share(cores, preferred):
-    call = convolution_of(prepared(one_conv((1, 64, 11, 11), 64)))
-    assert winograd_fused.prefers(winograd.F4, cores, call) == preferred
+    conv = extents(one_conv((1, 64, 11, 11), 64))
+    assert winograd_fused.prefers(F4, cores, conv) == preferred
 
 
 @pytest.mark.parametrize(("size", "few"), [(24, True), (25, False)])
 def test_weights_are_transformed_at_run_time_for_at_most_36_tiles(size, few):
-    call = convolution_of(prepared(one_conv((1, 16, size, size))))
-    assert winograd_fused.applies(winograd.F4, call) == few
-    batch = convolution_of(prepared(one_conv((4, 16, 12, 12))))
-    assert winograd_fused.applies(winograd.F4, batch)
-    assert not winograd_fused.applies(winograd.F2, batch)
+    assert winograd_fused.applies(F4, extents(one_conv((1, 16, size, size)))) == few
+    batch = extents(one_conv((4, 16, 12, 12)))
+    assert winograd_fused.applies(F4, batch)
+    assert not winograd_fused.applies(F2, batch)
 
 
 @pytest.mark.slow
@@ -421,7 +528,7 @@ def test_a_network_transforms_its_weights_at_run_time(shape, pads, suffix, tmp_p
 
 def test_weights_are_transformed_for_a_few_channels_at_a_time_and_prefetched():
     compute = winograd_fused.convolution
-    mod = by_default(program(winograd.F4, (1, 7, 7, 64), 512, (1, 1, 1, 1), compute))
+    mod = by_default(program(F4, (1, 7, 7, 64), 512, (1, 1, 1, 1), compute))
     (channels,) = re.findall(rf"serial\((\d+), .*{prefetch.READ_ONCE}", mod.script())
     assert int(channels) == 8
     assert prefetches(mod) > 0
@@ -434,21 +541,21 @@ def test_rows_of_interleaved_images_are_preferred_while_a_thread_can_hold_them(
     channels, dilation, held
 ):
     model = one_conv((1, channels, 65, 65), channels, dilation=dilation, pads=(dilation,) * 4)
-    assert winograd_rows.fits(winograd.F4, convolution_of(prepared(model))) == held
+    assert winograd_rows.fits(F4, extents(model)) == held
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "transform", "compute", "size"),
+    ("name", "transforms", "compute", "size"),
     [
-        ("winograd-4x4-rows", winograd.F4, winograd_rows.convolution, 74),
-        ("winograd-2x2-rows", winograd.F2, winograd_rows.convolution, 74),
-        ("winograd-4x4-fused", winograd.F4, winograd_fused.convolution, 14),
-        ("winograd-2x2-fused", winograd.F2, winograd_fused.convolution, 10),
+        ("winograd-4x4-rows", F4, winograd_rows.convolution, 74),
+        ("winograd-2x2-rows", F2, winograd_rows.convolution, 74),
+        ("winograd-4x4-fused", F4, winograd_fused.convolution, 14),
+        ("winograd-2x2-fused", F2, winograd_fused.convolution, 10),
     ],
 )
 @pytest.mark.filterwarnings("error:schedule rule")
-def test_sampled_schedules_equal_the_direct_convolution(name, transform, compute, size):
+def test_sampled_schedules_equal_the_direct_convolution(name, transforms, compute, size):
     """Whatever tiles the search samples for their products."""
     model = one_conv((1, 32, size, size), 48, tail=("bias", "relu"))
     plan = api.plan(OnnxNetwork(model, name="one"))
@@ -456,7 +563,7 @@ def test_sampled_schedules_equal_the_direct_convolution(name, transform, compute
     plain = task.implementations[0].mod
     data, weight, bias = random_args(plain)
     wanted = run_kernel(plain, [data, weight, bias])
-    stored = stored_weight(compute, transform, weight)
+    stored = stored_weight(compute, transforms, weight)
     mod = task.implementation(name).mod
     sampled = sample_modules(mod, RuleSpace(plan.device.target), 6)
     assert len(sampled) >= 4

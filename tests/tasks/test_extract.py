@@ -170,7 +170,7 @@ def test_on_a_cpu_it_has_those_by_winograd_and_none_that_is_superseded():
         {"groups": 2},
         {"kernel": 1, "pads": (0, 0, 0, 0)},
         {"kernel": 5, "pads": (2, 2, 2, 2)},
-        {"dilation": 5, "pads": (5, 5, 5, 5)},
+        {"dilation": 7, "pads": (7, 7, 7, 7)},
         {"out": 24},
         {"constant": False},
     ],

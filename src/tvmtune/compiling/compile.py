@@ -23,7 +23,17 @@ from tvmtune.runtime.library import Library
 from tvmtune.runtime.low_memory import WeightInjectionError
 from tvmtune.tasks.lower import KERNELS, MODELLED, RECORD
 from tvmtune.tasks.plan import Plan
-from tvmtune.types import JSON, SHIPPED, Device, Network, Task, Trial, is_operator
+from tvmtune.types import (
+    DEFAULT,
+    JSON,
+    SHIPPED,
+    Device,
+    Implementation,
+    Network,
+    Task,
+    Trial,
+    is_operator,
+)
 
 
 class WrongOutput(TvmtuneError):
@@ -132,6 +142,13 @@ def _assigned(trials: Sequence[Trial], tasks: Sequence[Task]) -> list[Trial]:
             trial = trial.evolve(task=task, implementation=implementation)
         assigned.append(trial)
     return assigned
+
+
+def default_trial(key: str, implementation: Implementation) -> Trial:
+    """Stands for the default schedule of an implementation of the task with this key."""
+    return Trial(
+        key, implementation.name, implementation.workload_key, "", trace=None, tuner=DEFAULT
+    )
 
 
 def compile_library(
@@ -247,10 +264,13 @@ def _run_check(path: Path, described: JSON) -> verify.CheckResult:
 def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> JSON:
     shipped = trial is not None and trial.kind == SHIPPED
     measured = trial is not None and record == "exact" and trial.ok and not shipped
+    names = [each.name for each in task.implementations]
     if trial is None:
         implementation = (task.untuned_exact if exact else task.untuned).name
+    elif record == "default" and trial.implementation not in names:
+        implementation = "direct"  # of an algorithm that is gone
     else:
-        implementation = trial.implementation if record != "default" else "direct"
+        implementation = trial.implementation
     return {
         "name": task.name,
         "weight": task.weight,

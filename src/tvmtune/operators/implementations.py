@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import DotInstruction
@@ -26,6 +26,15 @@ from tvmtune.operators import (
     winograd_fused,
     winograd_rows,
 )
+from tvmtune.operators.winograd_calls import Convolution, fitting
+from tvmtune.operators.winograd_transforms import (
+    F4_INTEGERS,
+    TILES_2,
+    TILES_2X2,
+    TILES_4,
+    TILES_4X4,
+    Transforms,
+)
 from tvmtune.passes import call_marks, repeated_calls
 from tvmtune.types import Algorithm, product
 
@@ -38,27 +47,38 @@ _CONVOLUTIONS = {"": _CONV2D, "-1d": "relax.nn.conv1d", "-3d": "relax.nn.conv3d"
 _MATMUL = "relax.matmul"
 
 
-def _winograd(name: str, transform: winograd.Transform, **options: Any) -> Algorithm:
-    replace = functools.partial(winograd.replace, transform)
-    return Algorithm(name, _CONV2D, winograd.applies, replace, **options)
+_Suits = Callable[[Transforms, Convolution], bool]
 
 
-WINOGRAD = _winograd("winograd", winograd.F4_INTEGERS, exact=False)
+def _winograd(
+    name: str,
+    choices: Sequence[Transforms],
+    program: Callable[[Transforms, Any, Any, bool], Any] = winograd.replace,
+    applies: _Suits = lambda transforms, conv: True,
+    prefers: _Suits | None = None,
+    *,
+    operator: str = _CONV2D,
+    exact: bool = False,
+) -> Algorithm:
+    """By the one of ``choices`` that fits a convolution, which ``applies`` and ``prefers`` are asked
+    about."""
+
+    def suits(question: _Suits, call: Any) -> bool:
+        transforms = fitting(choices, call)
+        return transforms is not None and question(transforms, Convolution.of(call))
+
+    def replace(builder: Any, call: Any, values: bool) -> Any:
+        transforms = fitting(choices, call)
+        assert transforms is not None
+        return program(transforms, builder, call, values)
+
+    preferred = None if prefers is None else functools.partial(suits, prefers)
+    applicable = functools.partial(suits, applies)
+    return Algorithm(name, operator, applicable, replace, exact=exact, prefers=preferred)
+
+
+WINOGRAD = _winograd("winograd", [F4_INTEGERS])
 """F(4x4, 3x3) with few multiplications in the transforms."""
-WINOGRAD_4X4 = _winograd(
-    "winograd-4x4",
-    winograd.F4,
-    exact=False,
-    prefers=lambda call: winograd.fastest(call) is winograd.F4,
-)
-"""F(4x4, 3x3) with small errors. It prefers itself where it should be the fastest on a CPU, as does
-:data:`WINOGRAD_2X2`."""
-WINOGRAD_2X2 = _winograd(
-    "winograd-2x2",
-    winograd.F2,
-    prefers=lambda call: winograd.fastest(call) is not None,
-)
-"""F(2x2, 3x3), whose errors are no larger than the direct algorithm's."""
 IMPLICIT_GEMM = Algorithm("implicit-gemm", _CONV2D, gemm.applies, gemm.replace)
 """For GPUs whose schedule rules stage operands in shared memory, as is :data:`SPLIT_K`."""
 SPLIT_K = Algorithm("split-k", _CONV2D, gemm.splits, gemm.replace_split)
@@ -103,59 +123,59 @@ def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
     )
 
 
-def winograd_fused_for(cores: int) -> tuple[Algorithm, ...]:
-    """:data:`WINOGRAD_4X4` and :data:`WINOGRAD_2X2` with weights that are transformed at run time, for
-    so many cores. They come before the other Winograd algorithms."""
-    return (
-        _fused(WINOGRAD_4X4, winograd.F4, cores),
-        _fused(WINOGRAD_2X2, winograd.F2, cores),
-    )
-
-
-def winograd_by_rows(cores: int) -> tuple[Algorithm, ...]:
-    """:data:`WINOGRAD_4X4` and :data:`WINOGRAD_2X2` by rows of tiles, which so many cores share."""
-    return (
-        _by_rows(WINOGRAD_4X4, winograd.F4, cores),
-        _by_rows(WINOGRAD_2X2, winograd.F2, cores),
-    )
-
-
-def winograd_3d(algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """These Winograd algorithms for ``relax.nn.conv3d``."""
+def winograd_cpu(cores: int) -> tuple[Algorithm, ...]:
+    """Winograd's convolutions for so many cores: by whole images, by rows of tiles, which cores share,
+    and with weights that are transformed at run time. They prefer themselves where they should be the
+    fastest."""
     return tuple(
-        dataclasses.replace(each, name=f"{each.name}-3d", operator="relax.nn.conv3d")
-        for each in algorithms
+        dataclasses.replace(each, name=f"{each.name}{suffix}", operator=operator)
+        for suffix, operator in _CONVOLUTIONS.items()
+        for each in _winograd_cpu(cores, of_signals=suffix == "-1d")
     )
 
 
-def _fused(whole: Algorithm, transform: winograd.Transform, cores: int) -> Algorithm:
-    return dataclasses.replace(
-        whole,
-        name=f"{whole.name}-fused",
-        applies=functools.partial(winograd_fused.applies, transform),
-        replace=functools.partial(winograd_fused.replace, transform),
-        prefers=functools.partial(winograd_fused.prefers, transform, cores),
-    )
+def _winograd_cpu(cores: int, *, of_signals: bool) -> Iterator[Algorithm]:
+    """Those for two-dimensional convolutions, or those of them that have signals; what compile should
+    prefer first."""
+    inexact = [("winograd-4x4", TILES_4X4), ("winograd-4", TILES_4)][of_signals:]
+    exact = [("winograd-2x2", TILES_2X2), ("winograd-2", TILES_2)][of_signals:]
 
+    def is_fused(transforms: Transforms, conv: Convolution) -> bool:
+        return winograd_fused.prefers(transforms, cores, conv)
 
-def _by_rows(whole: Algorithm, transform: winograd.Transform, cores: int) -> Algorithm:
-    preferred = whole.prefers
+    def is_best(transforms: Transforms, conv: Convolution) -> bool:
+        return conv.fastest() is transforms
 
-    def prefers(call: Any) -> bool:
+    def is_exact(_: Transforms, conv: Convolution) -> bool:
+        return conv.fastest() is not None
+
+    def in_rows(best: _Suits, transforms: Transforms, conv: Convolution) -> bool:
         return (
-            preferred is not None
-            and winograd_rows.is_parallel(transform, cores, call)
-            and winograd_rows.fits(transform, call)
-            and preferred(call)
+            winograd_rows.is_parallel(transforms, cores, conv)
+            and winograd_rows.fits(transforms, conv)
+            and best(transforms, conv)
         )
 
-    return dataclasses.replace(
-        whole,
-        name=f"{whole.name}-rows",
-        applies=functools.partial(winograd_rows.applies, transform),
-        replace=functools.partial(winograd_rows.replace, transform),
-        prefers=prefers,
-    )
+    for name, choices in (*inexact, *exact):
+        yield _winograd(
+            f"{name}-fused",
+            choices,
+            winograd_fused.replace,
+            winograd_fused.applies,
+            is_fused,
+            exact=(name, choices) in exact,
+        )
+    for algorithms, best in ((inexact, is_best), (exact, is_exact)):
+        for name, choices in algorithms:
+            yield _winograd(
+                f"{name}-rows",
+                choices,
+                winograd_rows.replace,
+                winograd_rows.applies,
+                functools.partial(in_rows, best),
+                exact=algorithms is exact,
+            )
+            yield _winograd(name, choices, prefers=best, exact=algorithms is exact)
 
 
 def padded_channels(columns: padded.PaddedColumns) -> Algorithm:

@@ -7,6 +7,7 @@ of a few input channels, and multiplies all tiles by them while they are in the 
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import numpy as np
 from tvmtune.arrays import empty
 from tvmtune.operators import prefetch, tiled_loops, winograd
 from tvmtune.operators.combinations import combine
-from tvmtune.operators.winograd import KERNEL, LANES, Tiles, Transform
+from tvmtune.operators.winograd import Tiles
+from tvmtune.operators.winograd_calls import GAIN, LANES, Convolution
+from tvmtune.operators.winograd_transforms import TILES, Transforms
 from tvmtune.passes import constants
 from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.packed_products import Window
-from tvmtune.types import product
 
 RULE = "tvmtune.winograd_fused"
 MOST = 36
@@ -38,57 +40,57 @@ with F(4x4, 3x3), 0.98 with F(2x2, 3x3), and 1.28 by the direct algorithm; 20x20
 0.85 ms with F(4x4, 3x3), and 0.92 with weights that are transformed at compile time."""
 
 
-def applies(transform: Transform, call: Any) -> bool:
-    """As :func:`winograd.applies`, for few tiles."""
-    return winograd.applies(call) and winograd.tile_count(transform, call) <= MOST
+def applies(transforms: Transforms, conv: Convolution) -> bool:
+    """Whether there are few tiles."""
+    return conv.tiles(transforms) <= MOST
 
 
-def prefers(transform: Transform, cores: int, call: Any) -> bool:
-    """Whether it should be the fastest program on so many cores, for a call that :func:`applies`
-    accepted."""
-    taken = _time(transform, cores, call)
-    exact = [winograd.time(winograd.F2, call)]
-    if applies(winograd.F2, call):
-        exact.append(_time(winograd.F2, cores, call))
-    most = min(winograd.GAIN * winograd.time(None, call), winograd.time(transform, call))
-    return taken < most and (transform is winograd.F2 or taken < winograd.GAIN * min(exact))
+def prefers(transforms: Transforms, cores: int, conv: Convolution) -> bool:
+    """Whether it should be the fastest program on so many cores, for few tiles."""
+    taken = _time(transforms, cores, conv)
+    choices = [each for each in TILES if each.kernel == conv.kernel]
+    exact = choices[: choices.index(transforms)]  # those that round less
+    others = [conv.time(each) for each in (None, *exact)]
+    others += [_time(each, cores, conv) for each in exact if applies(each, conv)]
+    return taken < min(conv.time(transforms), GAIN * min(others))
 
 
-def _time(transform: Transform, cores: int, call: Any) -> float:
-    """As :func:`winograd.time`. Cores share blocks of output channels, of which there may be few."""
-    loads = _LOAD * KERNEL**2 / transform.alpha**2
-    sums = _ADD * winograd.tile_count(transform, call)
-    blocks = winograd.channels(call)[1] // LANES
+def _time(transforms: Transforms, cores: int, conv: Convolution) -> float:
+    """As :meth:`Convolution.time`. Cores share blocks of output channels, of which there may be few."""
+    loads = _LOAD * prod(conv.kernel) / prod(transforms.alpha)
+    sums = _ADD * conv.tiles(transforms)
+    blocks = conv.outputs // LANES
     share = -(-blocks // cores) * cores / blocks
-    return share * winograd.time(transform, call, _TRANSFORM + loads + sums)
+    return share * conv.time(transforms, _TRANSFORM + loads + sums)
 
 
-def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
-    """As :func:`winograd.replace`, for a call that :func:`applies` accepted."""
-    ci, co = winograd.channels(call)
+def replace(transforms: Transforms, builder: Any, call: Any, values: bool = True) -> Any:
+    """As :func:`winograd.replace`, for few tiles."""
     if values:
-        packed = pack(constants.values(call.args[1]))
+        packed = pack(constants.values(call.args[1]), transforms.kernel)
     else:
-        packed = empty((co // LANES, ci, KERNEL, KERNEL, LANES), "float32")
-    return winograd.replace_by(convolution, transform, packed, builder, call)
+        conv = Convolution.of(call)
+        packed = empty((conv.outputs // LANES, conv.inputs, *conv.kernel, LANES), "float32")
+    return winograd.replace_by(convolution, transforms, packed, builder, call)
 
 
-def pack(weight: np.ndarray) -> np.ndarray:
-    """(3, 3, ci, co) or (d, 3, 3, ci, co) to (co / 16, d * ci, 3, 3, 16), in the order of use."""
-    *frames, _, _, ci, co = weight.shape
-    split = weight.reshape(product(frames), KERNEL, KERNEL, ci, co // LANES, LANES)
+def pack(weight: np.ndarray, kernel: tuple[int, int]) -> np.ndarray:
+    """(kh, kw, ci, co), (d, kh, kw, ci, co) or, of a signal, (kw, ci, co) to (co / 16, d * ci, kh, kw,
+    16), in the order of use."""
+    *_, ci, co = weight.shape
+    split = weight.reshape(-1, *kernel, ci, co // LANES, LANES)
     packed = split.transpose(4, 0, 3, 1, 2, 5)
-    return np.ascontiguousarray(packed.reshape(co // LANES, -1, KERNEL, KERNEL, LANES))
+    return np.ascontiguousarray(packed.reshape(co // LANES, -1, *kernel, LANES))
 
 
-def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:
+def convolution(transforms: Transforms, data: Any, weight: Any, window: Window) -> Any:
     """As :func:`winograd.convolution`, in TE, with weights from :func:`pack`."""
     from tvm import te
 
-    transform = transform.with_unit_weights()
-    alpha = transform.alpha
+    transforms = transforms.with_unit_weights()
+    alpha = transforms.alpha
     blocks, ci = (int(extent) for extent in weight.shape[:2])
-    tiles = Tiles.of(transform, data, ci, window)
+    tiles = Tiles.of(transforms, data, ci, window)
     count = tiles.rows * tiles.columns
 
     def patch(g: Any, y: Any, x: Any, p: Any, c: Any) -> Any:
@@ -97,36 +99,36 @@ def convolution(transform: Transform, data: Any, weight: Any, window: Window) ->
     # Values of neighboring channels are neighbors for all tiles: rows of all channels would be
     # a multiple of a page apart, and displace each other from the first-level cache.
     packed = winograd.input_stages(
-        *(transform, (ci // LANES, count, LANES), patch),
+        *(transforms, (ci // LANES, count, LANES), patch),
         {"schedule_rule": "tvmtune.winograd_input"},
     )
 
     def weight_rows(o: Any, a: Any, j: Any, k: Any, c: Any) -> Any:
-        return combine(transform.weight, a, lambda i: weight[o, k, i, j, c])
+        return combine(transforms.down.weight, a, lambda i: weight[o, k, i, j, c])
 
     def weight_columns(o: Any, a: Any, b: Any, k: Any, c: Any) -> Any:
-        return combine(transform.weight, b, lambda j: half[o, a, j, k, c])
+        return combine(transforms.across.weight, b, lambda j: half[o, a, j, k, c])
 
     def total(o: Any, a: Any, b: Any, p: Any, c: Any) -> Any:
         return te.sum(packed[k // LANES, a, b, p, k % LANES] * transformed[o, a, b, k, c], axis=k)
 
     half = te.compute(
-        (blocks, alpha, KERNEL, ci, LANES),
+        (blocks, alpha[0], transforms.across.kernel, ci, LANES),
         weight_rows,
         name="winograd_weight_rows",
         attrs=LEFT_ALONE,
     )
     transformed = te.compute(
-        (blocks, alpha, alpha, ci, LANES), weight_columns, name="winograd_weight", attrs=LEFT_ALONE
+        (blocks, *alpha, ci, LANES), weight_columns, name="winograd_weight", attrs=LEFT_ALONE
     )
     k = te.reduce_axis((0, ci), "k")
     products = te.compute(
-        (blocks, alpha, alpha, count, LANES),
+        (blocks, *alpha, count, LANES),
         total,
         name="winograd_product",
         attrs={"schedule_rule": RULE},
     )
-    inverse = winograd.output_stages(transform, products, {**LEFT_ALONE, **tiles.attrs})
+    inverse = winograd.output_stages(transforms, products, {**LEFT_ALONE, **tiles.attrs})
     return tiles.stored(
         blocks * LANES,
         lambda o, p, i, j, c: inverse[c // LANES, i, j, o * tiles.columns + p, c % LANES],

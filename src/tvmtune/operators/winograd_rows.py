@@ -12,7 +12,9 @@ from math import prod
 from typing import Any
 
 from tvmtune.operators import tiled_loops, winograd
-from tvmtune.operators.winograd import Tiles, Transform
+from tvmtune.operators.winograd import Tiles
+from tvmtune.operators.winograd_calls import Convolution
+from tvmtune.operators.winograd_transforms import Transforms
 from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.packed_products import Window, padded_rows
 
@@ -22,48 +24,48 @@ they stay in a core's second-level cache. Both are from times of SqueezeNet's, I
 DenseNet-121's layers on a Zen 5."""
 CACHED = 2**20
 """Bytes of weights that stay there, with the cache of a Zen 4 or Zen 5."""
+UNEQUAL = 1.15
+"""The longest share of rows, at most, in equal ones: 5 rows of 17x17 pixels take two cores 1.2 times as
+long as the whole image at once on a Zen 4, and 9 of 35x35 0.9 times."""
 HELD = 2**22
 """Bytes of transformed values that a thread has at a time, at most, where images are interleaved: with
 2.6 MB it is 1.3 times as fast as the whole image at once on a Zen 3, with 11.8 MB 0.7 times."""
 
 
-def applies(transform: Transform, call: Any) -> bool:
-    """As :func:`winograd.applies`, for images that are wide enough."""
-    if not winograd.applies(call):
-        return False
-    ci, co = winograd.channels(call)
-    weights = 4 * transform.alpha**2 * ci * co
-    tiles = winograd.tiles_along(transform, int(call.ty.shape[-2]), int(call.attrs.dilation[-1]))
-    return tiles >= (FEWEST_CACHED if weights <= CACHED else FEWEST)
+def applies(transforms: Transforms, conv: Convolution) -> bool:
+    """Whether images are wide enough."""
+    weights = 4 * prod(transforms.alpha) * conv.inputs * conv.outputs
+    fewest = FEWEST_CACHED if weights <= CACHED else FEWEST
+    return conv.tiles_across(transforms) >= fewest
 
 
-def is_parallel(transform: Transform, cores: int, call: Any) -> bool:
-    """Whether there are at least two rows of tiles for each core; those of interleaved images are
-    computed by one."""
-    *images, height, _, _ = (int(extent) for extent in call.ty.shape)
-    down = int(call.attrs.dilation[-2])
-    return prod(images) * winograd.tiles_along(transform, height, down) // down >= 2 * cores
+def is_parallel(transforms: Transforms, cores: int, conv: Convolution) -> bool:
+    """Whether there are at least two rows of tiles for each core, and the cores' shares differ little;
+    those of interleaved images are computed by one."""
+    down, _ = conv.dilation
+    rows = conv.images * conv.tiles_down(transforms) // down
+    return rows >= 2 * cores and -(-rows // cores) * cores <= UNEQUAL * rows
 
 
-def fits(transform: Transform, call: Any) -> bool:
+def fits(transforms: Transforms, conv: Convolution) -> bool:
     """Whether a thread has no more than :data:`HELD` at a time, if there is dilation."""
-    ci, co = winograd.channels(call)
-    *_, down, across = (int(d) for d in call.attrs.dilation)
-    tiles = down * winograd.tiles_along(transform, int(call.ty.shape[-2]), across)
-    return down == 1 or 4 * transform.alpha**2 * tiles * (ci + co) <= HELD
+    down, _ = conv.dilation
+    tiles = down * conv.tiles_across(transforms)
+    values = prod(transforms.alpha) * tiles * (conv.inputs + conv.outputs)
+    return down == 1 or 4 * values <= HELD
 
 
-def replace(transform: Transform, builder: Any, call: Any, values: bool = True) -> Any:
-    """As :func:`winograd.replace`, for a call that :func:`applies` accepted."""
-    weight = winograd.transformed_weight(transform, call, values)
-    return winograd.replace_by(convolution, transform, weight, builder, call)
+def replace(transforms: Transforms, builder: Any, call: Any, values: bool = True) -> Any:
+    """As :func:`winograd.replace`, for images that :func:`applies` accepted."""
+    weight = winograd.transformed_weight(transforms, call, values)
+    return winograd.replace_by(convolution, transforms, weight, builder, call)
 
 
-def convolution(transform: Transform, data: Any, weight: Any, window: Window) -> Any:
+def convolution(transforms: Transforms, data: Any, weight: Any, window: Window) -> Any:
     """As :func:`winograd.convolution`, in TE."""
     from tvm import tirx
 
-    tiles = Tiles.of(transform, data, int(weight.shape[2]), window)
+    tiles = Tiles.of(transforms, data, int(weight.shape[2]), window)
     computed = padded_rows(tiles.columns)
 
     def patch(o: Any, y: Any, x: Any, p: Any, c: Any) -> Any:
@@ -72,7 +74,7 @@ def convolution(transform: Transform, data: Any, weight: Any, window: Window) ->
         return tiles.element(o, p, y, x, c)
 
     inverse = winograd.stages(
-        *(transform, (tiles.rows, computed), patch, weight),
+        *(transforms, (tiles.rows, computed), patch, weight),
         input_attrs=LEFT_ALONE,
         product_attrs={"schedule_rule": "tvmtune.winograd_rows"},
         output_attrs={**LEFT_ALONE, **tiles.attrs},

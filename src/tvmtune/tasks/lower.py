@@ -184,7 +184,7 @@ def _space_makers(
 def _schedule(
     workload: tvm.IRModule, trial: Trial | None, space: Any, target: tvm.target.Target
 ) -> tuple[Any, str]:
-    if trial is not None:
+    if trial is not None and not trial.is_default:
         own = trial.workload == workload_key(workload)
         try:
             if own:
