@@ -26,6 +26,7 @@ from tvmtune.cpu_features import AVX, AVX512, ZEN_4, has
 from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import cpu_gemm
+from tvmtune.operators.cpu_gemm import Extents, Matrix
 from tvmtune.runtime.library import Library
 from tvmtune.spaces import cpu_tiles
 from tvmtune.spaces.rule_space import RuleSpace
@@ -187,12 +188,12 @@ def test_products_have_short_tiles_and_little_padding_with_many_registers(
     ],
 )
 def test_products_keep_their_loops_where_these_have_as_good_tiles(line, rows, columns, suits):
-    assert cpu_tiles.suits_vectors(line, rows, columns, 1, AVX512) == suits
+    assert cpu_tiles.suits_vectors(Extents(line, rows, 64, columns, 1), AVX512) == suits
 
 
 def test_a_cpu_that_adds_halves_of_vectors_keeps_those():
-    assert cpu_tiles.suits_vectors(128, 128, 40, 1, AVX512)
-    assert not cpu_tiles.suits_vectors(128, 128, 40, 1, ZEN_4)
+    assert cpu_tiles.suits_vectors(Extents(128, 128, 64, 40, 1), AVX512)
+    assert not cpu_tiles.suits_vectors(Extents(128, 128, 64, 40, 1), ZEN_4)
 
 
 def test_it_equals_the_direct_algorithm_where_it_reads_a_part_of_the_image():
@@ -295,7 +296,7 @@ def test_other_channels_are_computed_as_vectors_in_tiles_of_as_many_sums_as_fit(
     ("line", "rows", "saves"), [(7, 49, True), (17, 289, True), (60, 3600, False), (48, 48, False)]
 )
 def test_it_is_preferred_where_tiles_of_a_line_load_more(line, rows, saves):
-    assert cpu_tiles.saves_loads(line, rows, 64, 1, AVX) == saves
+    assert cpu_tiles.saves_loads(Extents(line, rows, 64, 64, 1), AVX) == saves
 
 
 @pytest.mark.parametrize(("lanes", "columns"), [(4, 12), (4, 20), (8, 24)])
@@ -305,13 +306,13 @@ def test_tiles_of_other_numbers_of_vectors_are_offered_and_preferred_where_they_
     unit = replace(AVX, lanes=lanes)
     matrix = cpu_tiles.padded_matrix(49, columns, 1, unit)
     assert (matrix.columns, matrix.lanes) == (columns, lanes)
-    assert cpu_tiles.saves_loads(7, 49, columns, 1, unit) == (lanes == 8)
+    assert cpu_tiles.saves_loads(Extents(7, 49, 64, columns, 1), unit) == (lanes == 8)
 
 
 @pytest.mark.parametrize(("line", "saves"), [(14, True), (28, False)])
 def test_with_groups_it_is_preferred_where_it_saves_more(line, saves):
-    assert cpu_tiles.saves_loads(line, line * line, 16, 4, AVX) == saves
-    assert cpu_tiles.saves_loads(line, line * line, 16, 1, AVX)
+    assert cpu_tiles.saves_loads(Extents(line, line * line, 64, 16, 4), AVX) == saves
+    assert cpu_tiles.saves_loads(Extents(line, line * line, 64, 16, 1), AVX)
 
 
 @pytest.mark.parametrize(
@@ -323,5 +324,31 @@ def test_with_groups_it_is_preferred_where_it_saves_more(line, saves):
     ],
 )
 def test_with_many_registers_it_is_preferred_for_lines_without_tiles(line, columns, waits):
-    assert cpu_tiles.waits(line, line * line, columns, 1, AVX512) == waits
-    assert not cpu_tiles.waits(line, line * line, columns, 2, AVX512)
+    assert cpu_tiles.waits(Extents(line, line * line, 64, columns, 1), AVX512) == waits
+    assert not cpu_tiles.waits(Extents(line, line * line, 64, columns, 2), AVX512)
+
+
+@pytest.mark.parametrize(
+    ("line", "terms", "columns", "waits"),
+    [
+        (17, 1024, 384, True),
+        (17, 1024, 128, True),
+        (13, 1024, 256, True),
+        (19, 2048, 256, True),
+        (17, 768, 192, False),
+        (14, 1024, 256, False),
+        (7, 2048, 512, False),
+    ],
+)
+def test_on_a_zen_4_lines_that_conflict_in_the_first_level_cache_wait(line, terms, columns, waits):
+    """Unless they have a divisor of few rows, as 14 and 7 have."""
+    extents = Extents(line, line * line, terms, columns, 1)
+    assert cpu_tiles.waits(extents, ZEN_4) == waits
+    assert not cpu_tiles.waits(extents, AVX512)
+
+
+@pytest.mark.parametrize(
+    ("rows", "padded"), [(289, 290), (169, 170), (361, 364), (64, 64), (49, 49), (81, 84)]
+)
+def test_on_a_zen_4_rows_are_padded_for_small_tiles(rows, padded):
+    assert cpu_tiles.padded_matrix(rows, 256, 1, ZEN_4) == Matrix(padded, 256)

@@ -43,6 +43,27 @@ class Matrix:
     """With several, columns are computed as vectors of so many."""
 
 
+@dataclass(frozen=True)
+class Extents:
+    """Those of a convolution or product with weights."""
+
+    line: int
+    """Rows along the last axis of the output that has several: pixels of one line of an image."""
+    rows: int
+    terms: int
+    columns: int
+    """Of each group."""
+    groups: int
+
+    @classmethod
+    def of(cls, call: Any) -> Extents:
+        *image, columns = (int(extent) for extent in call.ty.shape)
+        line = next((extent for extent in reversed(image) if extent > 1), 1)
+        groups = int(getattr(call.attrs, "groups", 1))
+        *kernel, _ = (int(extent) for extent in call.args[1].ty.shape)
+        return cls(line, product(image), product(kernel), columns // groups, groups)
+
+
 Padding = Callable[[int, int, int], Matrix | None]
 """The extents to compute instead of rows and the columns of each group, or None if no tile suits them.
 The third argument is the number of groups."""

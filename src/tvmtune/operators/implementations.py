@@ -36,7 +36,7 @@ from tvmtune.operators.winograd_transforms import (
     Transforms,
 )
 from tvmtune.passes import call_marks, repeated_calls
-from tvmtune.types import Algorithm, product
+from tvmtune.types import Algorithm
 
 if TYPE_CHECKING:
     from tvmtune.passes.repeated_calls import Legalizer
@@ -204,17 +204,13 @@ def groups_cpu(vectors: grouped.Vectors, lanes: int) -> tuple[Algorithm, ...]:
 
 
 def gemms_cpu(
-    padding: cpu_gemm.Padding, prefers: Callable[[int, int, int, int], bool]
+    padding: cpu_gemm.Padding, prefers: Callable[[cpu_gemm.Extents], bool]
 ) -> tuple[Algorithm, ...]:
-    """Convolutions and products with weights as products of matrices that ``padding`` pads, for CPUs.
-    ``prefers`` is asked with the rows along the last axis of the output, all rows, the columns of a
-    group, and the number of groups."""
+    """Convolutions and products with weights as products of matrices that ``padding`` pads, for
+    CPUs."""
 
     def is_preferred(call: Any) -> bool:
-        *image, columns = (int(extent) for extent in call.ty.shape)
-        line = next((extent for extent in reversed(image) if extent > 1), 1)
-        groups = int(getattr(call.attrs, "groups", 1))
-        return prefers(line, product(image), columns // groups, groups)
+        return prefers(cpu_gemm.Extents.of(call))
 
     convolutions = (
         Algorithm(

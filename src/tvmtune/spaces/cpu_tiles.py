@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import AVX, AVX512, VectorUnit
 from tvmtune.operators import strassen
-from tvmtune.operators.cpu_gemm import Matrix
+from tvmtune.operators.cpu_gemm import Extents, Matrix
 from tvmtune.passes import packed_products
 from tvmtune.types import product
 
@@ -95,6 +95,12 @@ CACHE_WAY, CACHE_WAYS = 4096, 8
 CONFLICT = 0.8
 """Part of its time that a tile of one vector loses if its rows do not fit in these places, fitted to
 the same table."""
+SMALL_HEIGHTS = range(5, 9)
+"""Rows of a small tile of one vector that has enough sums, and not too many."""
+SMALL_GAIN = 0.9
+"""Such tiles of a whole image must take this part of the time, at most: the image may be copied."""
+WEIGHTS_PER_CYCLE = 1.35
+"""Cycles for a vector of weights from the second-level cache."""
 STRASSEN_HELD = 512 * 1024
 """Bytes of the products of a block by Strassen's algorithm, at most: they stay in the second-level
 cache."""
@@ -425,7 +431,6 @@ def small_tiles(
     takes the time, and rows of the first operand conflict in the first-level cache: with 1024 terms,
     all have eight places together.
     """
-    places = CACHE_WAYS * CACHE_WAY // math.gcd(4 * terms, CACHE_WAY)
     tiles = []
     widths = divisors(columns, max(PRODUCT_VECTORS)) if lanes > 1 else (64, 32, 16, 8, 4, 2, 1)
     for width in widths:
@@ -433,21 +438,23 @@ def small_tiles(
             continue
         vectors = unit.vectors(width * lanes)
         for height in divisors(rows, _room(vectors, unit)):
-            cost = _small_cost(height, width * lanes, unit)
-            if height > places:
-                cost *= 1 + CONFLICT / vectors
-            tiles.append((cost, -height, width))
+            tiles.append((_small_cost(height, width * lanes, terms, unit), -height, width))
     return [(-height, width) for _, height, width in sorted(tiles)]
 
 
-def _small_cost(height: int, width: int, unit: VectorUnit) -> float:
+def _small_cost(height: int, width: int, terms: int, unit: VectorUnit) -> float:
     """The time of a tile of so many rows and columns for a term, in cycles per vector of sums."""
     vectors = unit.vectors(width)
     sums = height * vectors
     multiply = sums / 2 if 2 * width <= unit.lanes else sums
     cycles = max(multiply, _SMALL_LATENCY, (height + vectors) / 2)
-    more = SMALL_VECTOR * (vectors - 1) + SMALL_SUM * max(0, sums - SMALL_SUMS)
-    return cycles * (1 + more) * unit.lanes / (height * width)
+    if 4 * width * min(terms, TERMS) > WEIGHTS:
+        cycles = max(cycles, WEIGHTS_PER_CYCLE * vectors)
+    cycles *= 1 + SMALL_VECTOR * (vectors - 1) + SMALL_SUM * max(0, sums - SMALL_SUMS)
+    places = CACHE_WAYS * CACHE_WAY // math.gcd(4 * terms, CACHE_WAY)
+    if height > places:
+        cycles *= 1 + CONFLICT / vectors
+    return cycles * unit.lanes / (height * width)
 
 
 def _cost(height: int, vectors: int, width: float, depthwise: bool = False) -> float:
@@ -543,18 +550,18 @@ def _most_sums(vectors: int, unit: VectorUnit) -> int:
 
 def _padded_rows(rows: int, unit: VectorUnit) -> int:
     """The number of rows, at least ``rows``, for which tiles of :data:`GEMM_VECTORS` vectors take the
-    least time."""
+    least time; small ones, where these are better."""
+    if unit.in_halves:
+        return min(-(-rows // n) * n for n in SMALL_HEIGHTS)
     heights = range(1, _room(GEMM_VECTORS, unit) + 1)
     sizes = {n: -(-rows // n) * n for n in heights}
     best = min(sizes, key=lambda n: sizes[n] * _cost(n, GEMM_VECTORS, GEMM_VECTORS))
     return sizes[best]
 
 
-def saves_loads(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
-    """Whether tiles of :func:`padded_matrix` should be faster than those of one line's pixels.
-
-    ``line`` is their number, ``rows`` that of all pixels, and ``columns`` that of a group's
-    channels."""
+def saves_loads(extents: Extents, unit: VectorUnit) -> bool:
+    """Whether tiles of :func:`padded_matrix` should be faster than those of one line's pixels."""
+    rows, columns, groups = extents.rows, extents.columns, extents.groups
 
     def cost(extent: int) -> float:
         height, width = register_tiles(extent, columns, unit)[0]
@@ -565,24 +572,39 @@ def saves_loads(line: int, rows: int, columns: int, groups: int, unit: VectorUni
         # Tiles of one line have one vector of columns. Not measured with short vectors.
         return padded is not None and unit.lanes >= AVX.lanes
     gain = GROUPED_GAIN if groups > 1 else GAIN
-    return cost(padded.rows) * padded.rows < gain * cost(line) * rows
+    return cost(padded.rows) * padded.rows < gain * cost(extents.line) * rows
 
 
-def waits(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
-    """Whether tiles of one line's pixels have so few sums that each addition waits for the one before,
-    and those of :func:`padded_matrix` have more; for the arguments see :func:`saves_loads`. On a Zen 5,
-    1x1 convolutions of 73x73 pixels with 80 channels take 0.4 of the time, of 35x35 with 48 0.8."""
-    if groups > 1 or padded_matrix(rows, columns, groups, unit) is None:
+def waits(extents: Extents, unit: VectorUnit) -> bool:
+    """Whether tiles of one line's pixels wait, and those of :func:`padded_matrix` do less: with few
+    sums each addition for the one before, and small tiles for the caches. On a Zen 5, 1x1 convolutions
+    of 73x73 pixels with 80 channels take 0.4 of the time, of 35x35 with 48 0.8; on a Zen 4 those of
+    17x17 pixels with 1024 channels 0.55 to 0.85."""
+    line, rows, columns = extents.line, extents.rows, extents.columns
+    padded = padded_matrix(rows, columns, extents.groups, unit)
+    if extents.groups > 1 or padded is None:
         return False
     height, width = register_tiles(line, padded_columns(line, columns, unit), unit)[0]
-    return height * unit.vectors(width) < _LATENCY
+    if height * unit.vectors(width) < _LATENCY:
+        return True
+    if not unit.in_halves or padded.lanes > 1:
+        return False
+    time = rows * _small_time(line, columns, extents.terms, unit)
+    return padded.rows * _small_time(padded.rows, columns, extents.terms, unit) < SMALL_GAIN * time
 
 
-def suits_vectors(line: int, rows: int, columns: int, groups: int, unit: VectorUnit) -> bool:
-    """Whether a product should be faster by the tiles of :func:`product_matrix`; for the arguments see
-    :func:`saves_loads`. On a Zen 5, products with 360 columns take half the time, with 24 to 200
-    columns 0.6 to 0.9 of it, of 197 and 577 rows 0.8 to 0.98, and of 196 rows within a network 0.9."""
-    matrix = product_matrix(rows, columns, groups, unit)
+def _small_time(rows: int, columns: int, terms: int, unit: VectorUnit) -> float:
+    """Of the best of :func:`small_tiles`, as :func:`_small_cost`."""
+    height, width = small_tiles(rows, columns, terms, unit)[0]
+    return _small_cost(height, width, terms, unit)
+
+
+def suits_vectors(extents: Extents, unit: VectorUnit) -> bool:
+    """Whether a product should be faster by the tiles of :func:`product_matrix`. On a Zen 5, products
+    with 360 columns take half the time, with 24 to 200 columns 0.6 to 0.9 of it, of 197 and 577 rows
+    0.8 to 0.98, and of 196 rows within a network 0.9."""
+    line, rows, columns = extents.line, extents.rows, extents.columns
+    matrix = product_matrix(rows, columns, extents.groups, unit)
     if matrix is None:
         return False
     if packed_products.padded_rows(rows) > rows:
