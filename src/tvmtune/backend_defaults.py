@@ -95,7 +95,7 @@ def implementations_cpu(device: Device) -> Sequence[Algorithm | ExtraSpace]:
     matrix = partial(cpu_tiles.padded_matrix, unit=unit)
     saves_loads = partial(cpu_tiles.saves_loads, unit=unit)
     cores = int(device.target.get("num-cores") or 1)
-    winograd = winograd_cpu(cores)
+    winograd = winograd_cpu(cores, cpu_tiles.winograd_lanes(unit))
     groups = [*groups_cpu(partial(cpu_tiles.group_vectors, unit=unit), unit.lanes)]
     if unit.lanes < cpu_features.AVX.lanes:
         # Not measured: with short vectors, transforms need more registers than there are.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -52,6 +53,7 @@ SHAPES = [
     ((1, 3, 3, 16), 16, (0, 0, 0, 0)),
     ((1, 1, 1, 16), 16, (1, 1, 1, 1)),
     ((1, 6, 74, 32), 16, (1, 1, 1, 1)),
+    ((1, 9, 9, 24), 40, (1, 1, 1, 1)),
 ]
 PROGRAMS = pytest.mark.parametrize(
     "compute",
@@ -105,9 +107,8 @@ def program(
     weight = te.placeholder(stored.shape, "float32", name="weight")
     result = compute(transforms, data, weight, Window(strides, pads, dilation))
     func = te.create_prim_func([data, weight, result])
-    if (
-        compute is not winograd_fused.convolution
-    ):  # as in a network, where its weights are not reduced
+    # A reduction reads them in a network, too.
+    if compute is not winograd_fused.convolution:
         func = func.with_attr("layout_free_buffers", [1])
     return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
 
@@ -176,7 +177,7 @@ def test_interleaved_images_equal_the_dilated_convolution(
 
 OTHER_KERNELS = pytest.mark.parametrize(
     "transforms",
-    [each for each in TILES if each.kernel != (3, 3)],
+    [each for each in TILES if each.kernel != (3, 3) and each.parts == 1],
     ids=lambda each: "{}x{} of {}x{}".format(*each.tile, *each.kernel),
 )
 
@@ -199,7 +200,7 @@ def test_other_kernels_equal_the_direct_convolution(dilation, transforms, comput
 @PROGRAMS
 @pytest.mark.parametrize(
     "transforms",
-    [each for each in TILES if each.kernel[0] == 1],
+    [each for each in TILES if each.kernel[0] == 1 and each.parts == 1],
     ids=lambda each: f"{each.tile[1]} of {each.kernel[1]}",
 )
 @pytest.mark.parametrize(
@@ -212,6 +213,24 @@ def test_signals_equal_the_direct_convolution(shape, padding, dilation, transfor
     wanted = direct(data, weight, pads, (1, dilation))[:, 0]
     stored = stored_weight(compute, transforms, weight[0])
     mod = program(transforms, shape, 16, pads, compute, (1, dilation))
+    for each in (mod, by_default(mod)):
+        assert error(run_kernel(each, [data[:, 0], stored]), wanted) < 1e-5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "transforms", [each for each in TILES if each.parts > 1], ids=lambda each: f"{each.columns}"
+)
+@pytest.mark.parametrize(
+    ("padding", "dilation"), [((5, 5), 1), ((0, 2), 1), ((12, 15), 3), ((70, 70), 10)]
+)
+def test_kernels_of_several_parts_equal_the_direct_convolution(padding, dilation, transforms):
+    before, after = padding
+    data, weight = random_arrays((1, 1, 61, 32), 24, transforms.kernel)
+    wanted = direct(data, weight, (0, before, 0, after), (1, dilation))[:, 0]
+    stored = winograd.transform_weight(transforms, weight[0])
+    pads = (0, before, 0, after)
+    mod = program(transforms, (1, 61, 32), 24, pads, dilation=(1, dilation))
     for each in (mod, by_default(mod)):
         assert error(run_kernel(each, [data[:, 0], stored]), wanted) < 1e-5
 
@@ -327,7 +346,7 @@ def test_weights_are_transformed_by_the_published_formula():
 
 
 @pytest.mark.parametrize("unit", [False, True], ids=["", "with unit weights"])
-@pytest.mark.parametrize("transforms", [*TILES, F4_INTEGERS])
+@pytest.mark.parametrize("transforms", [*(replace(each, columns=0) for each in TILES), F4_INTEGERS])
 def test_the_transforms_compute_a_convolution(transforms, unit):
     if unit:
         transforms = transforms.with_unit_weights()
@@ -351,7 +370,14 @@ def _both(matrices: list[np.ndarray], values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"pads": (0, 0, 0, 0)}, {"pads": (0, 1, 2, 0)}, {"dilation": 2}]
+    "options",
+    [
+        {},
+        {"pads": (0, 0, 0, 0)},
+        {"pads": (0, 1, 2, 0)},
+        {"dilation": 2},
+        {"shape": (1, 24, 14, 14), "out": 40},
+    ],
 )
 def test_it_applies_to_3x3_convolutions_of_stride_1(options):
     assert fitting(TILES, convolution_of(prepared(one_conv(**options)))) is F2
@@ -364,10 +390,6 @@ def test_it_applies_to_3x3_convolutions_of_stride_1(options):
         {"groups": 16},
         {"stride": 2},
         {"dilation": 5, "pads": (5, 5, 5, 5)},
-        {"shape": (1, 8, 14, 14)},
-        {"shape": (1, 24, 14, 14)},
-        {"out": 8},
-        {"out": 40},
         {"kernel": 1, "pads": (0, 0, 0, 0)},
         {"kernel": 7},
         {"constant": False},
@@ -406,9 +428,10 @@ def test_there_are_tiles_for_kernels_of_up_to_7_weights_along_one_axis(kernel, t
         ((1, 7), (1, 64, 17, 17), (0, 3, 0, 3), "winograd-4"),
         ((5, 5), (1, 48, 35, 35), (2, 2, 2, 2), "winograd-4x4-rows"),
         (5, (1, 64, 160), (2, 2), "winograd-4-1d"),
+        (11, (1, 64, 400), (5, 5), "winograd-4-1d"),
         ((3, 1, 7), (1, 32, 4, 17, 17), (1, 0, 3, 1, 0, 3), "winograd-4-3d"),
     ],
-    ids=["row", "5x5", "signal", "frames"],
+    ids=["row", "5x5", "signal", "parts", "frames"],
 )
 def test_a_network_computes_other_kernels_by_winograd(kernel, shape, pads, name, tmp_path):
     model = one_conv(shape, 64, kernel, pads=pads)
@@ -416,6 +439,29 @@ def test_a_network_computes_other_kernels_by_winograd(kernel, shape, pads, name,
     task = max(plan.tasks, key=lambda each: each.flop)
     assert task.untuned.name == name
     agrees_with_reference(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("channels", "most"), [(32, 16), (48, 16), (24, 8), (36, 4), (18, 2), (7, 1)]
+)
+def test_it_applies_to_channels_that_are_whole_vectors(channels, most):
+    call = convolution_of(prepared(one_conv((1, channels, 14, 14), 64)))
+    fit = [lanes for lanes in (1, 2, 4, 8, 16) if fitting(TILES, call, lanes) is not None]
+    assert max(fit) == most
+    assert fit == [lanes for lanes in (1, 2, 4, 8, 16) if lanes <= most]
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "channels", "applies"),
+    [("znver4", 36, True), ("znver4", 18, False), ("znver5", 36, False), ("znver5", 72, True)],
+)
+def test_vectors_of_four_channels_are_for_cpus_that_take_two_cycles_for_an_instruction(
+    mcpu, channels, applies
+):
+    model = one_conv((1, channels, 28, 28), channels)
+    tasks = api.plan(OnnxNetwork(model, name="one"), attrs={"mcpu": mcpu, "threads": 2}).tasks
+    task = max(tasks, key=lambda each: each.flop)
+    assert any(i.name.startswith("winograd") for i in task.implementations) == applies
 
 
 def test_it_does_not_apply_to_other_layouts():
@@ -430,8 +476,14 @@ def test_it_does_not_apply_to_other_layouts():
         ((1, 192, 8, 8), 192, F2),
         ((1, 512, 7, 7), 512, None),
         ((1, 512, 3, 3), 512, None),
+        ((1, 72, 28, 28), 72, F4),
+        ((1, 24, 56, 56), 24, F4),
+        ((1, 4, 56, 56), 4, None),
     ],
-    ids=["large-images", "large-weights", "small-images", "larger-weights", "tiny-images"],
+    ids=[
+        *("large-images", "large-weights", "small-images", "larger-weights", "tiny-images"),
+        *("vectors of 8", "few vectors of 8", "few channels"),
+    ],
 )
 def test_the_fastest_depends_on_what_there_is_to_transform_and_to_load(shape, out, transforms):
     """The multiplications saved must make up for transforms, and for weights that come from memory."""

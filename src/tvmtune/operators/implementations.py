@@ -26,7 +26,7 @@ from tvmtune.operators import (
     winograd_fused,
     winograd_rows,
 )
-from tvmtune.operators.winograd_calls import Convolution, fitting
+from tvmtune.operators.winograd_calls import LANES, Convolution, fitting
 from tvmtune.operators.winograd_transforms import (
     F4_INTEGERS,
     TILES_2,
@@ -45,8 +45,6 @@ _CONV2D = "relax.nn.conv2d"
 _CONVOLUTIONS = {"": _CONV2D, "-1d": "relax.nn.conv1d", "-3d": "relax.nn.conv3d"}
 """By what follows the name of an algorithm that has one for each."""
 _MATMUL = "relax.matmul"
-
-
 _Suits = Callable[[Transforms, Convolution], bool]
 
 
@@ -57,14 +55,14 @@ def _winograd(
     applies: _Suits = lambda transforms, conv: True,
     prefers: _Suits | None = None,
     *,
-    operator: str = _CONV2D,
     exact: bool = False,
+    fewest_lanes: int = LANES,
 ) -> Algorithm:
     """By the one of ``choices`` that fits a convolution, which ``applies`` and ``prefers`` are asked
     about."""
 
     def suits(question: _Suits, call: Any) -> bool:
-        transforms = fitting(choices, call)
+        transforms = fitting(choices, call, fewest_lanes)
         return transforms is not None and question(transforms, Convolution.of(call))
 
     def replace(builder: Any, call: Any, values: bool) -> Any:
@@ -74,7 +72,7 @@ def _winograd(
 
     preferred = None if prefers is None else functools.partial(suits, prefers)
     applicable = functools.partial(suits, applies)
-    return Algorithm(name, operator, applicable, replace, exact=exact, prefers=preferred)
+    return Algorithm(name, _CONV2D, applicable, replace, exact=exact, prefers=preferred)
 
 
 WINOGRAD = _winograd("winograd", [F4_INTEGERS])
@@ -123,18 +121,18 @@ def bfloat16(instruction: DotInstruction) -> tuple[Algorithm, ...]:
     )
 
 
-def winograd_cpu(cores: int) -> tuple[Algorithm, ...]:
+def winograd_cpu(cores: int, fewest_lanes: int) -> tuple[Algorithm, ...]:
     """Winograd's convolutions for so many cores: by whole images, by rows of tiles, which cores share,
     and with weights that are transformed at run time. They prefer themselves where they should be the
-    fastest."""
+    fastest. Numbers of channels are multiples of ``fewest_lanes``."""
     return tuple(
         dataclasses.replace(each, name=f"{each.name}{suffix}", operator=operator)
         for suffix, operator in _CONVOLUTIONS.items()
-        for each in _winograd_cpu(cores, of_signals=suffix == "-1d")
+        for each in _winograd_cpu(cores, fewest_lanes, of_signals=suffix == "-1d")
     )
 
 
-def _winograd_cpu(cores: int, *, of_signals: bool) -> Iterator[Algorithm]:
+def _winograd_cpu(cores: int, fewest_lanes: int, *, of_signals: bool) -> Iterator[Algorithm]:
     """Those for two-dimensional convolutions, or those of them that have signals; what compile should
     prefer first."""
     inexact = [("winograd-4x4", TILES_4X4), ("winograd-4", TILES_4)][of_signals:]
@@ -156,8 +154,9 @@ def _winograd_cpu(cores: int, *, of_signals: bool) -> Iterator[Algorithm]:
             and best(transforms, conv)
         )
 
+    make = functools.partial(_winograd, fewest_lanes=fewest_lanes)
     for name, choices in (*inexact, *exact):
-        yield _winograd(
+        yield make(
             f"{name}-fused",
             choices,
             winograd_fused.replace,
@@ -167,7 +166,7 @@ def _winograd_cpu(cores: int, *, of_signals: bool) -> Iterator[Algorithm]:
         )
     for algorithms, best in ((inexact, is_best), (exact, is_exact)):
         for name, choices in algorithms:
-            yield _winograd(
+            yield make(
                 f"{name}-rows",
                 choices,
                 winograd_rows.replace,
@@ -175,7 +174,7 @@ def _winograd_cpu(cores: int, *, of_signals: bool) -> Iterator[Algorithm]:
                 functools.partial(in_rows, best),
                 exact=algorithms is exact,
             )
-            yield _winograd(name, choices, prefers=best, exact=algorithms is exact)
+            yield make(name, choices, prefers=best, exact=algorithms is exact)
 
 
 def padded_channels(columns: padded.PaddedColumns) -> Algorithm:

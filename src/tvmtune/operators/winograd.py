@@ -25,7 +25,7 @@ import numpy as np
 from tvmtune.arrays import empty
 from tvmtune.operators import tiled_loops
 from tvmtune.operators.combinations import combine
-from tvmtune.operators.winograd_calls import LANES, Convolution, tiles_along
+from tvmtune.operators.winograd_calls import Convolution, tiles_along, vector_lanes
 from tvmtune.operators.winograd_transforms import Transforms
 from tvmtune.passes import constants
 from tvmtune.passes.blocks import LEFT_ALONE
@@ -77,11 +77,16 @@ def _name(shape: Sequence[Any]) -> str:
 
 def transform_weight(transforms: Transforms, weight: np.ndarray) -> np.ndarray:
     """(kh, kw, ci, co) to (alpha down, alpha across, ci, co), or (d, kh, kw, ci, co) to (alpha down,
-    alpha across, d * ci, co). A signal's (k, ci, co) are as (1, k, ci, co)."""
-    down, across = (
-        np.array(each.weight, dtype="float64") for each in (transforms.down, transforms.across)
-    )
+    alpha across, d * ci, co), or with parts (alpha down, alpha across, parts * ci, co). A signal's
+    (k, ci, co) are as (1, k, ci, co)."""
+    axes = (transforms.down, transforms.across)
+    down, across = (np.array(each.weight, dtype="float64") for each in axes)
     exact = weight.reshape(-1, *transforms.kernel, *weight.shape[-2:]).astype("float64")
+    if transforms.parts > 1:
+        missing = transforms.parts * transforms.across.kernel - transforms.kernel[1]
+        exact = np.pad(exact, ((0, 0), (0, 0), (0, missing), (0, 0), (0, 0)))
+        exact = exact.reshape(1, transforms.parts, transforms.across.kernel, *weight.shape[-2:])
+        exact = exact.transpose(1, 0, 2, 3, 4)
     result = np.einsum("ak,bl,dklio->abdio", down, across, exact).astype("float32")
     return result.reshape(*result.shape[:2], -1, result.shape[-1])
 
@@ -89,12 +94,16 @@ def transform_weight(transforms: Transforms, weight: np.ndarray) -> np.ndarray:
 def convolution(transforms: Transforms, data: Any, weight: Any, window: Window) -> Any:
     """TE program from (n, h, w, ci) data and transformed weights (alpha down, alpha across, ci, co) to
     (n, h', w', co); from (n, d, h, w, ci) and (..., frames * ci, co) to (n, d', h', w', co); or from
-    (n, w, ci) to (n, w', co)."""
+    (n, w, ci) to (n, w', co). Kernels of several parts have weights (..., parts * ci, co)."""
     tiles = Tiles.of(transforms, data, int(weight.shape[2]), window)
+
+    def patch(y: Any, x: Any, p: Any, c: Any) -> Any:
+        row, column = (0, p) if transforms.parts > 1 else (p // tiles.columns, p % tiles.columns)
+        return tiles.element(row, column, y, x, c)
+
     inverse = stages(
-        *(transforms, (tiles.rows * tiles.columns,)),
-        lambda y, x, p, c: tiles.element(p // tiles.columns, p % tiles.columns, y, x, c),
-        weight,
+        *(transforms, (tiles.rows * tiles.columns,), patch, weight),
+        step=tiles.dilation[1],
         input_attrs={"schedule_rule": "tvmtune.winograd_input"},
         # Without a write-cache level the rules try to merge the output transform into the product, for
         # which TVM 0.27 raises an exception.
@@ -137,14 +146,14 @@ class Tiles:
             for each, apart in zip(axes, window.dilation[-2:], strict=True)
         )
         out_h = h + top + bottom - (transforms.down.kernel - 1) * down
-        out_w = w + left + right - (transforms.across.kernel - 1) * across
+        out_w = w + left + right - (transforms.kernel[1] - 1) * across
         lines, places = (
             tiles_along(each, outputs, apart) // apart
             for each, outputs, apart in zip(axes, (out_h, out_w), dilation, strict=True)
         )
         rows, columns = (
             count * each.tile + each.kernel - 1
-            for each, count in zip(axes, (lines, places), strict=True)
+            for each, count in zip(axes, (lines, places + transforms.parts - 1), strict=True)
         )
         if front:
             frames, stride = terms // ci, window.strides[0]
@@ -281,6 +290,7 @@ def stages(
     patch: Callable[..., Any],
     weight: Any,
     *,
+    step: int = 1,
     input_attrs: dict[str, Any],
     product_attrs: dict[str, Any],
     output_attrs: dict[str, Any],
@@ -289,19 +299,22 @@ def stages(
 
     ``tiles`` has the number of tiles, after that of blocks if they are computed in blocks, which is
     then the first axis of all stages. ``patch`` gives the input of a tile, (..., alpha, alpha, tiles,
-    ci). ``attrs`` are those of the three stages that the schedule rules see.
+    ci), with several parts also beyond the last tile. ``step``: how many tiles later the next part
+    begins. ``attrs`` are those of the three stages that the schedule rules see.
     """
     from tvm import te
 
     alpha = transforms.alpha
     *blocks, count = tiles
-    ci, co = (int(d) for d in weight.shape[2:])
-    k = te.reduce_axis((0, ci), "k")
-    packed = input_stages(transforms, (*tiles, ci), patch, input_attrs)
+    terms, co = (int(d) for d in weight.shape[2:])
+    k = te.reduce_axis((0, terms), "k")
+    ci, later = terms // transforms.parts, (transforms.parts - 1) * step
+    packed = input_stages(transforms, (*blocks, count + later, ci), patch, input_attrs)
 
     def products(*at: Any) -> Any:
         *o, a, b, p, c = at
-        return te.sum(packed(*o, a, b, p, k) * weight[a, b, k, c], axis=k)
+        tile, channel = (p + k // ci * step, k % ci) if later else (p, k)
+        return te.sum(packed(*o, a, b, tile, channel) * weight[a, b, k, c], axis=k)
 
     shape = (*blocks, *alpha, count, co)
     product = te.compute(shape, products, name="winograd_product", attrs=product_attrs)
@@ -360,7 +373,7 @@ def output_stages(
 
 
 def schedule_input(sch: Any, block: Any) -> list[Any]:
-    """One tile and 16 channels at a time: pad and transform the patch in registers."""
+    """One tile and one vector of channels at a time: pad and transform the patch in registers."""
     blocks = sch.get_loops(block)[:-4]
     task = transform_input(sch, block)
     sch.parallel(sch.fuse(*blocks, task) if blocks else task)
@@ -368,11 +381,12 @@ def schedule_input(sch: Any, block: Any) -> list[Any]:
 
 
 def transform_input(sch: Any, block: Any) -> Any:
-    """The loop over tiles and 16 channels, in which the input's stages are computed in registers."""
+    """The loop over tiles and vectors of channels, in which the input's stages are computed in
+    registers."""
     half = sch.get_producers(block)[0]
     pad = sch.get_producers(half)[0]
     *_, a, b, p, c = sch.get_loops(block)
-    outer, lanes = sch.split(c, [None, LANES])
+    outer, lanes = _split_vectors(sch, c)
     sch.reorder(p, outer, a, b, lanes)
     task = sch.fuse(p, outer)
     sch.vectorize(lanes)
@@ -385,8 +399,14 @@ def transform_input(sch: Any, block: Any) -> Any:
     return task
 
 
+def _split_vectors(sch: Any, channels: Any) -> list[Any]:
+    """The loops over vectors of channels, and over those of each."""
+    return list(sch.split(channels, [None, vector_lanes(int(sch.get(channels).extent))]))
+
+
 def schedule_output(sch: Any, block: Any) -> list[Any]:
-    """One tile and 16 channels at a time, epilogue included, so that products are read once."""
+    """One tile and one vector of channels at a time, epilogue included, so that products are read
+    once."""
     tasks, pixel = tile_output(sch, block)
     task = sch.fuse(*tasks)
     transform_output(sch, block, task, pixel)
@@ -396,8 +416,8 @@ def schedule_output(sch: Any, block: Any) -> list[Any]:
 
 def tile_output(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
     """Inline what follows the last stage into the kernel's last block, and tile that: the loops over
-    images, rows and columns of tiles, and groups of 16 channels; and those over a tile's columns and
-    the 16 channels.
+    images, rows and columns of tiles, and vectors of channels; and those over a tile's columns and the
+    channels of a vector.
 
     With dilation, the tiles that are interleaved with each other are one: TVM cannot tell which
     elements of the last stage one of them reads.
@@ -411,14 +431,14 @@ def tile_output(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
     down, across = _dilation(sch, block)
     rows, i = sch.split(y, [None, high * down])
     columns, j = sch.split(x, [None, wide * across])
-    outer, lanes = sch.split(c, [None, LANES])
+    outer, lanes = _split_vectors(sch, c)
     sch.reorder(n, rows, columns, outer, i, j, lanes)
     return [n, rows, columns, outer], [j, lanes]
 
 
 def transform_output(sch: Any, block: Any, task: Any, pixel: Sequence[Any]) -> None:
-    """Compute the output's stages in registers within ``task``, a loop over tiles and 16 channels;
-    ``pixel`` as from :func:`tile_output`."""
+    """Compute the output's stages in registers within ``task``, a loop over tiles and vectors of
+    channels; ``pixel`` as from :func:`tile_output`."""
     back = sch.get_producers(block)[0]
     j, lanes = pixel
     sch.vectorize(lanes)

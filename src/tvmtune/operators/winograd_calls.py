@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tvmtune.operators import convolution_calls
 from tvmtune.operators.winograd_transforms import TILES, Transform, Transforms
 
 LANES = 16
-"""Channels per vector in the transforms; they must divide the numbers of channels."""
+"""Channels per vector in the transforms, at most."""
 _TRANSFORM = 25
 """Time to transform a value, to store it and to load it again, in multiply-adds of a matrix product."""
 _LOAD = 13
@@ -81,6 +81,7 @@ class Convolution:
         products = self.inputs * self.outputs
         if transforms is None:
             return prod(self.kernel) * products * (self.pixels + per_weight)
+        products *= transforms.parts
         count = self.tiles(transforms)
         transformed = _TRANSFORM * count * (self.inputs + self.outputs)
         return prod(transforms.alpha) * (products * (count + per_weight) + transformed)
@@ -97,8 +98,13 @@ class Convolution:
     def saves_a_third(self, transforms: Transforms) -> bool:
         """Of the multiplications: whether interleaved images are not mostly what is added to fill
         tiles."""
-        products = prod(transforms.alpha) * self.tiles(transforms)
+        products = transforms.parts * prod(transforms.alpha) * self.tiles(transforms)
         return 3 * products <= 2 * prod(self.kernel) * self.pixels
+
+
+def vector_lanes(channels: int) -> int:
+    """How many of so many channels a vector has in the transforms, so that all vectors are whole."""
+    return gcd(channels, LANES)
 
 
 def tiles_along(transform: Transform, outputs: int, dilation: int) -> int:
@@ -106,22 +112,27 @@ def tiles_along(transform: Transform, outputs: int, dilation: int) -> int:
     return dilation * -(-outputs // (dilation * transform.tile))
 
 
-def fitting(choices: Sequence[Transforms], call: Any) -> Transforms | None:
+def fitting(choices: Sequence[Transforms], call: Any, fewest_lanes: int = 1) -> Transforms | None:
     """The one of these that applies to a convolution with stride 1, one group, float32 data with
-    channels last, constant weights and multiples of 16 channels; with dilation, to images of which it
-    saves a third of the multiplications. With frames, any number of them and any stride between them,
-    without dilation. None if there is none."""
+    channels last, constant weights and, as channels, multiples of ``fewest_lanes``; with dilation, to
+    images of which it saves a third of the multiplications. With frames, any number of them and any
+    stride between them, without dilation. Kernels of several parts are for images of one row: parts
+    would read tiles of the next. None if there is none."""
     if not convolution_calls.is_plain(call):
         return None
     strides, dilation = (
         [int(n) for n in each] for each in (call.attrs.strides, call.attrs.dilation)
     )
     *_, ci, co = (int(extent) for extent in call.args[1].ty.shape)
-    if any(step > 1 for step in strides[-2:]) or ci % LANES or co % LANES:
+    if (
+        any(step > 1 for step in strides[-2:])
+        or min(vector_lanes(ci), vector_lanes(co)) < fewest_lanes
+    ):
         return None
     conv = Convolution.of(call)
+    has_one_row = conv.images * conv.height == 1
     for transforms in choices:
-        if transforms.kernel == conv.kernel:
+        if transforms.kernel == conv.kernel and (transforms.parts == 1 or has_one_row):
             has_frames = len(dilation) == 3
             is_dense = all(apart == 1 for apart in dilation) if has_frames else conv.is_dense
             saves = is_dense or (not has_frames and conv.saves_a_third(transforms))

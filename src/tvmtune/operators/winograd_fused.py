@@ -16,7 +16,7 @@ from tvmtune.arrays import empty
 from tvmtune.operators import prefetch, tiled_loops, winograd
 from tvmtune.operators.combinations import combine
 from tvmtune.operators.winograd import Tiles
-from tvmtune.operators.winograd_calls import GAIN, LANES, Convolution
+from tvmtune.operators.winograd_calls import GAIN, LANES, Convolution, vector_lanes
 from tvmtune.operators.winograd_transforms import TILES, Transforms
 from tvmtune.passes import constants
 from tvmtune.passes.blocks import LEFT_ALONE
@@ -41,8 +41,9 @@ with F(4x4, 3x3), 0.98 with F(2x2, 3x3), and 1.28 by the direct algorithm; 20x20
 
 
 def applies(transforms: Transforms, conv: Convolution) -> bool:
-    """Whether there are few tiles."""
-    return conv.tiles(transforms) <= MOST
+    """Whether there are few tiles, output channels fill vectors, and kernels have one part."""
+    is_whole = conv.outputs % LANES == 0 and transforms.parts == 1
+    return is_whole and conv.tiles(transforms) <= MOST
 
 
 def prefers(transforms: Transforms, cores: int, conv: Convolution) -> bool:
@@ -90,16 +91,17 @@ def convolution(transforms: Transforms, data: Any, weight: Any, window: Window) 
     transforms = transforms.with_unit_weights()
     alpha = transforms.alpha
     blocks, ci = (int(extent) for extent in weight.shape[:2])
+    group = vector_lanes(ci)
     tiles = Tiles.of(transforms, data, ci, window)
     count = tiles.rows * tiles.columns
 
     def patch(g: Any, y: Any, x: Any, p: Any, c: Any) -> Any:
-        return tiles.element(p // tiles.columns, p % tiles.columns, y, x, g * LANES + c)
+        return tiles.element(p // tiles.columns, p % tiles.columns, y, x, g * group + c)
 
     # Values of neighboring channels are neighbors for all tiles: rows of all channels would be
     # a multiple of a page apart, and displace each other from the first-level cache.
     packed = winograd.input_stages(
-        *(transforms, (ci // LANES, count, LANES), patch),
+        *(transforms, (ci // group, count, group), patch),
         {"schedule_rule": "tvmtune.winograd_input"},
     )
 
@@ -110,7 +112,7 @@ def convolution(transforms: Transforms, data: Any, weight: Any, window: Window) 
         return combine(transforms.across.weight, b, lambda j: half[o, a, j, k, c])
 
     def total(o: Any, a: Any, b: Any, p: Any, c: Any) -> Any:
-        return te.sum(packed[k // LANES, a, b, p, k % LANES] * transformed[o, a, b, k, c], axis=k)
+        return te.sum(packed[k // group, a, b, p, k % group] * transformed[o, a, b, k, c], axis=k)
 
     half = te.compute(
         (blocks, alpha[0], transforms.across.kernel, ci, LANES),

@@ -33,10 +33,10 @@ HELD = 2**22
 
 
 def applies(transforms: Transforms, conv: Convolution) -> bool:
-    """Whether images are wide enough."""
+    """Whether images are wide enough, and kernels have one part."""
     weights = 4 * prod(transforms.alpha) * conv.inputs * conv.outputs
     fewest = FEWEST_CACHED if weights <= CACHED else FEWEST
-    return conv.tiles_across(transforms) >= fewest
+    return transforms.parts == 1 and conv.tiles_across(transforms) >= fewest
 
 
 def is_parallel(transforms: Transforms, cores: int, conv: Convolution) -> bool:

@@ -3,6 +3,10 @@ Networks", 2015, section 4.
 
 F(m, r) computes m outputs of a kernel with r weights along one axis by m + r - 1 multiplications
 instead of m * r. An image has one such transform along each axis.
+
+With many points, a transform rounds too much. A longer kernel has parts of m weights, of which each
+reads what the one before reads of the next tile: F(m, m) transforms all inputs once, and the products
+of a tile's parts are added before they are transformed back.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
+from math import ceil, prod
 
 from tvmtune.operators.combinations import Factors
 
@@ -97,11 +101,18 @@ class Transforms:
 
     down: Transform
     across: Transform
+    columns: int = 0
+    """Of the weights, if they are more than those of ``across``, an F(m, m)."""
 
     @property
     def kernel(self) -> tuple[int, int]:
         """Rows and columns of the weights."""
-        return self.down.kernel, self.across.kernel
+        return self.down.kernel, self.columns or self.across.kernel
+
+    @property
+    def parts(self) -> int:
+        """Of a row of the weights."""
+        return ceil(self.kernel[1] / self.across.kernel)
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -115,7 +126,8 @@ class Transforms:
 
     def with_unit_weights(self) -> Transforms:
         """See :meth:`Transform.with_unit_weights`."""
-        return Transforms(self.down.with_unit_weights(), self.across.with_unit_weights())
+        down, across = self.down.with_unit_weights(), self.across.with_unit_weights()
+        return Transforms(down, across, self.columns)
 
 
 def _square(transform: Transform) -> Transforms:
@@ -131,6 +143,7 @@ NONE = Transform.at(kernel=1)
 """For an axis along which a kernel has one weight."""
 _TWO_OF_3 = Transform.at(0, 1, -1)
 _FOUR_OF_3 = Transform.at_opposites(0.625, 1.25, kernel=3)
+_FOUR_OF_4 = Transform.at(0, Fraction(1, 2), Fraction(-1, 2), 1, -1, 2, kernel=4)
 _FOUR_OF_5 = Transform.at_opposites(0.5, 1, 2, kernel=5)
 _TWO_OF_7 = Transform.at_opposites(0.5, 1, 2, kernel=7)
 _FOUR_OF_7 = Transform.at_opposites(0.375, 0.875, 1.25, 2, kernel=7)
@@ -146,6 +159,9 @@ F4_INTEGERS = _square(Transform.at(0, 1, -1, 2, -2))
 TILES_2X2 = (F2,)
 TILES_4X4 = (F4, _square(_FOUR_OF_5))
 TILES_2 = _lines(_TWO_OF_3)
-TILES_4 = (*_lines(_FOUR_OF_3), *_lines(_FOUR_OF_5), *_lines(_FOUR_OF_7))
+TILES_4 = (
+    *(line for each in (_FOUR_OF_3, _FOUR_OF_5, _FOUR_OF_7) for line in _lines(each)),
+    *(Transforms(NONE, _FOUR_OF_4, columns) for columns in (9, 11, 13, 15)),
+)
 TILES = (*TILES_2X2, *TILES_2, *TILES_4X4, *TILES_4)
 """All, and of those for a kernel the one that rounds least first."""
