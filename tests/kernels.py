@@ -169,7 +169,7 @@ def kernel(network: Prepared, algorithm: Algorithm | None = None) -> tvm.IRModul
     """The unscheduled kernel of the network's one convolution."""
     custom = AlgorithmSelection([algorithm]).legalizers() if algorithm else None
     program = pipeline.legalize(network.graph, network.device, custom)
-    (site,) = [s for s in call_sites(program) if "conv2d" in s.name]
+    (site,) = [s for s in call_sites(program) if "conv" in s.name]
     return as_workload(site.func)
 
 

@@ -103,7 +103,8 @@ def lower(
     device: Device,
     implementations: Sequence[Algorithm | ExtraSpace] | None,
 ) -> tvm.IRModule:
-    """Apply the chosen trial of each task (by task key) to the network; defaults elsewhere."""
+    """Apply the chosen trial of each task (by task key) to the network; defaults elsewhere. A trial
+    that ``is_default`` stands for the default schedule of its implementation."""
 
 
 @hookspec(firstresult=True)

@@ -358,7 +358,8 @@ _packed_trace = attrgetter("_trace")
 
 @dataclass(frozen=True)
 class Trial:
-    """One measured candidate. Immutable: a stage that learns more about it returns a copy."""
+    """One measured candidate, or a default schedule (:attr:`is_default`). Immutable: a stage that
+    learns more about it returns a copy."""
 
     task: str
     """The task's key."""
@@ -368,7 +369,8 @@ class Trial:
     """Digest of the scheduled module: equal candidates are never measured twice."""
     trace: Any = _PackedField()
     """The schedule as MetaSchedule's JSON, ``[instructions, decisions]``, post-processors included;
-    or a function that returns it. Trials share these lists: never modify them."""
+    or a function that returns it. Trials share these lists: never modify them. None of a default
+    schedule that was not measured."""
     seconds: Sequence[float] = field(default_factory=list)
     """One value per repeat; empty if it failed."""
     error: Mapping[str, Any] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -12,6 +11,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
+import kernels
 from kernels import (
     agrees_with_reference,
     convolution_of,
@@ -24,7 +24,7 @@ from kernels import (
     sample_modules,
     this_machine,
 )
-from tvmtune import api
+from tvmtune import api, host
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.operators import prefetch, winograd, winograd_fused, winograd_rows
 from tvmtune.operators.winograd_calls import Convolution, fitting
@@ -36,6 +36,7 @@ from tvmtune.operators.winograd_transforms import (
     Transforms,
 )
 from tvmtune.passes.packed_products import Window
+from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.tasks.extract import extract_tasks
 
@@ -53,7 +54,7 @@ SHAPES = [
     ((1, 3, 3, 16), 16, (0, 0, 0, 0)),
     ((1, 1, 1, 16), 16, (1, 1, 1, 1)),
     ((1, 6, 74, 32), 16, (1, 1, 1, 1)),
-    ((1, 9, 9, 24), 40, (1, 1, 1, 1)),
+    ((1, 9, 9, 24), 48, (1, 1, 1, 1)),
 ]
 PROGRAMS = pytest.mark.parametrize(
     "compute",
@@ -138,6 +139,16 @@ def test_its_default_schedule_equals_the_direct_convolution(shape, out, pads, tr
     mod = by_default(program(transforms, shape, out, pads, compute))
     computed = run_kernel(mod, [data, stored_weight(compute, transforms, weight)])
     assert error(computed, direct(data, weight, pads)) < 1e-4
+
+
+@pytest.mark.parametrize("compute", [winograd.convolution, winograd_rows.convolution])
+@pytest.mark.parametrize(("channels", "out"), [(24, 40), (12, 36)])
+def test_vectors_may_be_short(channels, out, compute):
+    shape, pads = (1, 10, 30, channels), (1, 1, 1, 1)
+    data, weight = random_arrays(shape, out)
+    mod = by_default(program(F4, shape, out, pads, compute))
+    computed = run_kernel(mod, [data, stored_weight(compute, F4, weight)])
+    assert error(computed, direct(data, weight, pads)) < 1e-5
 
 
 def by_default(mod: tvm.IRModule) -> tvm.IRModule:
@@ -346,7 +357,7 @@ def test_weights_are_transformed_by_the_published_formula():
 
 
 @pytest.mark.parametrize("unit", [False, True], ids=["", "with unit weights"])
-@pytest.mark.parametrize("transforms", [*(replace(each, columns=0) for each in TILES), F4_INTEGERS])
+@pytest.mark.parametrize("transforms", [*(t for t in TILES if t.parts == 1), F4_INTEGERS])
 def test_the_transforms_compute_a_convolution(transforms, unit):
     if unit:
         transforms = transforms.with_unit_weights()
@@ -389,7 +400,7 @@ def test_it_applies_to_3x3_convolutions_of_stride_1(options):
         {"groups": 2},
         {"groups": 16},
         {"stride": 2},
-        {"dilation": 5, "pads": (5, 5, 5, 5)},
+        {"dilation": 6, "pads": (6, 6, 6, 6)},
         {"kernel": 1, "pads": (0, 0, 0, 0)},
         {"kernel": 7},
         {"constant": False},
@@ -452,10 +463,61 @@ def test_it_applies_to_channels_that_are_whole_vectors(channels, most):
 
 
 @pytest.mark.parametrize(
-    ("mcpu", "channels", "applies"),
-    [("znver4", 36, True), ("znver4", 18, False), ("znver5", 36, False), ("znver5", 72, True)],
+    ("frames", "channels", "applies"), [(1, 24, True), (2, 24, False), (2, 32, True)]
 )
-def test_vectors_of_four_channels_are_for_cpus_that_take_two_cycles_for_an_instruction(
+def test_vectors_of_channels_do_not_cross_frames(frames, channels, applies):
+    kernel, pads = (frames, 3, 3), (0, 1, 1, 0, 1, 1)
+    model = one_conv((1, channels, 4, 14, 14), 24, kernel, pads=pads)
+    assert (fitting(TILES, convolution_of(prepared(model)), 8) is not None) == applies
+
+
+def test_parts_are_for_single_rows_without_frames():
+    signal = one_conv((1, 16, 100), 16, 11, pads=(5, 5))
+    parts = fitting(TILES, convolution_of(prepared(signal)))
+    assert (parts.tile, parts.parts) == ((1, 4), 3)
+    for shape, kernel, pads in (
+        ((2, 16, 100), 11, (5, 5)),
+        ((1, 16, 2, 100), (1, 11), (0, 5, 0, 5)),
+        ((1, 16, 1, 1, 100), (1, 1, 11), (0, 0, 5, 0, 0, 5)),
+        ((1, 16, 3, 1, 100), (3, 1, 11), (0, 0, 5, 0, 0, 5)),
+    ):
+        model = one_conv(shape, 16, kernel, pads=pads)
+        assert fitting(TILES, convolution_of(prepared(model))) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "pads"),
+    [
+        ((1, 32, 20, 20), 3, (1, 1, 1, 1)),
+        ((1, 32, 20, 20), 5, (2, 2, 2, 2)),
+        ((1, 32, 20, 20), (1, 7), (0, 3, 0, 3)),
+        ((1, 32, 200), 3, (1, 1)),
+        ((1, 32, 200), 11, (5, 5)),
+        ((1, 32, 3, 20, 20), 3, (1,) * 6),
+    ],
+)
+def test_what_is_tuned_is_what_is_compiled(shape, kernel, pads):
+    """Tasks are extracted without the values of weights."""
+    network = prepared(one_conv(shape, 32, kernel, pads=pads))
+    offered = host.backend("cpu").implementations(network.device)
+    tasks = extract_tasks(network, network.device, implementations=offered)
+    task = max(tasks, key=lambda each: each.flop)
+    found = [i for i in task.implementations if i.name.startswith("winograd")]
+    assert found
+    for each in found:
+        (algorithm,) = (a for a in offered if a.name == each.name)
+        assert workload_key(kernels.kernel(network, algorithm)) == each.workload_key
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "channels", "applies"),
+    [
+        *(("znver4", 36, True), ("znver4", 18, False)),
+        *(("znver3", 72, True), ("znver3", 36, False)),
+        *(("znver5", 48, True), ("znver5", 72, False)),
+    ],
+)
+def test_channels_are_vectors_of_the_cpu_or_shorter_ones_if_these_take_less_time(
     mcpu, channels, applies
 ):
     model = one_conv((1, channels, 28, 28), channels)
@@ -517,6 +579,9 @@ def test_rows_are_preferred_if_there_are_enough_for_all_cores():
     one = one_conv((1, 64, 56, 56), 64)
     assert winograd_rows.is_parallel(F4, 7, extents(one))
     assert not winograd_rows.is_parallel(F4, 8, extents(one))
+    five = extents(one_conv((1, 64, 20, 56), 64))
+    assert winograd_rows.is_parallel(F4, 1, five)
+    assert not winograd_rows.is_parallel(F4, 2, five)
     attrs = {"mcpu": "znver4", "threads": 1}
     tasks = api.plan(OnnxNetwork(one, name="one"), attrs=attrs).tasks
     task = max(tasks, key=lambda each: each.flop)

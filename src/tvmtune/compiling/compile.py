@@ -264,11 +264,10 @@ def _run_check(path: Path, described: JSON) -> verify.CheckResult:
 def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> JSON:
     shipped = trial is not None and trial.kind == SHIPPED
     measured = trial is not None and record == "exact" and trial.ok and not shipped
-    names = [each.name for each in task.implementations]
     if trial is None:
         implementation = (task.untuned_exact if exact else task.untuned).name
-    elif record == "default" and trial.implementation not in names:
-        implementation = "direct"  # of an algorithm that is gone
+    elif record == "default" and not trial.is_default:
+        implementation = _fallback(task, trial)
     else:
         implementation = trial.implementation
     return {
@@ -280,6 +279,13 @@ def _task_row(task: Task, trial: Trial | None, record: str, *, exact: bool) -> J
         "flop": task.flop,
         "bytes": sum(map(nbytes, task.args)),
     }
+
+
+def _fallback(task: Task, trial: Trial) -> str:
+    """The implementation whose default schedule takes the place of a trial that does not apply: its own
+    if that is another program than the direct one."""
+    others = [i.name for i in task.implementations if i.workload_key != task.key]
+    return trial.implementation if trial.implementation in others else "direct"
 
 
 def _other_device(logs: Sequence[Log], device: Device) -> str:

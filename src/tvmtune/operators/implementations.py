@@ -26,7 +26,7 @@ from tvmtune.operators import (
     winograd_fused,
     winograd_rows,
 )
-from tvmtune.operators.winograd_calls import LANES, Convolution, fitting
+from tvmtune.operators.winograd_calls import GAIN, LANES, Convolution, fitting
 from tvmtune.operators.winograd_transforms import (
     F4_INTEGERS,
     TILES_2,
@@ -144,8 +144,8 @@ def _winograd_cpu(cores: int, fewest_lanes: int, *, of_signals: bool) -> Iterato
     def is_best(transforms: Transforms, conv: Convolution) -> bool:
         return conv.fastest() is transforms
 
-    def is_exact(_: Transforms, conv: Convolution) -> bool:
-        return conv.fastest() is not None
+    def saves_time(transforms: Transforms, conv: Convolution) -> bool:
+        return conv.time(transforms) < GAIN * conv.time(None)
 
     def in_rows(best: _Suits, transforms: Transforms, conv: Convolution) -> bool:
         return (
@@ -164,7 +164,7 @@ def _winograd_cpu(cores: int, fewest_lanes: int, *, of_signals: bool) -> Iterato
             is_fused,
             exact=(name, choices) in exact,
         )
-    for algorithms, best in ((inexact, is_best), (exact, is_exact)):
+    for algorithms, best in ((inexact, is_best), (exact, saves_time)):
         for name, choices in algorithms:
             yield make(
                 f"{name}-rows",

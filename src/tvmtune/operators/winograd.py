@@ -10,7 +10,8 @@ A convolution with a dilation of d computes d * d interleaved images, of which e
 of every d-th row, as one without dilation does. A tile belongs to one of them.
 
 A convolution of (n, d, h, w, c) data computes each frame of its output as one of an image that has the
-channels of all frames that it reads. One of (n, w, c) data, a signal, is one of images of one row.
+channels of all frames that it reads. One of (n, w, c) data, a signal, is one of images of one row. For
+long kernels in a single row, see :mod:`tvmtune.operators.winograd_transforms`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def transformed_weight(transforms: Transforms, call: Any, values: bool) -> np.nd
     if values:
         return transform_weight(transforms, call.args[1].value.numpy())
     conv = Convolution.of(call)
-    return empty((*transforms.alpha, conv.inputs, conv.outputs), "float32")
+    terms = transforms.parts * conv.inputs
+    return empty((*transforms.alpha, terms, conv.outputs), "float32")
 
 
 def replace_by(
@@ -135,8 +137,8 @@ class Tiles:
 
     @classmethod
     def of(cls, transforms: Transforms, data: Any, terms: int, window: Window) -> Tiles:
-        """Those of the (n, h, w, c) or (n, d, h, w, c) ``data``; ``terms`` has the channels of all
-        frames that an output reads."""
+        """Those of the (n, h, w, c), (n, d, h, w, c) or (n, w, c) ``data``; ``terms`` has the channels
+        of all frames that an output reads."""
         *images, h, w, ci = _image_shape(data)
         half = len(window.padding) // 2
         (*front, top, left), (*back, bottom, right) = window.padding[:half], window.padding[half:]

@@ -113,28 +113,33 @@ def tiles_along(transform: Transform, outputs: int, dilation: int) -> int:
 
 
 def fitting(choices: Sequence[Transforms], call: Any, fewest_lanes: int = 1) -> Transforms | None:
-    """The one of these that applies to a convolution with stride 1, one group, float32 data with
+    """The first of these that applies to a convolution with stride 1, one group, float32 data with
     channels last, constant weights and, as channels, multiples of ``fewest_lanes``; with dilation, to
     images of which it saves a third of the multiplications. With frames, any number of them and any
     stride between them, without dilation. Kernels of several parts are for images of one row: parts
     would read tiles of the next. None if there is none."""
     if not convolution_calls.is_plain(call):
         return None
-    strides, dilation = (
-        [int(n) for n in each] for each in (call.attrs.strides, call.attrs.dilation)
-    )
-    *_, ci, co = (int(extent) for extent in call.args[1].ty.shape)
-    if (
-        any(step > 1 for step in strides[-2:])
-        or min(vector_lanes(ci), vector_lanes(co)) < fewest_lanes
-    ):
+    attrs = call.attrs
+    strides, dilation = ([int(n) for n in each] for each in (attrs.strides, attrs.dilation))
+    *window, ci, co = (int(extent) for extent in call.args[1].ty.shape)
+    has_frames = len(window) == 3
+    # Vectors must not cross frames.
+    fewest_inputs = LANES if has_frames and window[0] > 1 else fewest_lanes
+    if vector_lanes(ci) < fewest_inputs or vector_lanes(co) < fewest_lanes:
+        return None
+    if any(step > 1 for step in strides[-2:]):
         return None
     conv = Convolution.of(call)
-    has_one_row = conv.images * conv.height == 1
-    for transforms in choices:
-        if transforms.kernel == conv.kernel and (transforms.parts == 1 or has_one_row):
-            has_frames = len(dilation) == 3
-            is_dense = all(apart == 1 for apart in dilation) if has_frames else conv.is_dense
-            saves = is_dense or (not has_frames and conv.saves_a_third(transforms))
-            return transforms if saves else None
-    return None
+
+    def applies(transforms: Transforms) -> bool:
+        if transforms.kernel != conv.kernel:
+            return False
+        if has_frames:
+            return transforms.parts == 1 and all(apart == 1 for apart in dilation)
+        has_one_row = conv.images * conv.height == 1
+        return (transforms.parts == 1 or has_one_row) and (
+            conv.is_dense or conv.saves_a_third(transforms)
+        )
+
+    return next(filter(applies, choices), None)

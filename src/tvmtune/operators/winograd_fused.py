@@ -27,9 +27,9 @@ MOST = 36
 """Tiles, at most. Their sums for 16 output channels, 81 KiB with F(4x4, 3x3), stay in a core's caches
 while all input channels are added."""
 _LOAD = 8
-"""Time to load a weight, a ninth of the kernel for two channels, in multiply-adds of a matrix product.
-It is less than :data:`tvmtune.operators.winograd._LOAD` because later weights are asked for early."""
-_TRANSFORM = 3
+"""Time to load a weight, in multiply-adds of a matrix product. It is less than that in
+:mod:`tvmtune.operators.winograd_calls` because later weights are asked for early."""
+_TRANSFORM_WEIGHT = 3
 """The same to compute a transformed weight."""
 _ADD = 0.2
 """The same, for each tile and transformed weight, to load and store sums: that happens once for the 8
@@ -62,7 +62,7 @@ def _time(transforms: Transforms, cores: int, conv: Convolution) -> float:
     sums = _ADD * conv.tiles(transforms)
     blocks = conv.outputs // LANES
     share = -(-blocks // cores) * cores / blocks
-    return share * conv.time(transforms, _TRANSFORM + loads + sums)
+    return share * conv.time(transforms, _TRANSFORM_WEIGHT + loads + sums)
 
 
 def replace(transforms: Transforms, builder: Any, call: Any, values: bool = True) -> Any:

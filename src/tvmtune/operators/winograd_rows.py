@@ -33,10 +33,11 @@ HELD = 2**22
 
 
 def applies(transforms: Transforms, conv: Convolution) -> bool:
-    """Whether images are wide enough, and kernels have one part."""
+    """Whether images are wide enough and there are several rows, and kernels have one part."""
     weights = 4 * prod(transforms.alpha) * conv.inputs * conv.outputs
     fewest = FEWEST_CACHED if weights <= CACHED else FEWEST
-    return transforms.parts == 1 and conv.tiles_across(transforms) >= fewest
+    rows = conv.images * conv.tiles_down(transforms)
+    return transforms.parts == 1 and rows > 1 and conv.tiles_across(transforms) >= fewest
 
 
 def is_parallel(transforms: Transforms, cores: int, conv: Convolution) -> bool:

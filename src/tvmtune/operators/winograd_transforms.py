@@ -102,7 +102,8 @@ class Transforms:
     down: Transform
     across: Transform
     columns: int = 0
-    """Of the weights, if they are more than those of ``across``, an F(m, m)."""
+    """Of the weights, if they are more than those of ``across``: then that is an F(m, m), and the
+    weights have parts, of which the i-th reads what the first reads of the i-th next tile."""
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -145,7 +146,6 @@ _TWO_OF_3 = Transform.at(0, 1, -1)
 _FOUR_OF_3 = Transform.at_opposites(0.625, 1.25, kernel=3)
 _FOUR_OF_4 = Transform.at(0, Fraction(1, 2), Fraction(-1, 2), 1, -1, 2, kernel=4)
 _FOUR_OF_5 = Transform.at_opposites(0.5, 1, 2, kernel=5)
-_TWO_OF_7 = Transform.at_opposites(0.5, 1, 2, kernel=7)
 _FOUR_OF_7 = Transform.at_opposites(0.375, 0.875, 1.25, 2, kernel=7)
 
 F2 = _square(_TWO_OF_3)

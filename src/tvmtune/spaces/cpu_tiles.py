@@ -221,9 +221,9 @@ def winograd_lanes(unit: VectorUnit) -> int:
 
     On a Zen 4, where shorter vectors take half the time, F(4x4, 3x3) takes 0.33 of the direct
     algorithm's time for 24 channels and 56x56 pixels, 0.5 for 36, and 0.66 for 36 and 28x28 pixels.
-    Shorter vectors than eight lanes were not measured elsewhere.
+    Shorter vectors than a CPU's own were not measured elsewhere.
     """
-    return 4 if unit.in_halves else 8
+    return 4 if unit.in_halves else max(unit.lanes, AVX.lanes)
 
 
 def winograd_decisions(
