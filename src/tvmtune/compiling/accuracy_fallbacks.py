@@ -14,9 +14,9 @@ from tvmtune.compiling.compile import choose_records, default_trial
 from tvmtune.records.log import Log
 from tvmtune.types import Device, Task, Trial
 
-STEPS = (1 / 8, 1 / 2, 1)
-"""Parts of the tasks that fall back, one after the other. Of what inception_v3's error, squared, gains
-by Winograd's algorithms, nine tenths are due to the first eighth of these tasks, three."""
+EARLY = 1 / 8
+"""Part of the tasks. Of what inception_v3's error, squared, gains by Winograd's algorithms, nine tenths
+are due to the first three of 19."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,16 @@ def accuracy_fallbacks(
 ) -> list[Attempt]:
     """What to compile, most promising first: the best records, then ever more accurate ones.
 
-    A fallback replaces a kernel that rounds more than the direct algorithm. Tasks without a record fall
-    back first, in steps of :data:`STEPS`, in the order of the network: later layers amplify the errors
-    of early ones. With records, the first of these steps is the same; then those follow that lose least
-    per call, however often they are called: each call rounds. Each attempt then has one more fallback
-    than the one before, or half as many more; the last has them all. ``shipped`` is that of
+    A fallback replaces a kernel that rounds more than the direct algorithm. The first :data:`EARLY` of
+    the network fall back together: later layers amplify their errors. Then those without a record do,
+    in the order of the network, half of them at a time. Last are those with records, first those that
+    lose least per call, however often they are called: each call rounds. Each attempt then has one more
+    fallback than the one before, or half as many more; the last has them all. ``shipped`` is that of
     :func:`choose_records`.
     """
     best = choose_records(logs, tasks, device, shipped=shipped)
-    inexact = [task for task in tasks if task.key in best and _rounds_more(task, best[task.key])]
+    inexact = [task for task in tasks if _rounds_more(task, best.get(task.key))]
+    inexact.sort(key=lambda task: task.sites)
     keys = {task.key for task in inexact}
     exact = choose_records(logs, tasks, device, shipped=shipped, exact=keys)
 
@@ -56,27 +57,29 @@ def accuracy_fallbacks(
         fallback = exact.get(task.key)
         return fallback.latency - best[task.key].latency if fallback else inf
 
-    untuned = [task for task in tasks if task.key not in best and not task.untuned.exact]
-    for each in (untuned, inexact):
-        each.sort(key=lambda task: task.sites)
-    attempts = [Attempt(best)]
-    for share in STEPS:
-        count = ceil(share * len(untuned))
-        if count > attempts[-1].fallbacks:
-            kept = {task.key: default_trial(task.key, task.untuned) for task in untuned[count:]}
-            attempts.append(Attempt(best | kept, count))
-    early = ceil(STEPS[0] * len(inexact))
-    inexact[early:] = sorted(inexact[early:], key=loss)
-    count = 0
-    while count < len(inexact):
-        count = min(len(inexact), max(count + 1, 3 * count // 2)) if count else early
-        replaced = {task.key for task in inexact[:count]}
-        kept = {key: trial for key, trial in best.items() if key not in replaced}
-        fallbacks = {key: trial for key, trial in exact.items() if key in replaced}
-        attempts.append(Attempt(kept | fallbacks, len(untuned) + count))
+    early = ceil(EARLY * len(inexact))
+    untuned = [task for task in inexact[early:] if task.key not in best]
+    tuned = sorted((task for task in inexact[early:] if task.key in best), key=loss)
+    order = [*inexact[:early], *untuned, *tuned]
+    counts = [0, early, early + ceil(len(untuned) / 2), early + len(untuned)]
+    while counts[-1] < len(order):
+        fallen = counts[-1] - early - len(untuned)
+        counts.append(early + len(untuned) + min(len(tuned), max(fallen + 1, 3 * fallen // 2)))
+    attempts = []
+    for count in dict.fromkeys(counts):
+        replaced = {task.key for task in order[:count]}
+        records = {key: trial for key, trial in best.items() if key not in replaced}
+        records |= {key: trial for key, trial in exact.items() if key in replaced}
+        if count:
+            kept = [task for task in order[count:] if task.key not in best]
+            records |= {task.key: default_trial(task.key, task.untuned) for task in kept}
+        attempts.append(Attempt(records, count))
     return attempts
 
 
-def _rounds_more(task: Task, trial: Trial) -> bool:
-    """Also if the implementation is superseded: the task does not have it any more."""
+def _rounds_more(task: Task, trial: Trial | None) -> bool:
+    """Whether the trial, or without one the default, rounds more than the direct algorithm; also if the
+    implementation is superseded: the task does not have it any more."""
+    if trial is None:
+        return not task.untuned.exact
     return not any(i.name == trial.implementation and i.exact for i in task.implementations)
