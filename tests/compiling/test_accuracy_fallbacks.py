@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import onnx
 import pytest
 
 from tvmtune import api
 from tvmtune.bench import verify
+from tvmtune.compiling import compile
 from tvmtune.compiling.accuracy_fallbacks import accuracy_fallbacks
 from tvmtune.compiling.compile import compile_library
 from tvmtune.errors import TvmtuneError
@@ -19,7 +21,7 @@ from tvmtune.networks.zoo.graph_builder import GraphBuilder
 from tvmtune.records.log import read_log
 from tvmtune.runtime.library import Library
 from tvmtune.tuning.budget import Budget
-from tvmtune.types import Timing
+from tvmtune.types import Timing, Trial
 
 pytestmark = pytest.mark.slow
 
@@ -140,6 +142,22 @@ def test_a_kernel_keeps_its_fast_default_where_only_early_ones_fall_back(plan, t
     # (..., positions down, positions across, tiles, channels)
     extents = [re.findall(r"int64\((\d+)\)", shape)[-4:-2] for shape in products]
     assert extents == [["6", "6"]]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "named"),
+    [("winograd-4x4", "winograd-4x4"), ("template", "direct"), ("gone", "direct")],
+)
+def test_a_row_names_what_takes_the_place_of_a_record_that_no_longer_applies(
+    implementation, named, plan
+):
+    """Another space of the direct program falls back to that program's default schedule."""
+    task = next(t for t in plan.tasks if any(i.name == "winograd-4x4" for i in t.implementations))
+    direct = task.implementations[0]
+    other = replace(task, implementations=[*task.implementations, replace(direct, name="template")])
+    trial = Trial(task.key, implementation, task.key, "", trace=[[], []])
+    row = compile._task_row(other, trial, "default", exact=False)
+    assert row["implementation"] == named
 
 
 def test_a_network_without_inexact_defaults_needs_one_attempt():
