@@ -192,8 +192,8 @@ def test_an_option_of_the_file_is_named_in_errors_about_its_value(run, tmp_path)
 def test_help_shows_where_values_come_from(run, monkeypatch):
     monkeypatch.setenv("TVMTUNE_TUNE_REPEAT", "7")
     monkeypatch.setenv("COLUMNS", "120")
-    code, out, _ = run("trials = 500\n[tune]\nno-compile = true\n", "tune", "-h")
-    assert code == 0
+    code, out, err = run("trials = 500\n[tune]\nno-compile = true\n", "tune", "-h")
+    assert code == 0, err
     plain = " ".join(out.split())
     assert re.search(r"--trials N [^-]*?\[tvmtune.toml: 500\]", plain)
     assert re.search(r"--no-compile [^-]*?\[tvmtune.toml: true\]", plain)
