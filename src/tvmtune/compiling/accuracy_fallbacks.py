@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
-from tvmtune.compiling.compile import choose_records, default_trial
+from tvmtune.compiling.compile import choose_records
 from tvmtune.records.log import Log
-from tvmtune.types import Device, Task, Trial
+from tvmtune.types import DEFAULT, Device, Task, Trial
 
 EARLY = 1 / 8
 """Part of the tasks. Of what inception_v3's error, squared, gains by Winograd's algorithms, nine tenths
@@ -61,10 +61,11 @@ def accuracy_fallbacks(
     untuned = [task for task in inexact[early:] if task.key not in best]
     tuned = sorted((task for task in inexact[early:] if task.key in best), key=loss)
     order = [*inexact[:early], *untuned, *tuned]
-    counts = [0, early, early + ceil(len(untuned) / 2), early + len(untuned)]
-    while counts[-1] < len(order):
-        fallen = counts[-1] - early - len(untuned)
-        counts.append(early + len(untuned) + min(len(tuned), max(fallen + 1, 3 * fallen // 2)))
+    others = early + len(untuned)
+    counts, fallen = [0, early, early + ceil(len(untuned) / 2), others], 0
+    while fallen < len(tuned):
+        fallen = min(len(tuned), max(fallen + 1, 3 * fallen // 2))
+        counts.append(others + fallen)
     attempts = []
     for count in dict.fromkeys(counts):
         replaced = {task.key for task in order[:count]}
@@ -72,9 +73,15 @@ def accuracy_fallbacks(
         records |= {key: trial for key, trial in exact.items() if key in replaced}
         if count:
             kept = [task for task in order[count:] if task.key not in best]
-            records |= {task.key: default_trial(task.key, task.untuned) for task in kept}
+            records |= {task.key: _untuned_trial(task) for task in kept}
         attempts.append(Attempt(records, count))
     return attempts
+
+
+def _untuned_trial(task: Task) -> Trial:
+    """Stands for what compile takes without a record."""
+    name, workload = task.untuned.name, task.untuned.workload_key
+    return Trial(task.key, name, workload, candidate="", trace=None, tuner=DEFAULT)
 
 
 def _rounds_more(task: Task, trial: Trial | None) -> bool:

@@ -23,17 +23,7 @@ from tvmtune.runtime.library import Library
 from tvmtune.runtime.low_memory import WeightInjectionError
 from tvmtune.tasks.lower import KERNELS, MODELLED, RECORD
 from tvmtune.tasks.plan import Plan
-from tvmtune.types import (
-    DEFAULT,
-    JSON,
-    SHIPPED,
-    Device,
-    Implementation,
-    Network,
-    Task,
-    Trial,
-    is_operator,
-)
+from tvmtune.types import JSON, SHIPPED, Device, Network, Task, Trial, is_operator
 
 
 class WrongOutput(TvmtuneError):
@@ -142,13 +132,6 @@ def _assigned(trials: Sequence[Trial], tasks: Sequence[Task]) -> list[Trial]:
             trial = trial.evolve(task=task, implementation=implementation)
         assigned.append(trial)
     return assigned
-
-
-def default_trial(key: str, implementation: Implementation) -> Trial:
-    """Stands for the default schedule of an implementation of the task with this key."""
-    return Trial(
-        key, implementation.name, implementation.workload_key, "", trace=None, tuner=DEFAULT
-    )
 
 
 def compile_library(

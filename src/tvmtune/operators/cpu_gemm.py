@@ -74,10 +74,7 @@ def applies_to_convolution(padding: Padding, call: Any) -> bool:
     and input channels of a group, and output channels that ``padding`` accepts."""
     if not convolution_calls.is_plain(call, grouped=True):
         return False
-    *image, columns = (int(extent) for extent in call.ty.shape)
-    pixels, inputs = product(image), int(call.args[1].ty.shape[-2])
-    groups = int(call.attrs.groups)
-    return min(pixels, inputs) >= FEWEST and padding(pixels, columns // groups, groups) is not None
+    return _has_matrix(padding, call)
 
 
 def multiplies_by_weights(call: Any) -> bool:
@@ -94,13 +91,17 @@ def multiplies_by_weights(call: Any) -> bool:
 
 def applies_to_matmul(padding: Padding, call: Any) -> bool:
     """As for convolutions, with a constant matrix as the second operand."""
-    if not multiplies_by_weights(call):
-        return False
-    *image, inputs = (int(extent) for extent in call.args[0].ty.shape)
-    columns = int(call.args[1].ty.shape[1])
-    if min(product(image), inputs) < FEWEST:
-        return False
-    return padding(product(image), columns, 1) is not None
+    return multiplies_by_weights(call) and _has_matrix(padding, call)
+
+
+def _has_matrix(padding: Padding, call: Any) -> bool:
+    rows, inputs = Extents.of(call).rows, int(call.args[1].ty.shape[-2])
+    return min(rows, inputs) >= FEWEST and _matrix(padding, call) is not None
+
+
+def _matrix(padding: Padding, call: Any) -> Matrix | None:
+    extents = Extents.of(call)
+    return padding(extents.rows, extents.columns, extents.groups)
 
 
 def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool = True) -> Any:
@@ -109,7 +110,8 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
     output = [int(n) for n in call.ty.shape]
     groups = int(call.attrs.groups)
     group = output[-1] // groups
-    matrix = _required(padding, output, groups)
+    matrix = _matrix(padding, call)
+    assert matrix is not None
     reads = convolution_calls.Reads.of(call)
     name = f"conv{reads.dims}d_gemm"
 
@@ -135,7 +137,8 @@ def replace_convolution(padding: Padding, builder: Any, call: Any, values: bool 
 def replace_matmul(padding: Padding, builder: Any, call: Any, values: bool = True) -> Any:
     """The same product for a ``relax.matmul`` that :func:`applies_to_matmul` accepted."""
     output = [int(n) for n in call.ty.shape]
-    matrix = _required(padding, output, 1)
+    matrix = _matrix(padding, call)
+    assert matrix is not None
 
     def program(data: Any, weight: Any) -> Any:
         from tvm import te
@@ -148,13 +151,6 @@ def replace_matmul(padding: Padding, builder: Any, call: Any, values: bool = Tru
         return _sums(matrix, output, term, [k], "matmul_gemm")
 
     return _call(builder, program, call, matrix, values, "matmul_gemm")
-
-
-def _required(padding: Padding, output: Sequence[int], groups: int) -> Matrix:
-    """The extents to compute of a call that was accepted."""
-    matrix = padding(product(output[:-1]), output[-1] // groups, groups)
-    assert matrix is not None
-    return matrix
 
 
 def _call(builder: Any, program: Any, call: Any, matrix: Matrix, values: bool, name: str) -> Any:

@@ -135,8 +135,6 @@ def winograd_cpu(cores: int, fewest_lanes: int) -> tuple[Algorithm, ...]:
 def _winograd_cpu(cores: int, fewest_lanes: int, *, of_signals: bool) -> Iterator[Algorithm]:
     """Those for two-dimensional convolutions, or those of them that have signals; what compile should
     prefer first."""
-    inexact = [("winograd-4x4", TILES_4X4), ("winograd-4", TILES_4)][of_signals:]
-    exact = [("winograd-2x2", TILES_2X2), ("winograd-2", TILES_2)][of_signals:]
 
     def is_fused(transforms: Transforms, conv: Convolution) -> bool:
         return winograd_fused.prefers(transforms, cores, conv)
@@ -154,27 +152,23 @@ def _winograd_cpu(cores: int, fewest_lanes: int, *, of_signals: bool) -> Iterato
             and best(transforms, conv)
         )
 
+    families = [
+        ("winograd-4x4", TILES_4X4, False, is_best),
+        ("winograd-4", TILES_4, False, is_best),
+        ("winograd-2x2", TILES_2X2, True, saves_time),
+        ("winograd-2", TILES_2, True, saves_time),
+    ]
+    if of_signals:
+        families = [each for each in families if each[1] in (TILES_4, TILES_2)]
     make = functools.partial(_winograd, fewest_lanes=fewest_lanes)
-    for name, choices in (*inexact, *exact):
-        yield make(
-            f"{name}-fused",
-            choices,
-            winograd_fused.replace,
-            winograd_fused.applies,
-            is_fused,
-            exact=(name, choices) in exact,
-        )
-    for algorithms, best in ((inexact, is_best), (exact, saves_time)):
-        for name, choices in algorithms:
-            yield make(
-                f"{name}-rows",
-                choices,
-                winograd_rows.replace,
-                winograd_rows.applies,
-                functools.partial(in_rows, best),
-                exact=algorithms is exact,
-            )
-            yield make(name, choices, prefers=best, exact=algorithms is exact)
+    for name, choices, exact, _ in families:
+        program, applies = winograd_fused.replace, winograd_fused.applies
+        yield make(f"{name}-fused", choices, program, applies, is_fused, exact=exact)
+    for name, choices, exact, best in families:
+        program, applies = winograd_rows.replace, winograd_rows.applies
+        prefers = functools.partial(in_rows, best)
+        yield make(f"{name}-rows", choices, program, applies, prefers, exact=exact)
+        yield make(name, choices, prefers=best, exact=exact)
 
 
 def padded_channels(columns: padded.PaddedColumns) -> Algorithm:

@@ -84,12 +84,11 @@ def transform_weight(transforms: Transforms, weight: np.ndarray) -> np.ndarray:
     axes = (transforms.down, transforms.across)
     down, across = (np.array(each.weight, dtype="float64") for each in axes)
     exact = weight.reshape(-1, *transforms.kernel, *weight.shape[-2:]).astype("float64")
-    if transforms.parts > 1:
-        missing = transforms.parts * transforms.across.kernel - transforms.kernel[1]
+    if missing := -transforms.kernel[1] % transforms.across.kernel:
         exact = np.pad(exact, ((0, 0), (0, 0), (0, missing), (0, 0), (0, 0)))
-        exact = exact.reshape(1, transforms.parts, transforms.across.kernel, *weight.shape[-2:])
-        exact = exact.transpose(1, 0, 2, 3, 4)
-    result = np.einsum("ak,bl,dklio->abdio", down, across, exact).astype("float32")
+    # Kernels of several parts have one row and no frames: the parts take the place of frames.
+    kernels = exact.reshape(-1, *(each.kernel for each in axes), *weight.shape[-2:])
+    result = np.einsum("ak,bl,dklio->abdio", down, across, kernels).astype("float32")
     return result.reshape(*result.shape[:2], -1, result.shape[-1])
 
 
@@ -268,20 +267,19 @@ def _padded(
 
     n, h, w, channels = _image_shape(data)
     (top, left), (down, across), (rows, columns) = before, dilation, extents
-    is_signal = len(data.shape) == 3
-    if dilation == (1, 1) and not is_signal:
+    is_signal, is_dense = len(data.shape) == 3, dilation == (1, 1)
+    if is_dense and not is_signal:
         after = (0, rows - h - top, columns - w - left, 0)
         return topi.nn.pad(data, (0, top, left, 0), after, name="winograd_pad", attrs=LEFT_ALONE)
 
     def element(*at: Any) -> Any:
-        b, r, y, s, x, c = at if len(at) == 6 else (at[0], 0, at[1], 0, *at[2:])
+        b, r, y, s, x, c = (at[0], 0, at[1], 0, *at[2:]) if is_dense else at
         at_y, at_x = y * down + r - top, x * across + s - left
         inside = tirx.all(at_y >= 0, at_y < h, at_x >= 0, at_x < w)
         value = data[b, at_x, c] if is_signal else data[b, at_y, at_x, c]
         return tirx.if_then_else(inside, value, tirx.const(0.0, "float32"))
 
-    interleaved = dilation != (1, 1)
-    image = (down, rows, across, columns) if interleaved else (rows, columns)
+    image = extents if is_dense else (down, rows, across, columns)
     shape = (n, *image, channels)
     return te.compute(shape, element, name="winograd_pad", attrs=LEFT_ALONE)
 

@@ -107,6 +107,11 @@ def vector_lanes(channels: int) -> int:
     return gcd(channels, LANES)
 
 
+def longest_share(parts: int, cores: int) -> float:
+    """The time of the core with most of so many parts, in that of equal shares."""
+    return -(-parts // cores) * cores / parts
+
+
 def tiles_along(transform: Transform, outputs: int, dilation: int) -> int:
     """How many tiles an image has along an axis with so many outputs."""
     return dilation * -(-outputs // (dilation * transform.tile))

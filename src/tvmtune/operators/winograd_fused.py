@@ -16,7 +16,7 @@ from tvmtune.arrays import empty
 from tvmtune.operators import prefetch, tiled_loops, winograd
 from tvmtune.operators.combinations import combine
 from tvmtune.operators.winograd import Tiles
-from tvmtune.operators.winograd_calls import GAIN, LANES, Convolution, vector_lanes
+from tvmtune.operators.winograd_calls import GAIN, LANES, Convolution, longest_share, vector_lanes
 from tvmtune.operators.winograd_transforms import TILES, Transforms
 from tvmtune.passes import constants
 from tvmtune.passes.blocks import LEFT_ALONE
@@ -60,8 +60,7 @@ def _time(transforms: Transforms, cores: int, conv: Convolution) -> float:
     """As :meth:`Convolution.time`. Cores share blocks of output channels, of which there may be few."""
     loads = _LOAD * prod(conv.kernel) / prod(transforms.alpha)
     sums = _ADD * conv.tiles(transforms)
-    blocks = conv.outputs // LANES
-    share = -(-blocks // cores) * cores / blocks
+    share = longest_share(conv.outputs // LANES, cores)
     return share * conv.time(transforms, _TRANSFORM_WEIGHT + loads + sums)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmtune.operators import tiled_loops, winograd
 from tvmtune.operators.winograd import Tiles
-from tvmtune.operators.winograd_calls import Convolution
+from tvmtune.operators.winograd_calls import Convolution, longest_share
 from tvmtune.operators.winograd_transforms import Transforms
 from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.packed_products import Window, padded_rows
@@ -45,7 +45,7 @@ def is_parallel(transforms: Transforms, cores: int, conv: Convolution) -> bool:
     those of interleaved images are computed by one."""
     down, _ = conv.dilation
     rows = conv.images * conv.tiles_down(transforms) // down
-    return rows >= 2 * cores and -(-rows // cores) * cores <= UNEQUAL * rows
+    return rows >= 2 * cores and longest_share(rows, cores) <= UNEQUAL
 
 
 def fits(transforms: Transforms, conv: Convolution) -> bool:

@@ -50,7 +50,7 @@ class Transform:
         return len(self.input)
 
     @classmethod
-    def at(cls, *points: Fraction | int, kernel: int = 3) -> Transform:
+    def at(cls, *points: Fraction | int, kernel: int) -> Transform:
         """Interpolate at these points and at infinity (Toom and Cook)."""
         tile = len(points) + 1 - (kernel - 1)
         others = [[q for q in points if q != p] for p in points]
@@ -142,7 +142,7 @@ def _lines(transform: Transform) -> tuple[Transforms, Transforms]:
 
 NONE = Transform.at(kernel=1)
 """For an axis along which a kernel has one weight."""
-_TWO_OF_3 = Transform.at(0, 1, -1)
+_TWO_OF_3 = Transform.at_opposites(1, kernel=3)
 _FOUR_OF_3 = Transform.at_opposites(0.625, 1.25, kernel=3)
 _FOUR_OF_4 = Transform.at(0, Fraction(1, 2), Fraction(-1, 2), 1, -1, 2, kernel=4)
 _FOUR_OF_5 = Transform.at_opposites(0.5, 1, 2, kernel=5)
@@ -153,7 +153,7 @@ F2 = _square(_TWO_OF_3)
 F4 = _square(_FOUR_OF_3)
 """F(4x4, 3x3), whose errors are less than half of those with Lavin and Gray's points (root mean
 square)."""
-F4_INTEGERS = _square(Transform.at(0, 1, -1, 2, -2))
+F4_INTEGERS = _square(Transform.at_opposites(1, 2, kernel=3))
 """Lavin and Gray's F(4x4, 3x3)."""
 
 TILES_2X2 = (F2,)
