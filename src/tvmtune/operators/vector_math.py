@@ -55,6 +55,8 @@ _EXP = (
 )
 _LOWEST, _HIGHEST = -104.0, 89.0
 """exp rounds to 0 and to infinity beyond."""
+_SIGMOID_LIMITS = -104.5, 40.0
+"""sigmoid rounds to 0 and to 1 beyond."""
 # ln(2) in two parts (Cody and Waite): products of the first with 8-bit integers are exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, math.log(2) - 0.693359375
 _ROUND = 12582912.0
@@ -376,18 +378,18 @@ class _Block:
 def _exp(b: _Block, x: _Value) -> _Value:
     result, shifted = _exp_parts(b, b.clamp(x, _LOWEST, _HIGHEST), 2 * _BIAS)
     # In two steps: neither 2^128 nor the factors of denormal results are float32 values.
-    exponent = b.bits(shifted)
-    half = exponent >> b.integer(1)
-    return result * _power_of_two(b, half) * _power_of_two(b, exponent - half)
+    power, other = _halves(b, shifted)
+    return result * power * other
 
 
-def _exp_parts(b: _Block, x: _Value, bias: int) -> tuple[_Value, _Value]:
-    """With x = n * ln(2) + r: exp(r), and a value whose lowest nine bits are those of n + ``bias``."""
+def _exp_parts(b: _Block, x: _Value, bias: int, sign: int = 1) -> tuple[_Value, _Value]:
+    """With ``sign`` * x = n * ln(2) + r: exp(r), and a value whose lowest nine bits are those of
+    ``sign`` * n + ``bias``."""
     offset = b.constant(_ROUND + bias)
     shifted = x * b.constant(1 / math.log(2)) + offset
     n = shifted - offset
-    r = x - n * b.constant(_LN2_HIGH)
-    r = r - n * b.constant(_LN2_LOW)
+    high, low = n * b.constant(_LN2_HIGH), n * b.constant(_LN2_LOW)
+    r = (x - high) - low if sign > 0 else (high - x) + low
     return b.polynomial(r, _EXP), shifted
 
 
@@ -396,10 +398,22 @@ def _power_of_two(b: _Block, bits: _Value) -> _Value:
     return b.floats(bits << b.integer(23))
 
 
+def _halves(b: _Block, shifted: _Value) -> tuple[_Value, _Value]:
+    """Two powers of two whose product is 2^n, with n + 254 in the lowest nine bits of ``shifted``."""
+    exponent = b.bits(shifted)
+    half = exponent >> b.integer(1)
+    return _power_of_two(b, half), _power_of_two(b, exponent - half)
+
+
 def _sigmoid(b: _Block, x: _Value) -> _Value:
-    one = b.constant(1.0)
-    e = _exp(b, b.constant(0.0) - b.magnitude(x))  # cannot overflow
-    return b.select(x < b.constant(0.0), e, one) / (one + e)
+    """1 / (1 + exp(-x)) as t / (t + exp(r)), with t = 2^-n and -x = n * ln(2) + r.
+
+    t is a product of two powers, as the smallest are no float32 values. This takes fewer operations
+    than scaling exp(r), which overflows for negative x.
+    """
+    exp, shifted = _exp_parts(b, b.clamp(x, *_SIGMOID_LIMITS), 2 * _BIAS, sign=-1)
+    power, other = _halves(b, shifted)
+    return power * (other / (power * other + exp))
 
 
 def _tanh(b: _Block, x: _Value) -> _Value:
