@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import tvm
@@ -315,24 +316,44 @@ def test_channels_before_the_kernel_are_not_taken_for_its_positions():
     assert padding(nchw, "haswell") == padding(nchw, "skylake-avx512")
 
 
+@pytest.mark.parametrize(("mcpu", "size"), [("znver4", 64), ("haswell", 64), ("haswell", 112)])
+def test_a_vector_has_one_pixel_where_padding_is_part_of_the_products(mcpu, size):
+    """Else some of its lanes are padding and others are not."""
+    script = by_default(convolution(groups=1, channels=3, size=size, out=16), mcpu)
+    assert "T.if_then_else" in script
+    assert set(re.findall(r"T\.vectorized\((\d+)\)", script)) == {"16"}
+
+
 def padding(mod: tvm.IRModule, mcpu: str) -> str | None:
     """Where the default schedule computes the padding: before the threads' loop over products, in it,
     or as part of the products."""
-    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
-    script = RuleSpace(target).choose(mod, tvm.target.Target(target)).mod.script()
+    script = by_default(mod, mcpu)
     place, products = script.find('sblock("pad_temp")'), script.rfind("T.parallel")
     return None if place < 0 else "before" if place < products else "per tile"
 
 
+def by_default(mod: tvm.IRModule, mcpu: str) -> str:
+    """The module's default schedule for this CPU, as text."""
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
+    script: str = RuleSpace(target).choose(mod, tvm.target.Target(target)).mod.script()
+    return script
+
+
 def convolution(
-    groups: int, channels: int = 208, kernel: int = 3, layout: str = "NHWC"
+    groups: int,
+    channels: int = 208,
+    kernel: int = 3,
+    layout: str = "NHWC",
+    *,
+    size: int = 14,
+    out: int = 208,
 ) -> tvm.IRModule:
-    image, taps = (1, 14, 14, channels), (kernel, kernel, channels // groups, 208)
+    image, taps = (1, size, size, channels), (kernel, kernel, channels // groups, out)
     weights = "HWIO"
     if layout == "NCHW":
         image, taps, weights = (
-            (1, channels, 14, 14),
-            (208, channels // groups, kernel, kernel),
+            (1, channels, size, size),
+            (out, channels // groups, kernel, kernel),
             "OIHW",
         )
     data, weight = te.placeholder(image, name="data"), te.placeholder(taps, name="weight")
