@@ -14,7 +14,9 @@ def run_in_tvm(network: Network, inputs: Mapping[str, np.ndarray]) -> list[np.nd
     import tvm
     from tvm import relax
 
-    library = tvm.compile(network.to_relax(), target=tvm.target.Target({"kind": "llvm"}))
+    # It runs once: LLVM's optimizations would take longer than all else.
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    library = tvm.compile(network.to_relax(), target=target)
     machine = relax.VirtualMachine(library, tvm.cpu())
     arguments = [tvm.runtime.tensor(inputs[spec.name]) for spec in network.inputs]
     result = machine["main"](*arguments)
