@@ -239,16 +239,16 @@ def preferred_traces(
         return
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
     outputs, terms = ([extent(design.trace, i) for i in each] for each in (spatial, reduction))
+    lanes = rules.lanes_of(design.mod)
     tensorized = _tensorized(design)
     if tensorized is not None:
         columns = cpu_tiles.tensor_columns(tensorized)
         of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     elif rules.is_fused_winograd(design.mod):
-        lanes = rules.lanes_of(design.mod)
         decisions = cpu_tiles.winograd_decisions(outputs, terms, unit, lanes)
     else:
-        lanes, in_blocks = rules.lanes_of(design.mod), rules.in_blocks(design.mod)
+        in_blocks = rules.in_blocks(design.mod)
         decisions = cpu_tiles.decisions(
             *(outputs, terms, unit, cores, group, lanes), in_blocks=in_blocks
         )
@@ -261,7 +261,7 @@ def preferred_traces(
             parts = [*chosen.spatial, *chosen.reduction]
             trace = _decided(design.trace, [*spatial, *reduction], parts, location)
             if location == _INLINE and chosen.spatial:
-                trace = _in_rows(trace, chosen.spatial[-1][-1])
+                trace = _in_rows(trace, chosen.spatial[-1][-1] * lanes)
             yield trace
 
 
