@@ -243,7 +243,7 @@ def prefetches(mod: tvm.IRModule) -> int:
 
 
 def agrees_with_reference(model: onnx.ModelProto, folder: Path) -> None:
-    """Fails unless the model's library, without records, has the outputs of ONNX Runtime."""
+    """Fails unless the model's library, without records, has the outputs of the network's reference."""
     network = OnnxNetwork(model, name="one")
     plan = api.plan(network, attrs={"threads": 1})
     path = folder / "one.so"
@@ -251,7 +251,8 @@ def agrees_with_reference(model: onnx.ModelProto, folder: Path) -> None:
     library = Library.open(path)
     inputs = library.random_inputs(0)
     (output,) = library.run(inputs)
-    (wanted,) = network.reference(inputs)  # onnx's evaluator copies images element by element
+    # By ONNX Runtime: onnx's evaluator copies images element by element.
+    (wanted,) = network.reference(inputs)
     assert relative_error(output, wanted) < 1e-5
 
 

@@ -100,6 +100,16 @@ def test_all_that_follows_the_sums_is_computed_with_each_tile():
     assert len(computed) == 4, "padding, zeros of the sums, sums, and one epilogue"
 
 
+def test_vectors_stay_whole_where_padding_is_part_of_the_sums():
+    case = CASES["more outputs than inputs"]
+    plan = api.plan(OnnxNetwork(one_conv(**case), name="conv"), attrs=AVX2)
+    (task,) = [t for t in plan.tasks if t.untuned.name == NAME]
+    schedule = task.untuned.space.default(task.untuned.mod, tvm.target.Target(plan.device.target))
+    script = schedule.mod.script()
+    assert "T.if_then_else" in script
+    assert "T.vectorized(T.int64(8)" in script
+
+
 @pytest.mark.parametrize(
     ("unit", "columns", "vectors"),
     [

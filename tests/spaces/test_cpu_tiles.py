@@ -8,8 +8,11 @@ import re
 import pytest
 import tvm
 from tvm import te, topi
+from tvm.s_tir import Schedule
 
 from tvmtune.cpu_features import AVX, AVX512, NEON, NEON32, SSE, ZEN_4, vector_unit
+from tvmtune.passes.workload_keys import structure, workload_key
+from tvmtune.spaces import traces
 from tvmtune.spaces.cpu_tiles import (
     BLOCK_ROWS,
     column_group,
@@ -20,6 +23,8 @@ from tvmtune.spaces.cpu_tiles import (
     window,
 )
 from tvmtune.spaces.rule_space import RuleSpace
+from tvmtune.tuning.space_points import PointSpace
+from tvmtune.types import Implementation
 
 
 @pytest.mark.parametrize(
@@ -319,24 +324,56 @@ def test_channels_before_the_kernel_are_not_taken_for_its_positions():
 @pytest.mark.parametrize(("mcpu", "size"), [("znver4", 64), ("haswell", 64), ("haswell", 112)])
 def test_a_vector_has_one_pixel_where_padding_is_part_of_the_products(mcpu, size):
     """Else some of its lanes are padding and others are not."""
-    script = by_default(convolution(groups=1, channels=3, size=size, out=16), mcpu)
+    script = scheduled(convolution(groups=1, channels=3, size=size, out=16), mcpu).mod.script()
     assert "T.if_then_else" in script
-    assert set(re.findall(r"T\.vectorized\((\d+)\)", script)) == {"16"}
+    assert vectors(script) == {16}
+
+
+@pytest.mark.parametrize("mcpu", ["znver4", "haswell"])
+def test_a_vector_may_have_several_pixels_without_padding(mcpu):
+    mod = convolution(groups=1, channels=3, kernel=1, size=64, out=16)
+    assert max(vectors(scheduled(mod, mcpu).mod.script())) > 16
+
+
+@pytest.mark.parametrize("groups", [1, 16])
+def test_the_search_finds_the_default_schedule_of_a_product_with_padding(groups):
+    mod = convolution(groups=groups, channels=16 if groups > 1 else 3, size=64, out=16)
+    target = for_cpu("znver4")
+    space = RuleSpace(target)
+    points = PointSpace(
+        Implementation("direct", workload_key(mod), mod, space),
+        tvm.target.Target(target),
+        seed=1,
+        threads=1,
+    )
+    default = scheduled(mod, "znver4")
+    point = points.recall(traces.to_json(default))
+    assert point is not None
+    again, _ = points.instantiate(point, 1)
+    assert structure(again.mod) == structure(default.mod)
+
+
+def vectors(script: str) -> set[int]:
+    """The lengths of the vectors in a script."""
+    return {int(n) for n in re.findall(r"T\.vectorized\((?:T\.int64\()?(\d+)", script)}
 
 
 def padding(mod: tvm.IRModule, mcpu: str) -> str | None:
     """Where the default schedule computes the padding: before the threads' loop over products, in it,
     or as part of the products."""
-    script = by_default(mod, mcpu)
+    script = scheduled(mod, mcpu).mod.script()
     place, products = script.find('sblock("pad_temp")'), script.rfind("T.parallel")
     return None if place < 0 else "before" if place < products else "per tile"
 
 
-def by_default(mod: tvm.IRModule, mcpu: str) -> str:
-    """The module's default schedule for this CPU, as text."""
-    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
-    script: str = RuleSpace(target).choose(mod, tvm.target.Target(target)).mod.script()
-    return script
+def scheduled(mod: tvm.IRModule, mcpu: str) -> Schedule:
+    """The module's default schedule for this CPU."""
+    target = for_cpu(mcpu)
+    return RuleSpace(target).choose(mod, tvm.target.Target(target))
+
+
+def for_cpu(mcpu: str) -> dict[str, object]:
+    return {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
 
 
 def convolution(

@@ -56,7 +56,7 @@ _EXP = (
 _LOWEST, _HIGHEST = -104.0, 89.0
 """exp rounds to 0 and to infinity beyond."""
 _SIGMOID_LIMITS = -104.5, 40.0
-"""sigmoid rounds to 0 and to 1 beyond."""
+"""sigmoid rounds to 0 and to 1 beyond, already from -103.98 and 17.4 on."""
 # ln(2) in two parts (Cody and Waite): products of the first with 8-bit integers are exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, math.log(2) - 0.693359375
 _ROUND = 12582912.0
@@ -408,8 +408,8 @@ def _halves(b: _Block, shifted: _Value) -> tuple[_Value, _Value]:
 def _sigmoid(b: _Block, x: _Value) -> _Value:
     """1 / (1 + exp(-x)) as t / (t + exp(r)), with t = 2^-n and -x = n * ln(2) + r.
 
-    t is a product of two powers, as the smallest are no float32 values. This takes fewer operations
-    than scaling exp(r), which overflows for negative x.
+    t is a product of two powers, as the smallest are no float32 values. Scaling exp(r) by 2^n instead
+    would overflow for very negative x, and avoiding that takes more operations.
     """
     exp, shifted = _exp_parts(b, b.clamp(x, *_SIGMOID_LIMITS), 2 * _BIAS, sign=-1)
     power, other = _halves(b, shifted)

@@ -34,8 +34,6 @@ product, before all of them, or for each of the tiles that threads share, after 
 _SMALL_KERNEL = 9
 """Positions of a kernel above which the copy of an image pays, too, on CPUs with few registers: 7x7 and
 64 outputs took 1.8 instead of 5.4 ms with AVX2 on a Zen 3. With AVX-512 it depends on the CPU."""
-_VECTORIZE = "meta_schedule.vectorize"
-"""Annotation with the most elements of a vector that TVM makes of several loops."""
 _KEPT = 512
 _chosen: dict[str, Schedule] = {}
 """Default schedules in this process, oldest first."""
@@ -239,16 +237,16 @@ def preferred_traces(
         return
     spatial, reduction = _tilings(design, 4), _tilings(design, 2)
     outputs, terms = ([extent(design.trace, i) for i in each] for each in (spatial, reduction))
-    lanes = rules.lanes_of(design.mod)
     tensorized = _tensorized(design)
     if tensorized is not None:
         columns = cpu_tiles.tensor_columns(tensorized)
         of_bytes = str(tensorized.writes[0].source.dtype) == "int32"
         decisions = cpu_tiles.tensor_decisions(outputs, terms, columns, unit, of_bytes=of_bytes)
     elif rules.is_fused_winograd(design.mod):
+        lanes = rules.lanes_of(design.mod)
         decisions = cpu_tiles.winograd_decisions(outputs, terms, unit, lanes)
     else:
-        in_blocks = rules.in_blocks(design.mod)
+        lanes, in_blocks = rules.lanes_of(design.mod), rules.in_blocks(design.mod)
         decisions = cpu_tiles.decisions(
             *(outputs, terms, unit, cores, group, lanes), in_blocks=in_blocks
         )
@@ -259,10 +257,7 @@ def preferred_traces(
     for location in (padding, None):
         for chosen in decisions:
             parts = [*chosen.spatial, *chosen.reduction]
-            trace = _decided(design.trace, [*spatial, *reduction], parts, location)
-            if location == _INLINE and chosen.spatial:
-                trace = _in_rows(trace, chosen.spatial[-1][-1] * lanes)
-            yield trace
+            yield _decided(design.trace, [*spatial, *reduction], parts, location)
 
 
 def _decided(
@@ -278,25 +273,6 @@ def _decided(
         if inst.kind.name == "SampleComputeLocation" and location is not None:
             trace = trace.with_decision(inst, location, remove_postproc=True)
     return trace
-
-
-def _in_rows(trace: Any, columns: int) -> Any:
-    """A trace whose vectors are parts of a tile's rows, of so many columns.
-
-    TVM makes one vector of several rows if it has at most 64 elements. Whether an element is padding
-    then depends on the lane, and LLVM computes each by itself: 3x3 kernels with 16 outputs ran at a
-    fifth of the speed, if lines have 128 pixels.
-    """
-    from tvm.s_tir import Trace
-    from tvm.s_tir.schedule import Instruction
-
-    def limited(inst: Any) -> Any:
-        if inst.kind.name != "Annotate" or str(inst.attrs[0]) != _VECTORIZE:
-            return inst
-        block, most = inst.inputs
-        return Instruction(inst.kind, [block, min(int(most), columns)], inst.attrs, inst.outputs)
-
-    return Trace([limited(inst) for inst in trace.insts], trace.decisions)
 
 
 def _padding(terms: Sequence[int], group: int | None, window: int) -> int:

@@ -22,8 +22,8 @@ from tvmtune.types import product
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-_TILED = "meta_schedule.tiling_structure"
-"""Annotation of blocks that TVM's rules for tiling leave alone."""
+TILED = "meta_schedule.tiling_structure"
+"""Annotation of blocks that are tiled: TVM's rules leave them alone."""
 _STRUCTURE = "SSSR"
 FEWEST_ROWS = 4
 """Of a tile. With fewer, dot-product instructions are as fast: an instruction takes as long for ten."""
@@ -76,7 +76,7 @@ def _applies(sch: Schedule, block: Any, instruction: TileInstruction) -> bool:
     computed = sch.get(block)
     if not cpu_tiles.reads_blocks(computed, COLUMNS, instruction.terms):
         return False
-    if _TILED in computed.annotations or len(sch.get_consumers(block)) != 1:
+    if TILED in computed.annotations or len(sch.get_consumers(block)) != 1:
         return False  # without an epilogue, TVM would make one loop of the strips and their rows
     spatial = [int(v.dom.extent) for v in computed.iter_vars if _is_spatial(v)]
     terms = [int(v.dom.extent) for v in computed.iter_vars if not _is_spatial(v)]
@@ -184,7 +184,7 @@ def _tile(sch: Schedule, block: Any) -> None:
     strip += [rows, wide, lanes]
     sch.reorder(*shared, first, *inner, second, *strip, *kernel, whole, quads, terms)
     sch.annotate(strip[0], MARK, 1)
-    sch.annotate(block, _TILED, _STRUCTURE)
+    sch.annotate(block, TILED, _STRUCTURE)
     for operand in sch.get_producers(block):
         if sch.get(operand).writes[0].source.same_as(sch.get(block).reads[-1].source):
             # Terms that it packs are far apart: LLVM makes vectors of the loop around them.
@@ -256,7 +256,7 @@ def keeping_layouts(step: Any) -> Any:
 def _strips(sch: Schedule) -> Any | None:
     """The block that the rule has tiled."""
     for child in sch.get_child_blocks(sch.get_sblock("root")):
-        if str(sch.get(child).annotations.get(_TILED, "")) == _STRUCTURE:
+        if str(sch.get(child).annotations.get(TILED, "")) == _STRUCTURE:
             return child
     return None
 
