@@ -217,14 +217,18 @@ def convolution_of(network: Prepared) -> Any:
 
 def sample_modules(mod: tvm.IRModule, space: RuleSpace, count: int) -> list[tvm.IRModule]:
     """The modules of up to ``count`` schedules that a search would sample."""
-    import tvm
-
-    target = tvm.target.Target(space.target)
-    each = Implementation("drawn", workload_key(mod), mod, space)
-    points = PointSpace(each, target, seed=1, threads=1)
+    points = points_of(mod, space)
     rng = random.Random(1)
     tried = (points.instantiate(points.draw(rng), seed) for seed in range(1, 100))
     return [*itertools.islice((sampled[0].mod for sampled in tried if sampled is not None), count)]
+
+
+def points_of(mod: tvm.IRModule, space: RuleSpace) -> PointSpace:
+    """What a search of the space draws from."""
+    import tvm
+
+    each = Implementation("drawn", workload_key(mod), mod, space)
+    return PointSpace(each, tvm.target.Target(space.target), seed=1, threads=1)
 
 
 def build_for_cpu(mod: tvm.IRModule) -> Any:

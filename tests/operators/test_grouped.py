@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tvm
 from onnx import TensorProto, helper
+from tvm.s_tir import Schedule
 
 from kernels import (
     assert_every_schedule_is_right,
@@ -92,22 +93,23 @@ def test_it_equals_the_convolution_in_vectors_of_512_bits(channels: int, tmp_pat
 
 
 def test_all_that_follows_the_sums_is_computed_with_each_tile():
-    plan = api.plan(OnnxNetwork(one_conv(**CASES["swish"]), name="conv"), attrs=AVX2)
-    (task,) = [t for t in plan.tasks if t.untuned.name == NAME]
-    schedule = task.untuned.space.default(task.untuned.mod, tvm.target.Target(plan.device.target))
+    schedule = default_schedule("swish")
     blocks = map(schedule.get, schedule.get_child_blocks(schedule.get_sblock("root")))
     computed = [b for b in blocks if "meta_schedule.layout_rewrite_preproc" not in b.annotations]
     assert len(computed) == 4, "padding, zeros of the sums, sums, and one epilogue"
 
 
 def test_vectors_stay_whole_where_padding_is_part_of_the_sums():
-    case = CASES["more outputs than inputs"]
-    plan = api.plan(OnnxNetwork(one_conv(**case), name="conv"), attrs=AVX2)
-    (task,) = [t for t in plan.tasks if t.untuned.name == NAME]
-    schedule = task.untuned.space.default(task.untuned.mod, tvm.target.Target(plan.device.target))
-    script = schedule.mod.script()
+    script = default_schedule("more outputs than inputs").mod.script()
     assert "T.if_then_else" in script
     assert "T.vectorized(T.int64(8)" in script
+
+
+def default_schedule(case: str) -> Schedule:
+    """Of the convolution with AVX2."""
+    plan = api.plan(OnnxNetwork(one_conv(**CASES[case]), name="conv"), attrs=AVX2)
+    (task,) = [t for t in plan.tasks if t.untuned.name == NAME]
+    return task.untuned.space.default(task.untuned.mod, tvm.target.Target(plan.device.target))
 
 
 @pytest.mark.parametrize(

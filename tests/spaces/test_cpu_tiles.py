@@ -10,8 +10,9 @@ import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
+from kernels import points_of
 from tvmtune.cpu_features import AVX, AVX512, NEON, NEON32, SSE, ZEN_4, vector_unit
-from tvmtune.passes.workload_keys import structure, workload_key
+from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import traces
 from tvmtune.spaces.cpu_tiles import (
     BLOCK_ROWS,
@@ -23,8 +24,6 @@ from tvmtune.spaces.cpu_tiles import (
     window,
 )
 from tvmtune.spaces.rule_space import RuleSpace
-from tvmtune.tuning.space_points import PointSpace
-from tvmtune.types import Implementation
 
 
 @pytest.mark.parametrize(
@@ -338,14 +337,7 @@ def test_a_vector_may_have_several_pixels_without_padding(mcpu):
 @pytest.mark.parametrize("groups", [1, 16])
 def test_the_search_finds_the_default_schedule_of_a_product_with_padding(groups):
     mod = convolution(groups=groups, channels=16 if groups > 1 else 3, size=64, out=16)
-    target = for_cpu("znver4")
-    space = RuleSpace(target)
-    points = PointSpace(
-        Implementation("direct", workload_key(mod), mod, space),
-        tvm.target.Target(target),
-        seed=1,
-        threads=1,
-    )
+    points = points_of(mod, RuleSpace(for_cpu("znver4")))
     default = scheduled(mod, "znver4")
     point = points.recall(traces.to_json(default))
     assert point is not None

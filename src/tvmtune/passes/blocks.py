@@ -54,3 +54,17 @@ def _changed(func: Any, change: Callable[[Any], tuple[str, Mapping[str, Any]]]) 
         )
 
     return structural_map(func, (s_tir.SBlock, visit))
+
+
+def is_conditional(block: Any) -> bool:
+    """Whether a block computes with values that it reads only under a condition, such as padding."""
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    found: list[bool] = []
+
+    def call(node: Any) -> None:
+        found.append(str(getattr(node.op, "name", "")).endswith("if_then_else"))
+
+    structural_walk(block.body, (ir.Call, call))
+    return any(found)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.dot_instructions import DotInstruction, TileInstruction
+from tvmtune.passes import blocks
 from tvmtune.spaces import cpu_tiles, select_rule, tile_rules
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ def for_cpu(
     """TVM's rules and post-processors for CPUs, after :mod:`~tvmtune.spaces.select_rule`, with these
     instructions instead of those that TVM 0.27 would take; products that ``tiles`` suit are computed
     with these. Of TVM's own, those for ARM give wrong results or do not compile, and so do those for
-    AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's). Without
-    ``layouts`` no weights are re-ordered."""
+    AVX-512 without VNNI (pairs of products saturate) and for AVX-VNNI (it takes AVX-512's). Vectors
+    stay within a row of a tile where padding is part of the products. Without ``layouts`` no weights
+    are re-ordered."""
     from tvm.s_tir.meta_schedule import Postproc, ScheduleRule, postproc, schedule_rule
 
     tilings = [
@@ -104,36 +106,23 @@ def _vectors_in_rows() -> Any:
 
         def apply(self, sch: Schedule) -> bool:
             root = sch.get_sblock("root")
-            most = int(sch.get(root).annotations.get(_VECTORIZE, 0))
+            most = least = int(sch.get(root).annotations.get(_VECTORIZE, 0))
             for child in sch.get_child_blocks(root):
                 block = sch.get(child)
-                if tile_rules.TILED not in block.annotations or not _is_conditional(block):
+                if tile_rules.TILED not in block.annotations:
                     continue
                 row = int(sch.get(sch.get_loops(child)[-1]).extent)
-                if 1 < row < most:
-                    sch.unannotate(root, _VECTORIZE)
-                    sch.annotate(root, _VECTORIZE, row)
-                    most = row
+                if 1 < row < least and blocks.is_conditional(block):
+                    least = row
+            if least < most:
+                sch.unannotate(root, _VECTORIZE)
+                sch.annotate(root, _VECTORIZE, least)
             return True
 
         def clone(self) -> Any:
             return _vectors_in_rows()
 
     return VectorsInRows()
-
-
-def _is_conditional(block: Any) -> bool:
-    """Whether a block computes with values that it reads only under a condition."""
-    from tvm import ir
-    from tvm_ffi import structural_walk
-
-    operators: list[str] = []
-
-    def note(call: Any) -> None:
-        operators.append(str(getattr(call.op, "name", "")))
-
-    structural_walk(block.body, (ir.Call, note))
-    return any(name.endswith("if_then_else") for name in operators)
 
 
 def _compilable(instructions: Sequence[DotInstruction]) -> Any:
@@ -171,4 +160,4 @@ def _compilable(instructions: Sequence[DotInstruction]) -> Any:
 def _reads_plainly(block: Any, dtype: str) -> bool:
     """Whether a block multiplies elements of an array of this type as they are stored."""
     reads = block.reads[:-1]
-    return any(str(r.source.dtype) == dtype for r in reads) and not _is_conditional(block)
+    return any(str(r.source.dtype) == dtype for r in reads) and not blocks.is_conditional(block)

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.passes import blocks
+
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
@@ -52,19 +54,14 @@ def rule() -> Any:
 
 def _is_select(block: Any) -> bool:
     """Whether a block without sums computes its elements by a select."""
-    from tvm import ir, tirx
+    from tvm import tirx
     from tvm_ffi import structural_walk
 
     if not isinstance(block.body, tirx.BufferStore) or _sums(block):
         return False
-    found: list[bool] = []
-
-    def call(node: Any) -> None:
-        found.append(getattr(node.op, "name", "").endswith("if_then_else"))
-
-    selects = (tirx.Select, lambda _: found.append(True))
-    structural_walk(block.body, (selects, (ir.Call, call)))
-    return any(found)
+    selects: list[Any] = []
+    structural_walk(block.body, (tirx.Select, selects.append))
+    return bool(selects) or blocks.is_conditional(block)
 
 
 def _added_reads(block: Any, consumers: Iterable[Any]) -> int:
