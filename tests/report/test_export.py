@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import pytest
 
@@ -51,10 +50,3 @@ def test_every_chart_becomes_a_picture(log, tmp_path):
     for path in paths:
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG") and len(data) > 4000
-
-
-def test_the_docs_have_every_column():
-    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
-    for columns in (table.TRIAL_COLUMNS, table.TASK_COLUMNS):
-        for name, meaning in columns.items():
-            assert f"| `{name}` | {meaning} |" in text
