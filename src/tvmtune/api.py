@@ -1,4 +1,4 @@
-"""The public Python API, in the order of the flow; the commands call nothing else.
+"""The public Python API, in the order of the flow.
 
 ``load`` a network, ``plan`` it for a target, ``tune`` the plan, and ``compile`` it; or ``ship`` it:
 compile it with and without the tuned records, check both, and keep the better library.
@@ -23,7 +23,7 @@ from tvmtune.records.database import read_records
 from tvmtune.records.log import Log, read_log
 from tvmtune.remote.client import boards
 from tvmtune.tasks.plan import Plan
-from tvmtune.types import Device, Network, Task, Timing
+from tvmtune.types import Network, Task, Timing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +102,7 @@ def plan(
         own = {name: value for name, value in params.items() if name in device.target}
         if own:
             device = backend.make_target({**(attrs or {}), **own}, remote)
-        device = Device.from_json({**device.to_json(), "params": {**known, **params}})
+        device = replace(device, params={**known, **params})
     device = replace(device, board=board_identity.of(described[0] if described else None))
     if measured and device.board:
         backend.make_runner(device)  # refuses a board that cannot run the code, before any is made
@@ -178,8 +178,8 @@ def compile(
     """Compile the plan with the best records of ``logs`` into the library ``output`` (``.so``).
 
     A directory among them is read as a MetaSchedule database. Tasks without a record take one that
-    comes with tvmtune for CPUs of this class, unless ``shipped_records`` is false, or else a default
-    schedule.
+    comes with tvmtune for this processor and number of threads, or this model of GPU, unless
+    ``shipped_records`` is false, or else a default schedule.
 
     Where this machine can run the library, it is checked against the network's reference before
     ``output`` is replaced. If the fastest kernels together round too much, some fall back to more

@@ -40,6 +40,13 @@ class TensorSpec:
     def __str__(self) -> str:
         return f"{self.name}: {'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
 
+    def to_json(self) -> JSON:
+        return asdict(self) | {"shape": list(self.shape)}
+
+    @staticmethod
+    def from_json(data: JSON) -> TensorSpec:
+        return TensorSpec(data["name"], tuple(data["shape"]), data["dtype"])
+
 
 class Network(Protocol):
     """A network with static shapes, from the zoo or from a file."""
@@ -203,6 +210,8 @@ class ExtraSpace:
     """The space for a workload, or None where it does not apply."""
 
 
+DIRECT = "direct"
+"""The implementation that every task has: the definition of its operator."""
 DEFAULT, TRANSFER, SHIPPED = "default", "transfer", "shipped"
 """Values of :attr:`Trial.tuner` for default schedules, for records transferred from other logs, and for
 the schedules of records that come with tvmtune. Those records themselves are of kind ``shipped``."""

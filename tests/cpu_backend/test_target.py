@@ -43,3 +43,9 @@ def test_more_threads_than_the_board_has_are_rejected(board):
     most = cpu_count.count_cpus().usable
     with pytest.raises(UsageError, match=f"threads={most + 1}: .* the board has {most}"):
         processor(threads=most + 1)
+
+
+@pytest.mark.parametrize("others", [{}, {"mcpu": "znver3"}], ids=["asked", "described"])
+def test_no_threads_are_rejected(board, others):
+    with pytest.raises(UsageError, match="threads must be at least 1, not 0"):
+        processor(threads=0, **others)

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from typing import Any
 
+import onnx
 import pytest
 
 from cli.commands import complaint, tvmtune
+from models import tiny_cnn
+from tvmtune import api
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.machine import triples
 from tvmtune.types import Device
@@ -40,6 +43,16 @@ def test_an_architecture_needs_no_gpu():
     assert device.target["host"]["kind"] == "llvm"
     assert (device.params["warp_size"], device.params["max_threads_per_block"]) == (32, 1024)
     assert not triples.can_run(device)
+
+
+def test_an_absent_gpu_stays_absent_with_other_hardware_parameters(tmp_path):
+    """Else compile would run the library to check it."""
+    model = tmp_path / "model.onnx"
+    onnx.save(tiny_cnn(), model)
+    params = {"max_vthread_extent": 4}
+    plan = api.plan(api.load(str(model)), "cuda", attrs={"arch": "sm_90"}, params=params)
+    assert plan.device.params["max_vthread_extent"] == 4
+    assert plan.device.absent
 
 
 def test_a_tvm_tag_needs_no_gpu():

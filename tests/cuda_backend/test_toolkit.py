@@ -37,7 +37,7 @@ def test_a_kernel_is_compiled_to_machine_code(compiler, arch):
     binary = compiler.compile(KERNEL, arch)
     assert machine(binary) == EM_CUDA
     assert b"twice" in binary
-    assert toolkit.check_arch(compiler, arch) == arch
+    toolkit.check_arch(compiler, arch)
 
 
 def test_the_first_compiler_error_is_reported(compiler):

@@ -116,7 +116,7 @@ def test_bugs_do_not_look_like_unwritable_files(lowered, device, unharmed, monke
     def broken(*_):
         raise bug("oops")
 
-    monkeypatch.setattr("tvmtune.library.export._link", broken)
+    monkeypatch.setattr("tvmtune.library.linking.link", broken)
     with pytest.raises(bug, match="oops"):
         export_lib(lowered, device, unharmed)
 
@@ -125,7 +125,7 @@ def test_an_error_of_tvm_names_the_file(lowered, device, unharmed, monkeypatch):
     def broken(*_):
         raise tvm.error.InternalError("no object file")
 
-    monkeypatch.setattr("tvmtune.library.export._link", broken)
+    monkeypatch.setattr("tvmtune.library.linking.link", broken)
     assert refusal(lowered, device, unharmed) == f"cannot write {unharmed}: no object file"
 
 

@@ -104,6 +104,7 @@ def test_tuning_without_the_gpu_fails_immediately(tmp_path):
         ({"arch": "sm_90"}, "arch=sm_90: LLVM does not compile for it"),
         ({"arch": "gfx90a", "max_threads_per_block": 512}, "it must be from 1 to 256"),
         ({"arch": "gfx90a", "threads": "x"}, "threads=x is not a number"),
+        ({"arch": "gfx90a", "threads": 0}, "threads must be from 1 to"),
         ({"ark": "gfx90a"}, "'ark' is not known. Did you mean arch"),
     ],
 )

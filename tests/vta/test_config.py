@@ -28,7 +28,7 @@ def test_published_configurations_have_the_same_shape(name):
     assert config.target == name
     assert config.hw_ver == ("0.0.1" if name == "zcu104" else "0.0.2")
     assert config.bitstream == "1x16_i8w8a32_15_15_18_17"
-    assert config.same_hardware(Config())
+    assert config.differences(Config()) == []
 
 
 def test_derived_depths_and_element_sizes():

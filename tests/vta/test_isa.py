@@ -92,7 +92,7 @@ def test_words_match_the_published_table(instruction, data):
 
 
 def test_a_uop_holds_dst_src_wgt_from_the_lowest_bit():
-    words = isa.encode_uops([Uop(1, 2, 3), Uop(2047, 2047, 1023)], Config())
+    words = isa.pack_uops(Config(), [1, 2047], [2, 2047], [3, 1023])
     assert words.tolist() == [1 | 2 << 11 | 3 << 22, 0xFFFFFFFF]
     assert isa.decode_uops(words, Config()) == [Uop(1, 2, 3), Uop(2047, 2047, 1023)]
 
@@ -223,6 +223,6 @@ def test_disassembly_is_readable():
         "(0x00000000000000010000000000000003)",
     ]
     assert str(instructions[3]).startswith("ALU SHR uop=0:8")
-    assert isa.disassemble_uops(isa.encode_uops([Uop(1, 2, 3)], Config()), Config()) == [
+    assert isa.disassemble_uops(isa.pack_uops(Config(), 1, 2, 3), Config()) == [
         "    0  dst=1 src=2 wgt=3"
     ]

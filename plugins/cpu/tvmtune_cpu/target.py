@@ -35,7 +35,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         mcpu = str(attrs.get("mcpu") or processor.name())
         params, model = caches(), cpu_model()
     else:
-        given = attrs.get("threads") or _of(found)["cpus"]
+        given = attrs["threads"] if "threads" in attrs else _of(found)["cpus"]
         threads = parse(given, here=False)
         most = int(found["cpus"]) if found else threads
         if threads > most:

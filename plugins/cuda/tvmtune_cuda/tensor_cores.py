@@ -1,4 +1,4 @@
-"""Kernels for tensor cores: float16 products summed in float32, in 16x16x16 tiles."""
+"""Kernels for tensor cores: products in float16 and bfloat16, summed in float32."""
 
 from __future__ import annotations
 

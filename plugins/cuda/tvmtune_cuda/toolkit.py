@@ -95,12 +95,12 @@ def nvcc() -> Compiler | None:
     return None
 
 
-def check_arch(compiler: Compiler, arch: str) -> str:
-    """``arch``; raises :class:`UsageError` if the compiler does not support it."""
+def check_arch(compiler: Compiler, arch: str) -> None:
+    """Raise :class:`UsageError` if the compiler does not support ``arch``."""
     known = compiler.architectures()
     # Architecture-specific (sm_90a) and family-specific (sm_100f) variants are not listed.
     if re.sub(r"[af]$", "", arch) in known:
-        return arch
+        return
     version = "{}.{}".format(*compiler.version())
     raise UsageError(
         f"arch={arch}: {compiler.name} {version} does not compile for it.{nearest(arch, [*known])} "

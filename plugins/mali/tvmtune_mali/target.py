@@ -138,7 +138,7 @@ def _of_this_machine() -> OpenClDevice:
 
     try:
         if not tvmtune_opencl.active():
-            tvmtune_opencl.build()  # may take longer than LOOK
+            tvmtune_opencl.build()  # may take longer than DRIVER_TIMEOUT
         device = devices.check(_describe_in_worker())
     except TvmtuneError as error:
         raise TvmtuneError(

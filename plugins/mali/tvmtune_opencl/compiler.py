@@ -43,9 +43,6 @@ def build(library: Path, *, force: bool = False) -> Path:
             shutil.rmtree(leftover, ignore_errors=True)
         with replacing(library) as temporary:
             _compile([*command, "-o", str(temporary)])
-            # A board may lose power any time after the rename.
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
     return library
 
 

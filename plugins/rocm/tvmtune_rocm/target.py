@@ -56,7 +56,7 @@ def describe_device(attrs: dict[str, Any], remote: str | None) -> Device:
         backend="rocm",
         target=target,
         threads=threads.parse(given, here=here)
-        if given
+        if given is not None
         else cpu_count.usable_cpus()
         if here
         else 1,

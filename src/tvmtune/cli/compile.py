@@ -86,7 +86,8 @@ def command(
     """Compile a network into a library.
 
     Each task (a fused kernel) uses its best record in the given logs; without one, a record that
-    comes with tvmtune for CPUs like the target; without that, a default schedule.
+    comes with tvmtune for the target's processor and number of threads, or its model of GPU; without
+    that, a default schedule.
 
     If this machine can run the library, its output is compared with that of a reference, such as ONNX
     Runtime. If the error exceeds the tolerance, more accurate kernels are used; if the output is still

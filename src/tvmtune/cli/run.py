@@ -73,8 +73,7 @@ def command(
                 "library": str(library),
                 "threads": loaded.threads,
                 "outputs": [
-                    {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
-                    | _statistics(array)
+                    spec.to_json() | _statistics(array)
                     for spec, array in zip(loaded.outputs, outputs, strict=True)
                 ],
                 "output_file": None if output_file is None else str(output_file),

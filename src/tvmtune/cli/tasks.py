@@ -94,7 +94,7 @@ def _row(task: Task, dag: bool, spaces: Spaces | None) -> dict[str, Any]:
         "gflop": task.flop / 1e9,
         "workload_key": task.key,
         "anchor_key": task.anchor_key,
-        "args": [{"name": a.name, "shape": list(a.shape), "dtype": a.dtype} for a in task.args],
+        "args": [each.to_json() for each in task.args],
         "implementations": [
             {"name": i.name, "workload_key": i.workload_key, "exact": i.exact}
             for i in task.implementations

@@ -23,7 +23,7 @@ from tvmtune.runtime.library import Library
 from tvmtune.runtime.low_memory import WeightInjectionError
 from tvmtune.tasks.lower import KERNELS, MODELLED, RECORD
 from tvmtune.tasks.plan import Plan
-from tvmtune.types import JSON, SHIPPED, Device, Network, Task, Trial, is_operator
+from tvmtune.types import DIRECT, JSON, SHIPPED, Device, Network, Task, Trial, is_operator
 
 
 class WrongOutput(TvmtuneError):
@@ -81,7 +81,7 @@ def choose_records(
         networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
         raise TvmtuneError(
             f"{paths} is the log of another network "
-            f"({', '.join(networks)}): none of its records fits a task of this one"
+            f"({', '.join(networks)}): none of its records fits a task of this one. Give a log of this network, or none"
         )
     if shipped is not None:
         others = [task for task in tasks if task.key not in chosen]
@@ -268,7 +268,7 @@ def _fallback(task: Task, trial: Trial) -> str:
     """The implementation whose default schedule takes the place of a trial that does not apply: its own
     if that is another program than the direct one."""
     others = [i.name for i in task.implementations if i.workload_key != task.key]
-    return trial.implementation if trial.implementation in others else "direct"
+    return trial.implementation if trial.implementation in others else DIRECT
 
 
 def _other_device(logs: Sequence[Log], device: Device) -> str:

@@ -218,7 +218,7 @@ def _choose(
     if not right:
         raise TvmtuneError(
             f"the output of the tuned library is {candidates[0].verdict}, and the untuned one is wrong "
-            "too: nothing is written"
+            "too: nothing is written. Please report it with the log"
         )
     seconds = _time_in_turns({candidate.kind: candidate.library for candidate in right})
 

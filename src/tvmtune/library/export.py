@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import phases
 from tvmtune.atomic_write import replacing
 from tvmtune.errors import TvmtuneError, last_line
-from tvmtune.library import embedded_weights, huge_pages, llvm_ir, static_library, thread_pool
+from tvmtune.library import (
+    embedded_weights,
+    huge_pages,
+    linking,
+    llvm_ir,
+    static_library,
+    thread_pool,
+)
 from tvmtune.machine import parallel, scratch
 from tvmtune.operators import cpu_pipeline
 from tvmtune.passes.call_sites import without_kernel
@@ -76,7 +80,8 @@ def export_lib(
                 if path.suffix == ".tar":
                     static_library.pack(Path(output), [*map(Path, objects), *map(Path, parts)])
                     return
-                _link([*linker, "-shared", "-o", output, *objects, *parts], inherited, path)
+                command = [*linker, "-shared", "-o", output, *objects, *parts]
+                linking.link(command, path, inherited)
 
             try:
                 executable.mod.export_library(
@@ -87,7 +92,10 @@ def export_lib(
                 )
                 is_linked = path.suffix != ".tar"
                 if is_linked and written and embedded_weights.read_crc(temporary) != written[0]:
-                    raise TvmtuneError(f"cannot write {path}: the linker changed the weights")
+                    raise TvmtuneError(
+                        f"cannot write {path}: the linker changed the weights: name another linker in "
+                        "TVMTUNE_LINKER"
+                    )
             except (NotImplementedError, RecursionError):
                 raise  # these RuntimeErrors are bugs
             except (OSError, RuntimeError) as exc:  # TVM's errors are RuntimeErrors
@@ -230,29 +238,6 @@ def _objects_in_memory() -> Iterator[tuple[Path, list[int]]]:
                 (folder / name).symlink_to(f"/proc/self/fd/{file}")
                 files.append(file)
         yield folder, files
-
-
-def _link(command: list[str], inherited: Sequence[int], path: Path) -> None:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", pass_fds=inherited
-        )
-    except OSError as exc:
-        raise TvmtuneError(f"the linker {command[0]} cannot be run: {exc.strerror}") from exc
-    if done.returncode != 0:
-        complaint = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        why = complaint[-1] if complaint else f"exit status {done.returncode}"
-        if _is_full(path.parent, command):
-            why = os.strerror(errno.ENOSPC)  # lld maps its output into memory, and crashes here
-        raise TvmtuneError(f"cannot write {path}: {why}")
-
-
-def _is_full(folder: Path, command: Sequence[str]) -> bool:
-    """Whether the folder's disk has no room for the object files in a linker's command."""
-    with contextlib.suppress(OSError):
-        objects = sum(Path(word).stat().st_size for word in command if word.endswith(".o"))
-        return shutil.disk_usage(folder).free < objects
-    return False
 
 
 def _first_line(exc: Exception) -> str:

@@ -37,7 +37,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,8 +94,8 @@ def describe(
             "source": network.source,
             "layout": layout,
         },
-        "inputs": [_spec_to_json(spec) for spec in network.inputs],
-        "outputs": [_spec_to_json(spec) for spec in network.outputs],
+        "inputs": [spec.to_json() for spec in network.inputs],
+        "outputs": [spec.to_json() for spec in network.outputs],
         "device": device.to_json(),
         "threads": device.threads,
         "cpu_features": cpu_features.required(device.target, dtypes),
@@ -271,10 +270,4 @@ def uses_cuda_graphs(metadata: JSON) -> bool:
 
 def specs(entries: Iterable[JSON]) -> tuple[TensorSpec, ...]:
     """``inputs`` or ``outputs`` of the metadata as specs."""
-    return tuple(
-        TensorSpec(entry["name"], tuple(entry["shape"]), entry["dtype"]) for entry in entries
-    )
-
-
-def _spec_to_json(spec: TensorSpec) -> JSON:
-    return asdict(spec) | {"shape": list(spec.shape)}
+    return tuple(map(TensorSpec.from_json, entries))

@@ -10,14 +10,13 @@ from __future__ import annotations
 import io
 import json
 import struct
-import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import TvmtuneError, UsageError, last_line
-from tvmtune.library import STATIC, elf, embedded_weights, llvm_ir, thread_pool
+from tvmtune.library import STATIC, elf, embedded_weights, linking, llvm_ir, thread_pool
 from tvmtune.machine import linkers, scratch
 
 if TYPE_CHECKING:
@@ -139,20 +138,7 @@ def _write_registration(names: Sequence[str], output: Path, device: Device) -> N
 
 
 def _link(command: Sequence[str], objects: Sequence[Path], output: Path) -> None:
-    try:
-        done = subprocess.run(
-            [*command, "-o", str(output), *map(str, objects)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        raise TvmtuneError(f"the linker {command[0]} cannot be run: {error.strerror}") from error
-    if done.returncode != 0:
-        why = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise TvmtuneError(
-            f"cannot write {output}: {why[-1] if why else f'exit status {done.returncode}'}"
-        )
+    linking.link([*command, "-o", str(output), *map(str, objects)], output)
 
 
 def _write_archive(objects: Sequence[Path], output: Path) -> None:

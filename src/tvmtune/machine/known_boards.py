@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmtune.errors import UsageError, nearest
+from tvmtune.machine import triples
 
 LINUX64 = "aarch64-linux-gnu"
 LINUX32 = "armv7a-linux-gnueabihf"
@@ -132,8 +133,8 @@ def host_target(mcpu: Any = None, mtriple: str = "") -> dict[str, Any]:
     triple = mtriple or str(tvm.get_global_func("target.llvm_get_system_triple")())
     if mcpu is None:
         mcpu = "x86-64" if triple.startswith("x86_64") else "generic"
-    elif not tvm.get_global_func("target.llvm_is_valid_cpu")(str(mcpu), triple):
-        raise UsageError(f"LLVM has no processor '{mcpu}' for {triple}")
+    else:
+        triples.check_processor(str(mcpu), mtriple)
     return cpu_target(str(mcpu), mtriple)
 
 

@@ -56,6 +56,18 @@ def _changed(func: Any, change: Callable[[Any], tuple[str, Mapping[str, Any]]]) 
     return structural_map(func, (s_tir.SBlock, visit))
 
 
+def is_reduction(axis: Any) -> bool:
+    """Whether a block reduces over this variable of it."""
+    from tvm import tirx
+
+    return bool(axis.iter_type == tirx.IterVar.CommReduce)
+
+
+def reduces(block: Any) -> bool:
+    """Whether a block has a variable over which it reduces."""
+    return any(map(is_reduction, block.iter_vars))
+
+
 def is_conditional(block: Any) -> bool:
     """Whether a block computes with values that it reads only under a condition, such as padding."""
     from tvm import ir

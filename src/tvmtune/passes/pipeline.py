@@ -42,7 +42,7 @@ from tvmtune.passes import (
     unread_taps,
     unsigned_activations,
 )
-from tvmtune.passes.blocks import REORDERS, blocks
+from tvmtune.passes.blocks import REORDERS, blocks, reduces
 from tvmtune.passes.precision import sum_in_float32
 from tvmtune.types import Device, Network, Prepared
 
@@ -109,7 +109,7 @@ def prepare(
     )
     if not keep_convolutions:
         graph = transposed_convolutions.rewrite(graph)
-    if LAYOUTS[chosen] and constants.has_convolutions(graph):
+    if constants.has_convolutions(graph):
         graph = _convert(graph, device, LAYOUTS[chosen], network.name)
     elif quantized:
         graph = transposes.remove(graph)
@@ -231,7 +231,7 @@ def _reduced_constants(function: Any) -> list[int]:
     """Which of the constants whose layout is free are read by a reduction."""
     found = set()
     for block in blocks(function):
-        if any(int(axis.iter_type) == 2 for axis in block.iter_vars):  # a reduction
+        if reduces(block):
             for region in block.reads:
                 for position in map(int, function.attrs["layout_free_buffers"]):
                     if region.source.same_as(function.params[position]):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,23 +118,15 @@ def distill(
 
 
 def _write(selections: Sequence[Selection], output: Path) -> None:
-    handle, name = _temporary(output)
-    os.close(handle)
-    try:
-        with LogWriter(Path(name)) as writer:
-            writer.path = output  # for error messages
-            for selection in selections:
-                writer.write(schema.copied(selection.header, format=schema.FORMAT, distilled=True))
-                for task, trials in selection.trials.items():
-                    if task in selection.tasks:
-                        writer.write(schema.copied(selection.tasks[task]))
-                    for trial in trials:
-                        writer.trial(trial)
-        Path(name).chmod(0o644)
-        atomic_write.replace(Path(name), output)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with atomic_write.replacing(output) as temporary, LogWriter(temporary) as writer:
+        writer.path = output  # for error messages
+        for selection in selections:
+            writer.write(schema.copied(selection.header, format=schema.FORMAT, distilled=True))
+            for task, trials in selection.trials.items():
+                if task in selection.tasks:
+                    writer.write(schema.copied(selection.tasks[task]))
+                for trial in trials:
+                    writer.trial(trial)
 
 
 def _is_distilled(path: Path) -> bool:
@@ -144,10 +134,3 @@ def _is_distilled(path: Path) -> bool:
         return all(header.get("distilled") is True for header in read_log(path).headers)
     except TvmtuneError:
         return False
-
-
-def _temporary(output: Path) -> tuple[int, str]:
-    try:
-        return tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
-    except OSError as error:
-        raise TvmtuneError(f"cannot write {output}: {error.strerror}") from None

@@ -17,7 +17,7 @@ from tvmtune.records.best import Selection
 from tvmtune.records.log import Log, read_log
 from tvmtune.records.schema import workload_module
 from tvmtune.spaces import traces
-from tvmtune.types import JSON, Device, Trial, digest
+from tvmtune.types import DIRECT, JSON, Device, Trial, digest
 
 if TYPE_CHECKING:
     from tvm.s_tir.meta_schedule.database import TuningRecord
@@ -63,7 +63,7 @@ def export(selections: Sequence[Selection], folder: Path) -> None:
                     stored = workload_module(selection.tasks.get(task), trial.implementation)
                     if not stored:
                         raise TvmtuneError(
-                            f"task {task} has no stored workload for '{trial.implementation}'"
+                            f"task {task} has no stored workload for '{trial.implementation}': tune it again with this version"
                         )
                     mod = traces.load_module(stored)
                     database.commit_tuning_record(
@@ -194,7 +194,7 @@ def _add(log: Log, record: TuningRecord, device: str) -> None:
     log.trials.append(
         Trial(
             task=key,
-            implementation="direct",
+            implementation=DIRECT,
             workload=key,
             candidate=digest(trace),
             trace=trace,
@@ -221,6 +221,6 @@ def _task(key: str, mod: Any, index: int) -> JSON:
         "flop": float(estimate_tir_flops(mod)),
         "args": [[[*map(int, each.shape)], str(each.dtype)] for each in arguments],
         "implementations": [
-            {"name": "direct", "workload": key, "exact": True, "module": traces.store_module(mod)}
+            {"name": DIRECT, "workload": key, "exact": True, "module": traces.store_module(mod)}
         ],
     }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError
-from tvmtune.passes.blocks import blocks
+from tvmtune.passes.blocks import blocks, is_reduction, reduces
 from tvmtune.spaces import register_tiles, rules, tensor_intrinsics, tiling
 from tvmtune.spaces.rule_space import RuleSpace, applying, replay, tune_context
 from tvmtune.types import Device, ExtraSpace, product
@@ -134,7 +134,7 @@ def register_tiles_for(device: Device) -> ExtraSpace:
 
     def for_short_sums(mod: tvm.IRModule) -> RegisterTiles | None:
         sums = [
-            product([int(axis.dom.extent) for axis in block.iter_vars if int(axis.iter_type) == 2])
+            product([int(axis.dom.extent) for axis in block.iter_vars if is_reduction(axis)])
             for block in blocks(mod["main"])
         ]
         if not is_product(mod) or max(sums) > MAX_UNCACHED_SUM:
@@ -170,19 +170,15 @@ def group_size(func: Any) -> int:
 
 def is_product(mod: tvm.IRModule) -> bool:
     """Whether one of its reductions sums products, as convolutions and matrix products do."""
-    return any(
-        any(int(axis.iter_type) == 2 for axis in block.iter_vars)  # a reduction
-        and _multiplies(block)
-        for block in blocks(mod["main"])
-    )
+    return any(reduces(block) and _multiplies(block) for block in blocks(mod["main"]))
 
 
 def _has_one_row(mod: tvm.IRModule) -> bool:
     """Whether the outputs of its sums lie along a single axis."""
     return all(
-        sum(int(axis.dom.extent) > 1 for axis in block.iter_vars if int(axis.iter_type) != 2) <= 1
+        sum(int(axis.dom.extent) > 1 for axis in block.iter_vars if not is_reduction(axis)) <= 1
         for block in blocks(mod["main"])
-        if any(int(axis.iter_type) == 2 for axis in block.iter_vars)
+        if reduces(block)
     )
 
 

@@ -57,7 +57,7 @@ def _is_select(block: Any) -> bool:
     from tvm import tirx
     from tvm_ffi import structural_walk
 
-    if not isinstance(block.body, tirx.BufferStore) or _sums(block):
+    if not isinstance(block.body, tirx.BufferStore) or blocks.reduces(block):
         return False
     selects: list[Any] = []
     structural_walk(block.body, (tirx.Select, selects.append))
@@ -87,20 +87,14 @@ def _is_in_epilogue(sch: Schedule, block: Any) -> bool:
         return False
     while following:
         each = following.pop()
-        if _sums(sch.get(each)):
+        if blocks.reduces(sch.get(each)):
             return False
         following += sch.get_consumers(each)
     root = sch.get_sblock("root")
-    return any(_sums(sch.get(each)) for each in sch.get_child_blocks(root))
+    return any(blocks.reduces(sch.get(each)) for each in sch.get_child_blocks(root))
 
 
 def _is_result(sch: Schedule, block: Any) -> bool:
     """Whether it writes a parameter of the kernel; another kernel reads that as well."""
     function = sch.mod["main"]
     return any(sch.get(block).body.buffer.same_as(each) for each in function.params)
-
-
-def _sums(block: Any) -> bool:
-    from tvm import tirx
-
-    return any(each.iter_type == tirx.IterVar.CommReduce for each in block.iter_vars)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.blocks import blocks
+from tvmtune.passes.blocks import blocks, is_reduction
 
 if TYPE_CHECKING:
     import tvm
@@ -30,7 +30,7 @@ def stages(mod: tvm.IRModule) -> list[str]:
 
 
 def _stage(block: Any) -> str:
-    reduced = [iv for iv in block.iter_vars if int(iv.iter_type) == _REDUCTION]
+    reduced = [*filter(is_reduction, block.iter_vars)]
     body = block.body
     if type(body).__name__ != "BufferStore":
         return f"{block.name_hint}: {_one_line(body)}"
@@ -45,8 +45,6 @@ def _stage(block: Any) -> str:
     return f"{text}  {_shape(body.buffer)}"
 
 
-_REDUCTION = 2
-"""``IterVar.CommReduce``."""
 _UPDATES = {"Add": "+=", "Mul": "*=", "Max": "max=", "Min": "min="}
 
 

@@ -15,6 +15,7 @@ from tvmtune.passes.workload_keys import anchor_key, workload_key
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.spaces.template_space import TemplateSpace
 from tvmtune.types import (
+    DIRECT,
     Algorithm,
     Device,
     ExtraSpace,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import tvm
 
 SpaceFor = Callable[[Any], Space]
-DIRECT = "direct"
 TEMPLATE = "template"
 """The direct workload in the space that the network's author wrote for it."""
 

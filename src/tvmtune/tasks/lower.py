@@ -23,8 +23,8 @@ from tvmtune.passes.pipeline import graph_of, legalize, pack_weights, release
 from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import rules, tensor_intrinsics, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor
-from tvmtune.tasks.extract import DIRECT, SpaceFor, changed_workloads
-from tvmtune.types import Algorithm, Device, ExtraSpace, Prepared, Space, Trial, product
+from tvmtune.tasks.extract import SpaceFor, changed_workloads
+from tvmtune.types import DIRECT, Algorithm, Device, ExtraSpace, Prepared, Space, Trial, product
 
 if TYPE_CHECKING:
     import tvm

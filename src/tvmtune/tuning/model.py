@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmtune.errors import last_line
+
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
@@ -198,7 +200,7 @@ class CostModel:
             fit.booster = self._train(wanted, counts, rows, expected)
             self.note = None
         except Exception as error:  # an error of XGBoost must not end the session
-            self.note = f"XGBoost cannot be fitted: {str(error).splitlines()[0][:200]}"
+            self.note = f"XGBoost cannot be fitted: {last_line(error)}"
             fit.booster = None
 
     def _data(self, places: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -131,10 +131,6 @@ class Config:
         """The published keys and their values."""
         return {key.upper(): value for key, value in asdict(self).items()}
 
-    def same_hardware(self, other: Config) -> bool:
-        """Whether programs for one run on the other: all keys except TARGET and HW_VER agree."""
-        return self.differences(other) == []
-
     def differences(self, other: Config) -> list[str]:
         """The keys whose values keep a program for one from running on the other."""
         own, theirs = self.as_dict(), other.as_dict()

@@ -303,15 +303,6 @@ def pack_uops(
     return bitfields.pack_uops(config.uop, dst, src, wgt)
 
 
-def encode_uops(uops: Sequence[Uop], config: Config) -> Uops:
-    return pack_uops(
-        config,
-        np.array([u.dst for u in uops], np.int64),
-        np.array([u.src for u in uops], np.int64),
-        np.array([u.wgt for u in uops], np.int64),
-    )
-
-
 def unpack_uops(words: Uops, config: Config) -> Columns:
     """``dst``, ``src`` and ``wgt`` of each uop, as arrays."""
     return bitfields.unpack_uops(config.uop, words)

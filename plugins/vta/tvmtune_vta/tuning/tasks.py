@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple
 
 from tvmtune.passes.workload_keys import anchor_key, workload_key
-from tvmtune.tasks.extract import DIRECT
-from tvmtune.types import Implementation, Task, TensorSpec
+from tvmtune.types import DIRECT, Implementation, Task, TensorSpec
 from tvmtune_vta.codegen.workload import Convolution
 from tvmtune_vta.hardware.config import Config
 from tvmtune_vta.tuning import conv2d_packed

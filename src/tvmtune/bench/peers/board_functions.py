@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class SentNetwork:
         """The parts of the network that its ONNX model does not hold, for :meth:`parse`."""
         specs = {"inputs": network.inputs, "outputs": network.outputs}
         return json.dumps(
-            {"name": network.name} | {k: [asdict(s) for s in v] for k, v in specs.items()}
+            {"name": network.name} | {k: [s.to_json() for s in v] for k, v in specs.items()}
         )
 
     @staticmethod
@@ -78,7 +78,7 @@ class SentNetwork:
         """The network of :meth:`serialize`, with its ONNX model in ``file``."""
         data = json.loads(text)
         inputs, outputs = (
-            tuple(TensorSpec(s["name"], tuple(s["shape"]), s["dtype"]) for s in data[part])
+            tuple(map(TensorSpec.from_json, data[part]))
             for part in ("inputs", "outputs")
         )
         return SentNetwork(data["name"], inputs, outputs, Path(file), {})
