@@ -139,6 +139,7 @@ if [ ! -e "$venv" ] || ! new_enough "$venv/bin/python" || ! "$venv/bin/python" -
     "$python" -m venv --clear "$venv"
 fi
 say "installing tvmtune and its dependencies into .venv (takes a few minutes the first time)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[$extras]" >&2
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+    -e "$root[$extras]" >&2  # Python compiles what it imports: a small part of PyTorch and the like
 printf '%s %s\n' "$wanted" "$extras" >"$stamp"
 say "ready"
