@@ -168,9 +168,7 @@ def by_default(mod: tvm.IRModule) -> tvm.IRModule:
     ],
     ids=["2", "4", "across", "larger than the image"],
 )
-def test_interleaved_images_equal_the_dilated_convolution(
-    shape, out, pads, dilation, compute
-):
+def test_interleaved_images_equal_the_dilated_convolution(shape, out, pads, dilation, compute):
     data, weight = random_arrays(shape, out)
     transformed = stored_weight(compute, F4, weight)
     wanted = direct(data, weight, pads, dilation)
@@ -248,9 +246,7 @@ def test_kernels_of_several_parts_equal_the_direct_convolution(padding, dilation
     ],
     ids=["3", "1", "3 with a stride", "2 without padding", "mostly padding"],
 )
-def test_frames_equal_the_three_dimensional_convolution(
-    shape, out, frames, stride, pads, compute
-):
+def test_frames_equal_the_three_dimensional_convolution(shape, out, frames, stride, pads, compute):
     rng = np.random.RandomState(0)
     data = rng.standard_normal(shape).astype("float32")
     weight = rng.standard_normal((frames, 3, 3, shape[4], out)).astype("float32")

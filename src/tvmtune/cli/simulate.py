@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     "simulate",
     cls=Command,
     examples=[
-        ("Measure a space first", "tvmtune tune conv.py --tuner grid --trials 5000 --log conv.json"),
+        (
+            "Measure a space first",
+            "tvmtune tune conv.py --tuner grid --trials 5000 --log conv.json",
+        ),
         (
             "Compare two tuners on it, with ten runs each",
             "tvmtune simulate conv.json --tuner xgb --tuner random --seeds 10",
@@ -90,8 +93,8 @@ def command(
     """Compare tuners on a fully measured space, without a device.
 
     Counts the trials until each tuner comes close to the best candidate. LOG must contain the whole
-    space of a template, as benchmarks/spaces/measure.py writes it. Nothing is built or run; the same seeds give
-    the same result.
+    space of a template, as benchmarks/spaces/measure.py writes it. Nothing is built or run; the same
+    seeds give the same result.
     """
     from tvmtune.machine import package_versions
     from tvmtune.tuning.simulation import simulate

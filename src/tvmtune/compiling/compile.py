@@ -81,7 +81,8 @@ def choose_records(
         networks = sorted({str(h["network"].get("name", "?")) for g in logs for h in g.headers})
         raise TvmtuneError(
             f"{paths} is the log of another network "
-            f"({', '.join(networks)}): none of its records fits a task of this one. Give a log of this network, or none"
+            f"({', '.join(networks)}): none of its records fits a task of this one. Give a log of this "
+            "network, or none"
         )
     if shipped is not None:
         others = [task for task in tasks if task.key not in chosen]

@@ -192,7 +192,9 @@ class Cluster:
             if answer:
                 raise NoBuilder(f"the builder at {machine} cannot be used: {answer}.")
         if self._unusable >= set(answers):
-            raise NoBuilder(f"none of the builders at {self.address} answers: restart their Dask workers.")
+            raise NoBuilder(
+                f"none of the builders at {self.address} answers: restart their Dask workers."
+            )
 
     def _exclude(self, machine: str, reason: str) -> None:
         with self._lock:

@@ -63,7 +63,8 @@ def export(selections: Sequence[Selection], folder: Path) -> None:
                     stored = workload_module(selection.tasks.get(task), trial.implementation)
                     if not stored:
                         raise TvmtuneError(
-                            f"task {task} has no stored workload for '{trial.implementation}': tune it again with this version"
+                            f"task {task} has no stored workload for '{trial.implementation}': tune it "
+                            "again with this version"
                         )
                     mod = traces.load_module(stored)
                     database.commit_tuning_record(

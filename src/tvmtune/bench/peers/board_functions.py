@@ -78,8 +78,7 @@ class SentNetwork:
         """The network of :meth:`serialize`, with its ONNX model in ``file``."""
         data = json.loads(text)
         inputs, outputs = (
-            tuple(map(TensorSpec.from_json, data[part]))
-            for part in ("inputs", "outputs")
+            tuple(map(TensorSpec.from_json, data[part])) for part in ("inputs", "outputs")
         )
         return SentNetwork(data["name"], inputs, outputs, Path(file), {})
 
