@@ -69,10 +69,15 @@ def pool(node: Node) -> Any:
 
 
 def roi_align(node: Node) -> Any:
-    """The importer's mode 'max' differs from the standard."""
+    """The importer shifts regions by half a pixel before it scales them, not after, and its mode 'max'
+    differs from the standard."""
     if node.text("mode", "avg") == "max":
         raise ValueError("the mode 'max' is not supported; 'avg' is")
-    return node.standard(*node.inputs)
+    data, regions, images = node.inputs
+    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
+    if node.text("coordinate_transformation_mode", default) == "half_pixel":
+        regions = node.op.multiply(regions, float(node.attrs.pop("spatial_scale", 1.0)))
+    return node.standard(data, regions, images)
 
 
 @dataclass(frozen=True)
