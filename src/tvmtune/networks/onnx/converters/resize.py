@@ -22,11 +22,31 @@ Taps = tuple[list[np.ndarray], list[np.ndarray]]
 _IMPORTED = ("align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel")
 """Coordinate modes that the importer supports, besides tf_crop_and_resize, which is no weighted sum."""
 
+_TRUNCATED = ("int8", "int32", "uint8")
+"""Integers of which ONNX Runtime truncates the linear interpolation. Others, and the cubic one, are
+rounded as by onnx's evaluator."""
+
 
 def resize(node: Node) -> Any:
     """The importer is wrong on or refuses scales that do not divide the extents, aspect-ratio policies,
-    some coordinate modes, named axes, and opsets before 11. Other cases go to the importer."""
-    x, roi, scales, sizes = (node.input(position) for position in range(4))
+    some coordinate modes, named axes, interpolated integers, and opsets before 11. Other cases go to
+    the importer."""
+    x, mode = node.inputs[0], node.text("mode", "nearest")
+    kind = dtype(x)
+    if mode == "nearest" or not kind.startswith(("int", "uint")):
+        return _resized(node, x)
+    wide = "float32" if kind.endswith(("int8", "int16")) else "float64"
+    result = node.emit(_resized(node, node.op.astype(x, wide)))
+    if mode == "cubic" or kind not in _TRUNCATED:
+        limits = np.iinfo(kind)
+        result = node.op.minimum(node.op.round(result), float(limits.max))
+        result = node.op.maximum(result, float(limits.min))
+    return relax.op.astype(result, kind)
+
+
+def _resized(node: Node, x: Any) -> Any:
+    """The node's result for another first input."""
+    roi, scales, sizes = (node.input(position) for position in range(1, 4))
     old = node.opset < 11
     if old:  # Upsample, and the first version of Resize
         roi, scales, sizes = None, roi, None
