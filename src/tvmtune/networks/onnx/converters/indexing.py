@@ -189,6 +189,20 @@ def slice_(node: Node) -> Any:
     return node.standard(node.inputs[0], *bounds)
 
 
+def top_k(node: Node) -> Any:
+    """The importer ignores k at opset 10, where it became an input, and refuses results that need not
+    be sorted, although sorted ones will do."""
+    x, k = node.inputs[0], node.attrs.get("k")
+    if k is None:
+        k = required(node.inputs[1], "k").item()
+    axis = node.attrs.get("axis", -1)
+    extent = shape(x)[axis]
+    if not 1 <= k <= extent:
+        raise ValueError(f"its k is {k}, not from 1 to {extent}, the extent of axis {axis}")
+    largest = bool(node.attrs.get("largest", 1))
+    return relax.op.topk(x, k, axis, ret_type="both", largest=largest, dtype="int64")
+
+
 CONVERTERS: dict[str, Converter] = {
     "Compress": compress,
     "Gather": gather,
@@ -200,10 +214,12 @@ CONVERTERS: dict[str, Converter] = {
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Slice": slice_,
+    "TopK": top_k,
 }
 
 LIMITS = {
     "Compress": "a condition that is not constant",
     "OneHot": "a depth or values that are not constant",
+    "TopK": "a k that is not constant",
 }
 """What is not supported, by operator."""
