@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import relax
+
 from tvmtune.networks.onnx.converters.request import Converter, Node
 from tvmtune.networks.relax_operators import dtype
 
@@ -24,6 +26,25 @@ def quick_gelu(node: Node) -> Any:
     x = node.inputs[0]
     inner = node.op.multiply(x, float(node.attrs.get("alpha", 1.702)))
     return node.op.multiply(x, node.op.sigmoid(inner))
+
+
+def elu(node: Node) -> Any:
+    """The importer's constants are float32, whatever the input is."""
+    return _elu(node, float(node.attrs.get("alpha", 1.0)))
+
+
+def selu(node: Node) -> Any:
+    """See :func:`elu`."""
+    alpha = float(node.attrs.get("alpha", 1.67326319217681884765625))
+    gamma = relax.const(node.attrs.get("gamma", 1.05070102214813232421875), dtype(node.inputs[0]))
+    return node.op.multiply(gamma, _elu(node, alpha))
+
+
+def thresholded_relu(node: Node) -> Any:
+    """The importer multiplies by 0, which leaves NaN of minus infinity, and see :func:`elu`."""
+    x, op = node.inputs[0], node.op
+    above = op.greater(x, float(node.attrs.get("alpha", 1.0)))
+    return op.where(above, x, relax.const(0.0, dtype(x)))
 
 
 def activate(node: Node, x: Any, name: str, parameters: Mapping[str, float]) -> Any:
@@ -53,6 +74,14 @@ def activate(node: Node, x: Any, name: str, parameters: Mapping[str, float]) -> 
     raise ValueError(f"its activation {name} is not supported")
 
 
+def _elu(node: Node, alpha: float) -> Any:
+    """``x if x > 0 else alpha * (exp(x) - 1)``"""
+    x, op = node.inputs[0], node.op
+    kind = dtype(x)
+    below = op.nn.relu(op.subtract(relax.const(1.0, kind), op.exp(x)))
+    return op.add(op.multiply(relax.const(-alpha, kind), below), op.nn.relu(x))
+
+
 def _biased(node: Node) -> Any:
     x, bias = node.inputs[0], node.input(1)
     if not dtype(x).startswith(("float", "bfloat")):
@@ -61,6 +90,9 @@ def _biased(node: Node) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "Elu": elu,
+    "Selu": selu,
+    "ThresholdedRelu": thresholded_relu,
     "com.microsoft.BiasGelu": gelu,
     "com.microsoft.FastGelu": fast_gelu,
     "com.microsoft.Gelu": gelu,
