@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from networks.in_tvm import assert_equal, run_in_tvm
+from tvmtune.networks.onnx.evaluator import evaluator
 from tvmtune.networks.onnx.network import OnnxNetwork
 
 
@@ -110,5 +110,5 @@ def assert_matches_evaluator(
     model = operator(name, inputs, **options)
     given = {info.name: inputs[info.name] for info in model.graph.input}
     with np.errstate(all="ignore"):
-        expected = ReferenceEvaluator(model).run(None, given)
+        expected = evaluator(model).run(None, given)
     assert_equal(run_in_tvm(_network(model, expected), given), expected, tolerance)

@@ -39,8 +39,28 @@ def _operators(is_old: bool) -> list[type]:
                 np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0).astype(x.dtype),
             )
 
+    class LRN(OpRun):
+        """Of each channel: onnx's counts as many channels as the batch has images."""
+
+        op_domain = ""
+
+        def _run(
+            self,
+            x: np.ndarray,
+            alpha: float = 1e-4,
+            beta: float = 0.75,
+            bias: float = 1.0,
+            size: int = 1,
+        ) -> tuple[np.ndarray]:
+            wide = x.astype(np.result_type(x, "float32"))
+            sides = [(0, 0)] * x.ndim
+            sides[1] = ((size - 1) // 2, size // 2)
+            squares = np.pad(wide * wide, sides)
+            total = sum(squares[:, first : first + x.shape[1]] for first in range(size))
+            return ((wide / (bias + alpha / size * total) ** beta).astype(x.dtype),)
+
     if not is_old:
-        return [LpNormalization]
+        return [LpNormalization, LRN]
 
     class DequantizeLinear(OpRun):
         op_domain = ""
@@ -59,4 +79,4 @@ def _operators(is_old: bool) -> list[type]:
             steps = x.astype("int32") - (0 if zero is None else zero.astype("int32").reshape(shape))
             return ((steps * scale.reshape(shape)).astype(scale.dtype),)
 
-    return [LpNormalization, DequantizeLinear]
+    return [LpNormalization, LRN, DequantizeLinear]

@@ -60,6 +60,7 @@ LIMITS: dict[str, str] = {
     **fourier.LIMITS,
     **fused.LIMITS,
     **indexing.LIMITS,
+    **normalization.LIMITS,
     **quantized.LIMITS,
     **recurrent.LIMITS,
     **rotary.LIMITS,
