@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
+from onnx import TensorProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
@@ -28,8 +29,14 @@ class Importer(ONNXGraphImporter):
         super().__init__(None, "float32", keep_params_in_input=False)
         self._weights = weights
 
+    def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
+        _check_packed(graph)
+        super()._parse_graph_initializers(graph)
+
     def _parse_array(self, tensor_proto: onnx.TensorProto) -> Any:
         array = onnx_weights.value(tensor_proto, self._weights)
+        if onnx_weights.is_packed(tensor_proto):
+            return tvm.runtime.tensor(onnx_weights.unpacked(array))
         if onnx_weights.is_declared(tensor_proto) and array.dtype.kind in "iuf":
             return tvm.runtime.from_dlpack(array)  # shares memory, no copy
         return tvm.runtime.tensor(np.array(array))
@@ -59,6 +66,20 @@ class Importer(ONNXGraphImporter):
                 result = self.bb.normalize(result)
         _check_static(result)
         return result
+
+
+def _check_packed(graph: onnx.GraphProto) -> None:
+    """Raise ValueError if a weight of fewer than 8 bits, which gets a larger type, is read by a node
+    whose result may depend on the type."""
+    packed = {t.name: t for t in graph.initializer if onnx_weights.is_packed(t)}
+    for node in graph.node:
+        if node.op_type.rpartition(".")[2] == "DequantizeLinear":
+            continue
+        for name in packed.keys() & {*node.input}:
+            kind = TensorProto.DataType.Name(packed[name].data_type)
+            raise ValueError(
+                f"its input '{name}' is a weight of {kind}, which only DequantizeLinear may read"
+            )
 
 
 def _folded(op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int) -> Any:

@@ -22,7 +22,7 @@ MICROSOFT = "com.microsoft"
 UNOFFICIAL = {"SimplifiedLayerNormalization"}
 """Operators that ONNX Runtime writes into the standard's domain although the standard lacks them."""
 
-_IMPORTER_MICROSOFT = {"DequantizeLinear", "GridSample", "MatMulInteger16", "QuantizeLinear"}
+_IMPORTER_MICROSOFT = {"GridSample", "MatMulInteger16", "QuantizeLinear"}
 """Operators of ONNX Runtime's domain that are left to the importer's converters."""
 
 _QUANTIZED = "give the network in float32, or with QuantizeLinear and DequantizeLinear pairs"

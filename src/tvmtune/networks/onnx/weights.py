@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tvmtune.arrays import aligned
 
@@ -24,6 +24,17 @@ Weights = Mapping[str, np.ndarray]
 
 IN_MEMORY = "tvmtune:memory"
 """The location of weights that a model only declares."""
+
+_PACKED = {
+    "float4_e2m1fn": 4,
+    "float6_e2m3fn": 6,
+    "float6_e3m2fn": 6,
+    "int2": 2,
+    "int4": 4,
+    "uint2": 2,
+    "uint4": 4,
+}
+"""Bits of the types whose values share bytes in a file. In memory, each takes a byte."""
 
 
 def detach(
@@ -84,6 +95,23 @@ def value(tensor: TensorProto, weights: Weights | None = None) -> np.ndarray:
     if weights is not None and is_declared(tensor):
         return weights[tensor.name]
     return numpy_helper.to_array(tensor)
+
+
+def is_packed(tensor: TensorProto) -> bool:
+    """Whether values of a weight share bytes in the file."""
+    return helper.tensor_dtype_to_np_dtype(tensor.data_type).name in _PACKED
+
+
+def stored_bytes(tensor: TensorProto, count: int) -> int:
+    """What ``count`` values of a weight's type take in a file."""
+    kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return -(-count * _PACKED.get(kind.name, 8 * kind.itemsize) // 8)
+
+
+def unpacked(array: np.ndarray) -> np.ndarray:
+    """The values of a packed weight in a type that TVM has kernels for."""
+    name = array.dtype.name
+    return array.astype("float32" if "float" in name else "uint8" if "uint" in name else "int8")
 
 
 def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:

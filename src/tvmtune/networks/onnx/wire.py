@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tvmtune import arrays
 from tvmtune.networks.onnx import weights as onnx_weights
@@ -50,12 +50,16 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         weights = {}
         emptied = [t for t in model.graph.initializer if _is_emptied(t)]
         for tensor, (start, size) in zip(emptied, places, strict=True):
-            kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            if _count(tensor) * kind.itemsize != size:
+            if onnx_weights.stored_bytes(tensor, _count(tensor)) != size:
                 raise ValueError(f"the weight '{tensor.name}' has {size} bytes for its shape")
-            array = arrays.empty(tensor.dims, kind)
             file.seek(start)
-            file.readinto(array.reshape(-1).view("uint8").data)
+            if onnx_weights.is_packed(tensor):
+                tensor.raw_data = file.read(size)
+                array = arrays.aligned(numpy_helper.to_array(tensor))
+            else:
+                kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+                array = arrays.empty(tensor.dims, kind)
+                file.readinto(array.reshape(-1).view("uint8").data)
             weights[tensor.name] = array
             onnx_weights.mark_declared(tensor)
     return model, weights

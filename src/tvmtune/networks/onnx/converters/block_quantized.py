@@ -1,4 +1,4 @@
-"""Products with weights that are quantized in blocks, as language models are shipped.
+"""Weights that are quantized in blocks, as language models are shipped, and products with them.
 
 The weights are dequantized at import: kernels compute in floating point.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import helper
 from tvm import relax
 
 from tvmtune.networks.onnx.converters.request import Converter, Node, optional, required
@@ -42,6 +43,34 @@ def matmul_nbits(node: Node) -> Any:
     return result if bias is None else node.op.add(result, bias)
 
 
+def dequantize_linear(node: Node) -> Any:
+    """The importer refuses blocks and weights of a floating-point type."""
+    x, scale, zero = (node.input(place) for place in range(3))
+    block = node.attrs.get("block_size", 0)
+    if not block and dtype(x) != "float32":
+        return node.standard(x, scale, zero)
+    values = required(x, "first input").astype("float32")
+    scales, zeros = required(scale, "scale"), optional(zero, "zero point")
+    axis = node.attrs.get("axis", 1) % max(values.ndim, 1)
+    if zeros is not None:
+        values = values - _spread(zeros.astype("float32"), values.shape, axis, block)
+    result = values * _spread(scales.astype("float32"), values.shape, axis, block)
+    kind = node.attrs.get("output_dtype")
+    return relax.const(
+        result.astype(helper.tensor_dtype_to_np_dtype(kind) if kind else scales.dtype)
+    )
+
+
+def _spread(parameters: np.ndarray, extents: tuple[int, ...], axis: int, block: int) -> np.ndarray:
+    """Scales or zero points of a tensor, indices of ``axis`` or blocks of it, for all elements."""
+    if parameters.size == 1:
+        return parameters.reshape(())
+    if block:
+        whole = np.repeat(parameters, block, axis)
+        return whole.take(range(extents[axis]), axis)
+    return parameters.reshape([-1 if place == axis else 1 for place in range(len(extents))])
+
+
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     """Numbers of ``bits`` bits, the lowest of each byte first."""
     shifts = np.arange(0, 8, bits, dtype="uint8")
@@ -49,9 +78,15 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return numbers.reshape(*packed.shape[:-1], -1)
 
 
-CONVERTERS: dict[str, Converter] = {"com.microsoft.MatMulNBits": matmul_nbits}
+CONVERTERS: dict[str, Converter] = {
+    "DequantizeLinear": dequantize_linear,
+    "com.microsoft.DequantizeLinear": dequantize_linear,
+    "com.microsoft.MatMulNBits": matmul_nbits,
+}
 
 LIMITS = {
+    "DequantizeLinear": "blocks of what is not constant",
+    "com.microsoft.DequantizeLinear": "blocks of what is not constant",
     "com.microsoft.MatMulNBits": "weights that are not constant, or prepacked; g_idx",
 }
 """What is not supported, by operator."""
