@@ -70,3 +70,33 @@ def test_a_batch_norm_without_a_convolution_becomes_a_product_and_a_sum():
 @pytest.mark.parametrize("case", [{"training": 1}, {"variable_scale": True}])
 def test_a_batch_norm_that_cannot_be_folded_stays(case):
     assert operators(fold_batch_norms(conv_and_norm(**case))) == ["Conv", "BatchNormalization"]
+
+
+def branching(read: str) -> onnx.ModelProto:
+    """:func:`conv_and_norm`, whose result a branch multiplies by ``read``."""
+    model = conv_and_norm()
+    names = {"yes": np.array(True), "factor": np.full((4, 1, 1), 2, "float32")}
+    model.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in names.items())
+    info = helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 4, 8, 8])
+    branches = {
+        f"{name}_branch": helper.make_graph([node], name, [], [info])
+        for name, node in (
+            ("then", helper.make_node("Mul", ["y", read], ["z"])),
+            ("else", helper.make_node("Identity", ["y"], ["z"])),
+        )
+    }
+    model.graph.node.append(helper.make_node("If", ["yes"], ["out"], **branches))
+    model.graph.output[0].name = "out"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("read", "kinds"), [("factor", ["Conv", "If"]), ("c", ["Conv", "Mul", "Add", "If"])]
+)
+def test_what_only_a_branch_reads_is_kept(read: str, kinds: list[str]):
+    model = branching(read)
+    folded = fold_batch_norms(model)
+    assert operators(folded) == kinds
+    x = {"x": np.random.RandomState(1).randn(1, 3, 8, 8).astype("f4")}
+    before, after = (ReferenceEvaluator(m).run(None, x)[0] for m in (model, folded))
+    assert np.abs(before - after).max() <= 1e-5 * np.abs(before).max()

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper, parser
 
-from models import tiny_cnn, tiny_encoder
+from models import one_node, tiny_cnn, tiny_encoder
 from networks.in_tvm import assert_tvm_agrees
 from networks.onnx_loops import COUNTED, HEADER
 from tvmtune import networks
@@ -108,3 +108,30 @@ def test_a_mask_cast_to_float_becomes_float16(tmp_path):
 def test_casts_in_a_loop_become_float16():
     half = Float16Network(OnnxNetwork(parser.parse_model(HEADER + COUNTED), name="loop"))
     assert_tvm_agrees(half, tolerance=2e-3)
+
+
+BRANCH = """
+main (float[1,2,4,4] x) => (float[1,2,4,4] y)
+<bool yes = {1}, float[2,1,1] factor = {2.0, -3.0}, float[2] scale = {0.5, 1.5},
+ float[2] shift = {1.0, -1.0}, float[2] mean = {0.25, -0.5}, float[2] var = {1.5, 0.5}>
+{
+  n = BatchNormalization (x, scale, shift, mean, var)
+  y = If (yes) <
+    then_branch = scaled () => (float[1,2,4,4] s) { s = Mul (n, factor) },
+    else_branch = same () => (float[1,2,4,4] t) { t = Identity (n) }
+  >
+}
+"""
+
+
+def test_weights_that_only_a_branch_reads_stay():
+    half = Float16Network(OnnxNetwork(parser.parse_model(HEADER + BRANCH), name="branch"))
+    assert_tvm_agrees(half, tolerance=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("operator", "options"), [("Elu", {}), ("LRN", {"size": 3}), ("MeanVarianceNormalization", {})]
+)
+def test_operators_with_constants_of_their_own(operator, options):
+    model = one_node(operator, shape=(2, 4, 3, 3), **options)
+    assert_tvm_agrees(Float16Network(OnnxNetwork(model, name="net")), tolerance=2e-3)

@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 from tvmtune import arrays
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.fold import static_shapes
+from tvmtune.networks.onnx.operators import names_read, names_read_by
 
 if TYPE_CHECKING:
     from tvmtune.networks.onnx.weights import Weights
@@ -36,7 +37,7 @@ def fold_batch_norms(
     """
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    uses = Counter(name for node in graph.node for name in node.input)
+    uses = Counter(name for node in graph.node for name in names_read_by(node))
     uses.update(output.name for output in graph.output)
     makers = {name: node for node in graph.node for name in node.output}
     ranks = _ranks(model)
@@ -77,7 +78,7 @@ def fold_batch_norms(
         nodes.append(node if norm is None else _merge(node, norm, tensors, result, weights))
     del result.graph.node[:]
     result.graph.node.extend(nodes)
-    used = {name for node in nodes for name in node.input} | {o.name for o in graph.output}
+    used = names_read(result.graph)
     kept = [tensor for tensor in result.graph.initializer if tensor.name in used]
     del result.graph.initializer[:]
     result.graph.initializer.extend(kept)
