@@ -9,6 +9,7 @@ import pytest
 
 from networks.in_tvm import assert_equal, run_in_tvm
 from networks.onnx_operators import assert_matches_onnxruntime, floats, operator_network
+from tvmtune.errors import TvmtuneError
 
 pytest.importorskip("onnxruntime")
 
@@ -23,13 +24,12 @@ REGIONS = np.array(
     [
         (16, {}),
         (16, {"coordinate_transformation_mode": "output_half_pixel"}),
-        (16, {"sampling_ratio": 3}),
         (10, {}),
     ],
 )
 def test_regions_of_several_images(opset: int, options: dict[str, Any]):
     inputs = {"x": floats(2, 3, 16, 12), "regions": REGIONS, "images": np.array([1, 0, 1, 0, 1])}
-    sizes = {"output_height": 2, "output_width": 3, "spatial_scale": 0.25}
+    sizes = {"output_height": 2, "output_width": 3, "spatial_scale": 0.25, "sampling_ratio": 3}
     assert_matches_onnxruntime("RoiAlign", inputs, opset=opset, **sizes, **options)
 
 
@@ -37,6 +37,17 @@ def test_pixels_are_half_a_step_from_their_edges():
     """The region is from 1.5 to 5.5 in the image, whose pixels are their columns' numbers."""
     x = np.broadcast_to(np.arange(16, dtype="float32"), (1, 1, 16, 16)).copy()
     inputs = {"x": x, "regions": REGIONS[:1], "images": np.array([0])}
-    sizes = {"output_height": 2, "output_width": 2, "spatial_scale": 0.25}
+    sizes = {"output_height": 2, "output_width": 2, "spatial_scale": 0.25, "sampling_ratio": 2}
     network, given = operator_network("RoiAlign", inputs, opset=16, **sizes)
     assert_equal(run_in_tvm(network, given), [np.array([[[[2.5, 4.5]] * 2]], "float32")])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({}, "its sampling_ratio is 0"), ({"mode": "max", "sampling_ratio": 2}, "the mode 'max'")],
+)
+def test_what_is_refused(options: dict[str, Any], reason: str):
+    inputs = {"x": floats(1, 3, 16, 12), "regions": REGIONS[:1], "images": np.array([0])}
+    network, _ = operator_network("RoiAlign", inputs, opset=16, **options)
+    with pytest.raises(TvmtuneError, match=f"node 'the_node' .*{reason}"):
+        network.to_relax()

@@ -73,6 +73,12 @@ def roi_align(node: Node) -> Any:
     differs from the standard."""
     if node.text("mode", "avg") == "max":
         raise ValueError("the mode 'max' is not supported; 'avg' is")
+    if node.attrs.get("sampling_ratio", 0) < 1:
+        # No schedule can be made for a sum of so many terms.
+        raise ValueError(
+            "its sampling_ratio is 0, with which the number of samples depends on the data; 1 and more "
+            "are supported"
+        )
     data, regions, images = node.inputs
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
     if node.text("coordinate_transformation_mode", default) == "half_pixel":
@@ -201,6 +207,6 @@ CONVERTERS: dict[str, Converter] = {
 LIMITS = {
     "Col2Im": "an image_shape or block_shape that is not constant; truth values, strings",
     "MaxPool": "the indices of the maxima as a result",
-    "RoiAlign": "mode max",
+    "RoiAlign": "mode max; a sampling_ratio of 0, the default",
 }
 """What is not supported, by operator."""
