@@ -68,7 +68,11 @@ KEPT = {
 
 
 def assert_right(model: onnx.ModelProto, tmp_path: Any) -> None:
-    network = OnnxNetwork(model, name="net")
+    assert_computed(OnnxNetwork(model, name="net"), tmp_path)
+
+
+def assert_computed(network: Any, tmp_path: Any) -> None:
+    """A library computes what the reference does."""
     library = Library.open(api.compile(api.plan(network), tmp_path / "lib.so").path)
     inputs = random_inputs(network.inputs, 3)
     (got,), (wanted,) = library.run(inputs), network.reference(inputs)
@@ -99,6 +103,23 @@ def test_zeros_around_images_are_folded(model, padding, tmp_path):
 def test_other_pads_are_kept(model, tmp_path):
     assert "pad" in convolutions(model)
     assert_right(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("widths", "own"), [((-1, -1, -1, -1), 1), ((1, -1, 0, 0), 1), ((-1, -2, 0, 1), 0)], ids=str
+)
+def test_pixels_are_dropped_before_a_convolution_adds_zeros(widths, own, tmp_path):
+    """PyTorch's pads of negative widths: zeros do not become pixels again."""
+    torch = pytest.importorskip("torch")
+    from networks.torch_models import function_network
+
+    weight = torch.randn(4, 8, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def convolution(x: Any) -> Any:
+        padded = torch.nn.functional.pad(x, widths)
+        return torch.nn.functional.conv2d(padded, weight, stride=2, padding=own)
+
+    assert_computed(function_network(convolution, torch.zeros(1, 8, 9, 9)), tmp_path)
 
 
 @pytest.mark.parametrize("other", [0.02, 0.03])

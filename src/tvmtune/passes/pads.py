@@ -72,7 +72,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _padding(call: Any, pad: Any) -> list[int] | None:
-    """That of the convolution with the pad's; None if that pads the batch or the channels."""
+    """That of the convolution with the pad's; None if that pads the batch or the channels, or drops
+    pixels where the convolution adds zeros."""
     layout, own = str(call.attrs.data_layout), [int(n) for n in call.attrs.padding]
     widths = [int(n) for n in pad.attrs.pad_width]
     around = {letter: widths[2 * i : 2 * i + 2] for i, letter in enumerate(layout)}
@@ -80,6 +81,8 @@ def _padding(call: Any, pad: Any) -> list[int] | None:
     if any(any(around[letter]) for letter in layout if letter not in spatial):
         return None
     added = [around[letter][end] for end in (0, 1) for letter in spatial]
+    if any(more < 0 < n for n, more in zip(own, added, strict=True)):
+        return None
     return [n + more for n, more in zip(own, added, strict=True)]
 
 
