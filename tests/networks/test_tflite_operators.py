@@ -10,6 +10,9 @@ pytest.importorskip("ai_edge_litert.interpreter")
 
 from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 from networks.tflite_models import (
+    RELU,
+    SAME,
+    VALID,
     QuantizedBuilder,
     TfliteBuilder,
     weights,
@@ -59,16 +62,33 @@ def test_maxima_of_quantized_values_are_found_in_the_integers(dtype):
     assert_tvm_agrees(made)
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_values_are_gathered_by_several_indices(axes):
-    places = np.random.RandomState(0).randint(0, 4, (2, 5, axes)).astype("int32")
-    shape = (2, 5, *(4, 4, 4)[axes:], 6)
+@pytest.mark.parametrize(
+    ("kernel", "outputs", "biased", "options"),
+    [
+        (3, 8, True, {"padding": SAME, "fusedActivationFunction": RELU}),
+        (3, 7, False, {"padding": SAME}),
+        (3, 10, True, {"padding": VALID}),  # one more than the pixels give
+        (1, 8, True, {"padding": SAME}),
+    ],
+    ids=["activation", "odd", "larger", "small kernel"],
+)
+def test_transposed_convolutions_have_the_declared_size(
+    kernel: int, outputs: int, biased: bool, options: dict[str, int]
+):
     g = TfliteBuilder()
-    values = g.input("x", (4, 4, 4, 6))
-    assert_tvm_agrees(network(g.content(g.add("GATHER_ND", [values, g.constant(places)], shape))))
-    q = QuantizedBuilder()
-    y = q.apply("GATHER_ND", [q.data((4, 4, 4, 6)), q.constant(places)], shape, 0.05)
-    assert_tvm_agrees(network(q.content(y)))
+    shape = (1, outputs, outputs, 5)
+    given = [g.constant(shape, "int32"), g.constant(weights(0, 5, kernel, kernel, 3))]
+    given += [g.input("x", (1, 4, 4, 3)), g.constant(weights(1, 5)) if biased else -1]
+    y = g.add("TRANSPOSE_CONV", given, shape, strideW=2, strideH=2, **options)
+    assert_tvm_agrees(network(g.content(y)))
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_gelu_is_approximated_where_the_file_says_so(approximate: bool):
+    g = TfliteBuilder()
+    x = g.input("x", (4, 64))
+    made = network(g.content(g.add("GELU", [x], (4, 64), approximate=approximate)))
+    assert_tvm_agrees(made)
 
 
 def detector(*, quantized: bool = False, **options: int) -> bytes:

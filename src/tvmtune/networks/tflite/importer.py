@@ -1,8 +1,9 @@
 """TVM's importer of TFLite models with our converters.
 
-Its own converters of quantization lack constants and zero points per channel; it ignores softmax's
-``beta``, and that of EXPAND_DIMS raises. It does not flatten the inputs of FULLY_CONNECTED,
-transposes the indices of GATHER_ND, and makes int64 of int32 indices.
+Its own converters of quantization lack constants and zero points per channel. It ignores softmax's
+``beta``, the approximation of GELU and the activation of TRANSPOSE_CONV, whose kernels it takes to be
+no smaller than their strides. That of EXPAND_DIMS raises. It does not flatten the inputs of
+FULLY_CONNECTED, and makes int64 of int32 indices.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter
 
+from tvmtune.networks.relax_operators import shape
+from tvmtune.networks.tflite import indexing, moves
 from tvmtune.networks.tflite.recurrent import unidirectional_lstm
 from tvmtune.static_shapes import static_shape
 
 CONVERTERS = (
+    "BATCH_TO_SPACE_ND",
     "DEQUANTIZE",
     "EXPAND_DIMS",
     "FULLY_CONNECTED",
+    "GATHER",
     "GATHER_ND",
+    "GELU",
     "QUANTIZE",
     "SOFTMAX",
+    "SPACE_TO_BATCH_ND",
+    "TRANSPOSE_CONV",
     "UNIDIRECTIONAL_SEQUENCE_LSTM",
 )
 """Operators that are converted here."""
@@ -34,6 +42,12 @@ class Importer(OperatorConverter):
     """Imports a model whose integers stand between QUANTIZE and DEQUANTIZE alone, or are compared."""
 
     _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | {"ARG_MAX", "ARG_MIN"}
+
+    convert_batch_to_space_nd = moves.batch_to_space_nd
+    convert_gather = indexing.gather
+    convert_gather_nd = indexing.gather_nd
+    convert_space_to_batch_nd = moves.space_to_batch_nd
+    convert_unidirectional_sequence_lstm = unidirectional_lstm
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -128,9 +142,16 @@ class Importer(OperatorConverter):
             self.get_tensor_expr(source), int(self.get_tensor_value(axis).item())
         )
 
-    def convert_gather_nd(self, op: Any) -> Any:
-        values, indices = (self.get_tensor_expr(each) for each in self.get_input_tensors(op))
-        return relax.op.gather_nd(values, relax.op.astype(indices, "int64"))
+    def convert_gelu(self, op: Any) -> Any:
+        from tflite.GeluOptions import GeluOptions
+
+        options, table = GeluOptions(), op.BuiltinOptions()
+        if table is not None:
+            options.Init(table.Bytes, table.Pos)
+            if options.Approximate():
+                (source,) = self.get_input_tensors(op)
+                return relax.op.nn.gelu_tanh(self.get_tensor_expr(source))
+        return super().convert_gelu(op)
 
     def convert_softmax(self, op: Any) -> Any:
         from tflite.SoftmaxOptions import SoftmaxOptions
@@ -145,8 +166,44 @@ class Importer(OperatorConverter):
                 x = self.bb.normalize(relax.op.multiply(x, factor))
         return relax.op.nn.softmax(x, axis=-1)
 
-    def convert_unidirectional_sequence_lstm(self, op: Any) -> Any:
-        return unidirectional_lstm(self, op)
+    def convert_transpose_conv(self, op: Any) -> Any:
+        from tflite.Padding import Padding
+        from tflite.TransposeConvOptions import TransposeConvOptions
+
+        options = self._get_builtin_options(op, TransposeConvOptions)
+        _, kernel, source, *bias = self.get_input_tensors(op)
+        (result,) = self.get_output_tensors(op)
+        x, weights = self.get_tensor_expr(source), self.get_tensor_expr(kernel)
+        strides = (options.StrideH(), options.StrideW())
+        outputs = [int(extent) for extent in self.get_tensor_shape(result)][1:3]
+        is_same = options.Padding() == Padding.SAME
+        extents = zip(shape(x)[1:3], shape(weights)[1:3], strides, outputs, strict=True)
+        before, after, added = zip(*(_around(*each, is_same) for each in extents), strict=True)
+        y = relax.op.nn.conv2d_transpose(
+            x,
+            relax.op.permute_dims(weights, [3, 0, 1, 2]),
+            strides=strides,
+            padding=(*before, *after),
+            output_padding=added,
+            data_layout="NHWC",
+            kernel_layout="IOHW",
+            out_dtype="float32",
+        )
+        if bias and bias[0].tensor_idx != -1:
+            y = relax.op.add(y, self.get_tensor_expr(bias[0]))
+        return self.convert_fused_activation_function(y, options.FusedActivationFunction())
+
+
+def _around(
+    extent: int, taps: int, stride: int, outputs: int, is_same: bool
+) -> tuple[int, int, int]:
+    """Results of a transposed convolution along one axis that are dropped before and after the outputs,
+    and zeros that follow the results."""
+    results = (extent - 1) * stride + taps
+    padding = max((-(-outputs // stride) - 1) * stride + taps - outputs, 0) if is_same else 0
+    before = padding // 2
+    left = results - before - outputs
+    return before, max(left, 0), max(-left, 0)
 
 
 def _operator(value: Any) -> str:

@@ -1,0 +1,53 @@
+"""Operators of TFLite files that select elements by their indices.
+
+TVM's importer ignores ``batch_dims`` of GATHER, and looks at each element of its result. It transposes
+the indices of GATHER_ND.
+
+LiteRT refuses indices out of range. A kernel cannot, so they count from the end of their axis, as
+PyTorch's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmtune.networks.relax_operators import Operators, shape
+from tvmtune.types import product
+
+
+def gather(converter: Any, op: Any) -> Any:
+    """Data (batch..., outer..., n, inner...) at the places (batch..., more...) on the axis of n
+    elements: (batch..., outer..., more..., inner...)."""
+    from tflite.GatherOptions import GatherOptions
+
+    options = converter._get_builtin_options(op, GatherOptions)
+    data, ids = (converter.get_tensor_expr(each) for each in converter.get_input_tensors(op))
+    extents, entries = shape(data), shape(ids)
+    axis, shared = options.Axis() % len(extents), options.BatchDims()
+    shared += len(entries) if shared < 0 else 0
+    if not shared:
+        return relax.op.take(data, ids, axis)
+    ops = Operators(converter.bb)
+    before, more, inner = extents[:axis], entries[shared:], extents[axis + 1 :]
+    # All rows of n elements become one long axis. The rows of a batch have the same places.
+    rows, batch, count = product(before), product(entries[:shared]), extents[axis]
+    starts = np.arange(rows).reshape(batch, -1, 1) * count
+    places = ops.reshape(_within(ops, ids, count), [batch, 1, product(more)])
+    places = ops.add(places, relax.const(starts, "int64"))
+    taken = ops.take(ops.reshape(data, [rows * count, product(inner)]), places, axis=0)
+    return relax.op.reshape(taken, [*before, *more, *inner])
+
+
+def gather_nd(converter: Any, op: Any) -> Any:
+    values, ids = (converter.get_tensor_expr(each) for each in converter.get_input_tensors(op))
+    extents = shape(values)[: shape(ids)[-1]]
+    return relax.op.gather_nd(values, _within(Operators(converter.bb), ids, extents))
+
+
+def _within(ops: Operators, ids: Any, extents: int | Sequence[int]) -> Any:
+    """Indices from 0, in int64, that do not leave axes of these extents."""
+    return ops.floor_mod(ops.astype(ids, "int64"), relax.const(np.array(extents), "int64"))

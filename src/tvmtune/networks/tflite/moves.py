@@ -1,0 +1,57 @@
+"""Operators of TFLite files that move elements.
+
+TVM's importer makes of SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND calls of functions that exist only at
+compile time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmtune.networks.relax_operators import Operators, shape
+from tvmtune.types import product
+
+
+def space_to_batch_nd(converter: Any, op: Any) -> Any:
+    """The positions in blocks move before the batch: (n, h, w, c) becomes (bh * bw * n, h / bh, w / bw,
+    c), with padding, for blocks (bh, bw) of any number of axes."""
+    x, blocks, widths = _in_blocks(converter, op)
+    ops, count = Operators(converter.bb), len(blocks)
+    if widths.any():
+        around = np.zeros((len(shape(x)), 2), int)
+        around[1 : count + 1] = widths
+        x = ops.nn.pad(x, around.reshape(-1).tolist())
+    batch, *extents = shape(x)
+    outer = [extent // block for extent, block in zip(extents, blocks, strict=False)]
+    pairs = [extent for pair in zip(outer, blocks, strict=True) for extent in pair]
+    x = ops.reshape(x, [batch, *pairs, *extents[count:]])
+    end = 1 + 2 * count
+    x = ops.permute_dims(x, [*range(2, end, 2), 0, *range(1, end, 2), *range(end, x.ty.ndim)])
+    return relax.op.reshape(x, [product(blocks) * batch, *outer, *extents[count:]])
+
+
+def batch_to_space_nd(converter: Any, op: Any) -> Any:
+    """The inverse of :func:`space_to_batch_nd`, with crops for its padding."""
+    x, blocks, crops = _in_blocks(converter, op)
+    ops, count = Operators(converter.bb), len(blocks)
+    batch, *extents = shape(x)
+    batch //= product(blocks)
+    x = ops.reshape(x, [*blocks, batch, *extents])
+    pairs = [axis for i in range(count) for axis in (count + 1 + i, i)]
+    x = ops.permute_dims(x, [count, *pairs, *range(1 + 2 * count, x.ty.ndim)])
+    whole = [extent * block for extent, block in zip(extents, blocks, strict=False)]
+    x = ops.reshape(x, [batch, *whole, *extents[count:]])
+    if not crops.any():
+        return x
+    ends = (np.array(whole) - crops[:, 1]).tolist()
+    return relax.op.strided_slice(x, list(range(1, count + 1)), crops[:, 0].tolist(), ends)
+
+
+def _in_blocks(converter: Any, op: Any) -> tuple[Any, list[int], np.ndarray]:
+    """The data, the extents of blocks, and the pairs of padding or crops, of shape (axes, 2)."""
+    source, blocks, pairs = converter.get_input_tensors(op)
+    x, extents = converter.get_tensor_expr(source), converter.get_tensor_value(blocks)
+    return x, extents.reshape(-1).tolist(), converter.get_tensor_value(pairs)

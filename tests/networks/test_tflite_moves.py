@@ -1,0 +1,43 @@
+"""TFLite operators that move elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tflite")
+pytest.importorskip("ai_edge_litert.interpreter")
+
+from networks.in_tvm import assert_tvm_agrees
+from networks.tflite_models import QuantizedBuilder, TfliteBuilder
+from tvmtune.networks.tflite.network import TfliteNetwork
+
+
+def network(content: bytes) -> TfliteNetwork:
+    return TfliteNetwork(content, name="net", label="net.tflite")
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks", "pads", "result"),
+    [
+        ((2, 7, 5, 3), [2, 3], [[1, 0], [0, 1]], (12, 4, 2, 3)),
+        ((2, 6, 3), [3], [[0, 0]], (6, 2, 3)),
+    ],
+    ids=["images", "signals"],
+)
+def test_blocks_move_to_the_batch_and_back(shape: Any, blocks: Any, pads: Any, result: Any):
+    """Older converters surround dilated convolutions with this."""
+    g = TfliteBuilder()
+    given = [g.constant(blocks, "int32"), g.constant(pads, "int32")]
+    y = g.add("SPACE_TO_BATCH_ND", [g.input("x", shape), *given], result)
+    z = g.add("BATCH_TO_SPACE_ND", [g.add("ABS", [y], result), *given], shape)
+    assert_tvm_agrees(network(g.content(y, z)))
+
+
+def test_quantized_blocks_are_padded_with_zeros():
+    g = QuantizedBuilder()
+    given = [g.data((1, 4, 4, 3), zero=7), g.constant([2, 2], "int32")]
+    pads = g.constant([[2, 0], [0, 2]], "int32")
+    y = g.apply("SPACE_TO_BATCH_ND", [*given, pads], (4, 3, 3, 3), 0.05, 7)
+    assert_tvm_agrees(network(g.content(y)))
