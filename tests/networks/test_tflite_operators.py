@@ -62,6 +62,17 @@ def test_maxima_of_quantized_values_are_found_in_the_integers(dtype):
     assert_tvm_agrees(made)
 
 
+def test_tensors_of_the_same_name_are_told_apart():
+    """Names are for readers; some tools leave them out."""
+    for name in ("same", ""):
+        g = TfliteBuilder()
+        x = g.input("x", (2, 3))
+        y = g.add("SUB", [g.add("EXP", [x], (2, 3)), g.add("ABS", [x], (2, 3))], (2, 3))
+        for tensor in g.graph.tensors[x + 1 :]:
+            tensor.name = name
+        assert_tvm_agrees(network(g.content(y)))
+
+
 @pytest.mark.parametrize(
     ("kernel", "outputs", "biased", "options"),
     [

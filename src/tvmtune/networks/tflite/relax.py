@@ -40,8 +40,10 @@ def to_relax(
     parsed = tflite_file.parse(content, label)
     names = _names(parsed)
     origins = list(range(len(names)))
-    if quantized.check(parsed, label):
+    changed = quantized.check(parsed, label)
+    if changed:
         origins = quantized.write_out(parsed, label)
+    if _tell_apart(parsed) or changed:
         content = pack(parsed)
     model = tflite.Model.GetRootAs(content, 0)
     converter = Importer(model, model.Subgraphs(0), ExprTable(), None)
@@ -69,6 +71,19 @@ def to_relax(
     module = fix(module)
     check_signature(module, inputs, outputs, label)
     return module
+
+
+def _tell_apart(model: Any) -> bool:
+    """Give each tensor of a parsed model a name of its own, in place, by which the importer knows it;
+    returns whether any had none."""
+    seen, changed = {""}, False
+    for place, tensor in enumerate(model.subgraphs[0].tensors):
+        name = tflite_file.text(tensor.name)
+        while name in seen:
+            name += f"/{place}"
+            tensor.name, changed = name, True
+        seen.add(name)
+    return changed
 
 
 def _names(model: Any) -> list[str]:
