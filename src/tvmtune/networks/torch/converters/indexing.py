@@ -1,4 +1,4 @@
-"""Scatters, and reads and assignments by indices.
+"""Scatters and assignments to indices.
 
 The importer lacks scatters with reductions, and ignores that an index may be smaller than the tensor.
 Its ``index_put`` supports only values of the indices' shape and an index for each axis, and its kernel
@@ -130,53 +130,6 @@ def _neutral(reduction: str, dtype: torch.dtype) -> float:
     return limits.min if reduction == "amax" else limits.max
 
 
-def _index(node: Any, importer: Any) -> Any:
-    """``x[i, :, j]``. With several indices, the importer reads out of bounds for negative ones, and
-    beside a slice takes one after the other, as is right only for those of a grid."""
-    indices = node.args[1]
-    indexed = [axis for axis, index in enumerate(indices) if index is not None]
-    if len(indexed) == 1:
-        return importer._index_tensor(node)
-    extents = list(node.args[0].meta["val"].shape)
-    entries = [list(indices[axis].meta["val"].shape) for axis in indexed]
-    builder, data = importer.block_builder, importer.env[node.args[0]]
-    emit = builder.emit
-    others = [axis for axis in range(len(extents)) if axis not in indexed]
-    # The axes of the indices take the place of adjacent indexed ones, and else come first.
-    first = indexed[0] if _are_adjacent(indexed) else 0
-    if first and _is_grid(entries):  # a resize, decomposed
-        for axis in reversed(indexed):
-            index = emit(relax.op.reshape(importer.env[indices[axis]], [-1]))
-            data = emit(relax.op.take(data, index, axis))
-        return data
-    places = []
-    for axis in indexed:
-        index = emit(relax.op.astype(importer.env[indices[axis]], "int64"))
-        # Within the tensor, and from the end if it is negative, as fix() makes those of ``take``.
-        places.append(emit(relax.op.floor_mod(index, relax.const(extents[axis], "int64"))))
-    data = _permuted(builder, data, [*indexed, *others])
-    data = emit(relax.op.index_tensor(data, places))
-    rank = data.ty.ndim
-    end = rank - len(others) + first
-    return _permuted(
-        builder, data, [*range(end - first, end), *range(end - first), *range(end, rank)]
-    )
-
-
-def _are_adjacent(axes: list[int]) -> bool:
-    return axes == list(range(axes[0], axes[-1] + 1))
-
-
-def _is_grid(shapes: list[list[int]]) -> bool:
-    """Whether indices of these shapes, broadcast, have an axis each, in their order."""
-    rank = len(shapes)
-    return max(map(len, shapes)) == rank and all(
-        extent == 1 or axis == place
-        for place, each in enumerate(shapes)
-        for axis, extent in enumerate(each, rank - len(each))
-    )
-
-
 def _index_put(node: Any, importer: Any) -> Any:
     """As rows of the axes without an index, which go to the end for it."""
     indices, values = node.args[1:3]
@@ -198,7 +151,8 @@ def _index_put(node: Any, importer: Any) -> Any:
     if 0 in (*places, *extents):
         return data
     # The axes of the indices take the place of adjacent indexed ones, and else come first.
-    before = [extents[axis] for axis in others if _are_adjacent(indexed) and axis < indexed[0]]
+    is_adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    before = [extents[axis] for axis in others if is_adjacent and axis < indexed[0]]
     after = [extents[axis] for axis in others][len(before) :]
     values = emit(relax.op.broadcast_to(values, [*before, *places, *after]))
     first, count = len(before), len(places)
@@ -268,7 +222,6 @@ def _permuted(builder: Any, tensor: Any, order: list[int]) -> Any:
 
 
 CONVERTERS = {
-    "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_put_.default": _index_put,
     "scatter.reduce": _scatter(),
