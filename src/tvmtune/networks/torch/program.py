@@ -115,6 +115,16 @@ def describe(node: Any) -> str:
     return f"node '{node.name}' ({node.target}{layer})"
 
 
+def arguments(node: Any) -> dict[str, Any]:
+    """The arguments of a call of an operator by their names, with the defaults of those left out."""
+    return {
+        argument.name: node.args[position]
+        if position < len(node.args)
+        else node.kwargs.get(argument.name, argument.default_value)
+        for position, argument in enumerate(node.target._schema.arguments)
+    }
+
+
 def _export_again(
     program: ExportedProgram,
     specs: Sequence[TensorSpec],
@@ -260,16 +270,11 @@ def _check_mode(program: ExportedProgram, label: str) -> None:
     for node in program.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        arguments = {
-            argument.name: node.args[position]
-            if position < len(node.args)
-            else node.kwargs.get(argument.name, argument.default_value)
-            for position, argument in enumerate(node.target._schema.arguments)
-        }
-        if arguments.get("running_mean", ...) is None or arguments.get("dropout") == 0:
+        given = arguments(node)
+        if given.get("running_mean", ...) is None or given.get("dropout") == 0:
             continue
         for name in ("train", "training"):
-            if arguments.get(name) is True:
+            if given.get(name) is True:
                 raise TvmtuneError(
                     f"{describe(node)} of {label} computes as in training; "
                     "call model.eval() and export the network again"

@@ -1,7 +1,6 @@
 """Converter of Resize and Upsample: a weighted sum of a few rows, axis by axis.
 
-Interpolation is separable and linear, so that every mode has a few taps per axis: 1 (nearest), 2
-(linear) or 4 (cubic). Formulas: the operator's page of the ONNX standard.
+Formulas: the operator's page of the ONNX standard.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmtune.networks import interpolation
+from tvmtune.networks.interpolation import Taps
 from tvmtune.networks.onnx.converters.request import Converter, Node, optional
-from tvmtune.networks.relax_operators import dtype, shape
-
-Taps = tuple[list[np.ndarray], list[np.ndarray]]
-"""For each tap, the index into the axis and the factor, both per position of the result."""
+from tvmtune.networks.relax_operators import shape
 
 _IMPORTED = ("align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel")
 """Coordinate modes that the importer supports, besides tf_crop_and_resize, which is no weighted sum."""
@@ -72,18 +70,7 @@ def _resized(node: Node, x: Any) -> Any:
         node.attrs.update({name: text.encode() for name, text in texts.items()})
         empty = [None if v is None or 0 in shape(v) else v for v in (roi, scales, sizes)]
         return node.standard(x, *empty, operator="Resize")
-    for axis, (places, factors) in plan.items():
-        total = None
-        for taken, factor in zip(places, factors, strict=True):
-            ids = relax.const(taken, "int64")
-            part = node.emit(relax.op.take(x, ids, axis=axis, mode="clip"))
-            if not (factor == 1).all():
-                aligned = factor.reshape([-1 if i == axis else 1 for i in range(len(shape(x)))])
-                weight = relax.const(aligned.astype(dtype(x)), dtype(x))
-                part = node.emit(relax.op.multiply(part, weight))
-            total = part if total is None else node.emit(relax.op.add(total, part))
-        x = total
-    return x
+    return interpolation.weighted_sum(node.emit, x, plan)
 
 
 def _plan(
@@ -144,22 +131,17 @@ def _plan(
 def _taps(mode: str, before: int, after: int, factor: float, attrs: Mapping[str, Any]) -> Taps:
     x = _origins(attrs["coordinate_transformation_mode"], before, after, factor)
     if mode == "nearest":
-        places, factors = [_nearest(attrs["nearest_mode"], x)], [np.ones(after)]
-    elif mode == "linear":
-        low = np.floor(x)
-        places, factors = [low, low + 1], [1 - (x - low), x - low]
-    elif mode == "cubic":
-        low = np.floor(x)
-        places = [low + offset for offset in (-1, 0, 1, 2)]
-        factors = [_cubic(np.abs(x - place), attrs.get("cubic_coeff_a", -0.75)) for place in places]
-        if attrs.get("exclude_outside", 0):
-            inside = [(place >= 0) & (place < before) for place in places]
-            factors = [np.where(i, f, 0.0) for i, f in zip(inside, factors, strict=True)]
-            total = sum(factors)
-            factors = [f / total for f in factors]
-    else:
-        raise ValueError(f"the mode '{mode}' is not known")
-    return [np.clip(place, 0, before - 1).astype("int64") for place in places], factors
+        return interpolation.nearest(_nearest(attrs["nearest_mode"], x), before)
+    if mode == "linear":
+        return interpolation.linear(x, before)
+    if mode == "cubic":
+        return interpolation.cubic(
+            x,
+            before,
+            alpha=attrs.get("cubic_coeff_a", interpolation.ALPHA),
+            exclude_outside=bool(attrs.get("exclude_outside", 0)),
+        )
+    raise ValueError(f"the mode '{mode}' is not known")
 
 
 def _origins(coordinates: str, before: int, after: int, factor: Any) -> np.ndarray:
@@ -190,13 +172,6 @@ def _nearest(mode: str, x: np.ndarray) -> np.ndarray:
     if mode == "round_prefer_ceil":
         return np.floor(x + 0.5)
     return np.ceil(x - 0.5)
-
-
-def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """Keys' cubic convolution kernel (1981)."""
-    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
-    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return np.where(distance <= 1, near, far)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -15,6 +15,7 @@ import torch
 from tvm import relax
 
 from tvmtune.networks.torch.converters.arithmetic import dtype_name
+from tvmtune.networks.torch.program import arguments
 
 NAMESPACE = "quantized_decomposed"
 """Of PyTorch's operators that stand around quantized layers."""
@@ -86,10 +87,7 @@ def _arguments(node: Any) -> dict[str, Any]:
         "qmin": "quant_min",
         "qmax": "quant_max",
     }
-    schema = node.target._schema.arguments
-    given = {a.name: a.default_value for a in schema if a.has_default_value()}
-    given |= dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
-    return {shared.get(name, name): value for name, value in given.items()}
+    return {shared.get(name, name): value for name, value in arguments(node).items()}
 
 
 def _dtype(dtype: Any) -> str:
