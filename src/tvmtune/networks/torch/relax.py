@@ -18,7 +18,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
-from tvmtune.networks.torch.converters import attention, quantized, recurrent
+from tvmtune.networks.torch.converters import attention, quantized, recurrent, resize
 from tvmtune.networks.torch.fold import fold
 from tvmtune.networks.torch.program import describe
 
@@ -49,10 +49,10 @@ def to_relax(
 ) -> tvm.IRModule:
     """Import ``program``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
-    All of it but products, attention and recurrent layers is decomposed into core ATen operators first,
-    batch normalization is folded into the convolution before it, and what does not depend on the inputs
-    is computed. Raises :class:`TvmtuneError` that names the node if an operator is missing, random or
-    has side effects, or if its conversion fails.
+    All of it but products, resizes, attention and recurrent layers is decomposed into core ATen
+    operators first, batch normalization is folded into the convolution before it, and what does not
+    depend on the inputs is computed. Raises :class:`TvmtuneError` that names the node if an operator is
+    missing, random or has side effects, or if its conversion fails.
     """
     from tvmtune.networks.torch.importer import Importer
 
@@ -60,6 +60,7 @@ def to_relax(
     decompositions = torch.export.default_decompositions()
     wholes = {
         _aten.matmul.default,
+        *resize.WHOLE,
         *attention.whole_calls(program),
         *recurrent.whole_layers(program, _weights(program)),
     }

@@ -16,6 +16,7 @@ from tvmtune.networks.torch.converters import (
     quantized,
     recurrent,
     reductions,
+    resize,
     results,
     sampling,
 )
@@ -31,6 +32,7 @@ CONVERTERS = {
     **quantized.CONVERTERS,
     **recurrent.CONVERTERS,
     **reductions.CONVERTERS,
+    **resize.CONVERTERS,
     **results.CONVERTERS,
     **sampling.CONVERTERS,
 }
