@@ -19,6 +19,7 @@ from tvmtune.networks.torch.converters import (
     resize,
     results,
     sampling,
+    windows,
 )
 
 __all__ = ["CONVERTERS"]
@@ -35,5 +36,6 @@ CONVERTERS = {
     **resize.CONVERTERS,
     **results.CONVERTERS,
     **sampling.CONVERTERS,
+    **windows.CONVERTERS,
 }
 """Converters by operator and overload."""
