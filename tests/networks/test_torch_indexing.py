@@ -1,41 +1,58 @@
-"""Reads of PyTorch programs by several indices."""
+"""Lookups in PyTorch programs by several indices at once."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-
-from networks.in_tvm import assert_tvm_agrees
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import function_network  # noqa: E402
+from networks.torch_models import assert_correct  # noqa: E402
+
+RNG = np.random.default_rng(0)
 
 
-def adjacent(x: Any, i: Any) -> Any:
-    return x[:, i, -i - 1], x[..., i + 3, i], x[i, i + 1], x[i, -i - 1, i + 2, i]
+def floats(*shape: int) -> Any:
+    return torch.from_numpy(RNG.standard_normal(shape).astype("float32"))
 
 
-def apart(x: Any, i: Any) -> Any:
-    return x[i, :, -i - 1], x[:, i, :, -i[:, None] - 1]
+def test_pairs_of_features_as_dlrm_takes_them():
+    rows, columns = torch.tril_indices(4, 4, offset=-1)
+
+    def interactions(x: Any) -> Any:
+        products = x @ x.transpose(1, 2)
+        return products[:, rows, columns]
+
+    x = torch.from_numpy(RNG.integers(-4, 5, (2, 4, 3)).astype("float32"))
+    assert_correct(interactions, x)
 
 
-def crossed(x: Any, i: Any) -> Any:
-    """The first case has the shape of a grid, but its axes are exchanged."""
-    return x[:, i[None], (i + 2)[:, None]], x[:, (i + 1)[:, None], -i - 1], x[i[:, None], i]
+def test_indices_beside_other_axes_are_broadcast_and_applied_together():
+    def lookups(x: Any, i: Any, j: Any) -> Any:
+        return (
+            x[:, i, j],
+            x[:, i[:, None], j],
+            x[:, i[None, :], j[:, None]],
+            x[:, i[:2, None, None], j[:, None], i[:2]],
+            x[i, j],
+            x[..., i, j],
+        )
+
+    assert_correct(lookups, floats(3, 5, 5, 4), torch.tensor([2, 0, 1]), torch.tensor([1, 3, 0]))
 
 
-@pytest.mark.parametrize("function", [adjacent, apart, crossed])
-def test_several_indices_select_elements_together(function: Any):
-    x, i = torch.zeros(2, 5, 6, 3), torch.zeros(4, dtype=torch.int64)
-    assert_tvm_agrees(function_network(function, x, i))
+def test_axes_of_indices_that_are_apart_come_first():
+    def lookups(x: Any, i: Any, j: Any) -> Any:
+        return x[i, :, j], x[:, i, :, j], x[i[:, None], :, :, j]
+
+    assert_correct(lookups, floats(3, 4, 5, 6), torch.tensor([2, 0]), torch.tensor([1, 3]))
 
 
-def test_a_grid_is_read_along_one_axis_after_the_other():
-    """As resizes are decomposed: the data are not transposed for it."""
-    rows, columns = torch.tensor([0, 0, 2, 4]), torch.tensor([5, 1, 1])
-    network = function_network(lambda x: x[:, :, rows[:, None], columns], torch.zeros(1, 2, 5, 6))
-    text = network.to_relax().script(show_meta=False)
-    assert "index_tensor" not in text
-    assert_tvm_agrees(network)
+def test_negative_indices_count_from_the_end():
+    def lookups(x: Any, i: Any, j: Any) -> Any:
+        return x[:, i, j], x[i, j], x[i, :, j], x[:, i]
+
+    i, j = torch.tensor([-1, 0, -3]), torch.tensor([2, -4, -1], dtype=torch.int32)
+    assert_correct(lookups, floats(3, 4, 5), i, j)

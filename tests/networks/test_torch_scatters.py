@@ -7,23 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from networks.in_tvm import assert_equal, run_in_tvm
+from networks.in_tvm import run_in_tvm
 from tvmtune.errors import TvmtuneError
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import function_network  # noqa: E402
+from networks.torch_models import assert_correct, function_network  # noqa: E402
 
 IDS = torch.tensor([[0, 2, 1], [2, 2, 0]])
 RNG = np.random.default_rng(0)
-
-
-def assert_correct(function: Any, *tensors: Any) -> None:
-    network = function_network(function, *tensors)
-    inputs = {
-        spec.name: tensor.numpy() for spec, tensor in zip(network.inputs, tensors, strict=True)
-    }
-    assert_equal(run_in_tvm(network, inputs), network.reference(inputs))
 
 
 def floats(*shape: int) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from networks.in_tvm import assert_equal, run_in_tvm
 from tvmtune.networks.torch.network import TorchNetwork
 
 
@@ -116,3 +117,12 @@ def tokens(batch: int = 1, length: int = 7) -> tuple[torch.Tensor, torch.Tensor]
     return torch.zeros(batch, length, dtype=torch.int64), torch.ones(
         batch, length, dtype=torch.int64
     )
+
+
+def assert_correct(function: Callable[..., Any], *tensors: torch.Tensor, tolerance: float = 1e-5):
+    """TVM and PyTorch agree on a function of these tensors."""
+    network = function_network(function, *tensors)
+    inputs = {
+        spec.name: tensor.numpy() for spec, tensor in zip(network.inputs, tensors, strict=True)
+    }
+    assert_equal(run_in_tvm(network, inputs), network.reference(inputs), tolerance)

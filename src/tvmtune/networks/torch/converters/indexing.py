@@ -1,4 +1,4 @@
-"""Scatters and assignments to indices.
+"""Lookups by several indices, scatters and assignments to indices.
 
 The importer lacks scatters with reductions, and ignores that an index may be smaller than the tensor.
 Its ``index_put`` supports only values of the indices' shape and an index for each axis, and its kernel
@@ -8,14 +8,14 @@ adds in several threads at once to the same element.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tvm import relax
 
-from tvmtune.networks.relax_operators import shape
+from tvmtune.networks.relax_operators import Operators, shape
 from tvmtune.networks.scatters import scatter
 from tvmtune.networks.torch.converters.arithmetic import dtype_name, value
 
@@ -130,6 +130,34 @@ def _neutral(reduction: str, dtype: torch.dtype) -> float:
     return limits.min if reduction == "amax" else limits.max
 
 
+def _index(node: Any, importer: Any) -> Any:
+    """As rows of one axis, in which the indexed ones are joined. Beside a ``:``, the importer applies
+    several indices one after another, and it reads out of bounds at negative ones."""
+    indexed = [(axis, index) for axis, index in enumerate(node.args[1]) if index is not None]
+    op, data = Operators(importer.block_builder), importer.env[node.args[0]]
+    axes = [axis for axis, _ in indexed]
+    first, count = axes[0], len(axes)
+    if count == 1:
+        return op.take(data, importer.env[indexed[0][1]], axis=first)
+    if not _are_adjacent(axes):
+        others = [axis for axis in range(len(shape(data))) if axis not in axes]
+        data, first = op.permute_dims(data, [*axes, *others]), 0
+    extents, place = shape(data), None
+    for extent, (_, index) in zip(extents[first:], indexed, strict=False):
+        row = op.floor_mod(value(node, importer, index, torch.int64), relax.const(extent, "int64"))
+        if place is not None:
+            row = op.add(op.multiply(place, relax.const(extent, "int64")), row)
+        place = row
+    ends = extents[:first], extents[first + count :]
+    joined = op.reshape(data, [*ends[0], math.prod(extents[first : first + count]), *ends[1]])
+    return op.take(joined, place, axis=first)
+
+
+def _are_adjacent(axes: Sequence[int]) -> bool:
+    """Whether the axes of the indices take the place of the indexed ones; else they come first."""
+    return list(axes) == list(range(axes[0], axes[-1] + 1))
+
+
 def _index_put(node: Any, importer: Any) -> Any:
     """As rows of the axes without an index, which go to the end for it."""
     indices, values = node.args[1:3]
@@ -150,8 +178,7 @@ def _index_put(node: Any, importer: Any) -> Any:
     places = torch.broadcast_shapes(*(indices[axis].meta["val"].shape for axis in indexed))
     if 0 in (*places, *extents):
         return data
-    # The axes of the indices take the place of adjacent indexed ones, and else come first.
-    is_adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    is_adjacent = _are_adjacent(indexed)
     before = [extents[axis] for axis in others if is_adjacent and axis < indexed[0]]
     after = [extents[axis] for axis in others][len(before) :]
     values = emit(relax.op.broadcast_to(values, [*before, *places, *after]))
@@ -222,6 +249,7 @@ def _permuted(builder: Any, tensor: Any, order: list[int]) -> Any:
 
 
 CONVERTERS = {
+    "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_put_.default": _index_put,
     "scatter.reduce": _scatter(),
