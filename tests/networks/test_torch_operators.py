@@ -117,3 +117,14 @@ def test_a_result_of_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(CONVERTERS, "relu.default", wrong)
     with pytest.raises(TvmtuneError, match=r"node 'relu' .*2x3 float64 instead of 2x3 float32"):
         function_network(torch.relu, FLOATS).to_relax()
+
+
+def test_the_largest_elements_in_any_order():
+    def largest(x: Any) -> Any:
+        (most, places), (least, _) = (
+            torch.topk(x, 2, dim=1, sorted=False),
+            torch.topk(x, 2, 0, largest=False, sorted=False),
+        )
+        return most.sum(1), x.gather(1, places).sum(1), least.sum(0)
+
+    assert_tvm_agrees(function_network(largest, torch.zeros(4, 5)))

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from tvm import relax
 
+from tvmtune.networks.relax_operators import Operators
+from tvmtune.networks.torch.program import arguments
+
 _VALUES_ONLY = (
     torch.ops.aten.max_pool2d_with_indices.default,
     torch.ops.aten.max_pool3d_with_indices.default,
@@ -23,4 +26,17 @@ def _getitem(node: Any, importer: Any) -> Any:
     return importer._getitem(node)
 
 
-CONVERTERS = {"getitem": _getitem}
+def _topk(node: Any, importer: Any) -> Any:
+    """Sorted, which is one of the orders that ``sorted=False`` allows. The importer refuses that."""
+    given = arguments(node)
+    return Operators(importer.block_builder).topk(
+        importer.env[node.args[0]],
+        k=given["k"],
+        axis=given["dim"],
+        largest=given["largest"],
+        ret_type="both",
+        dtype="int64",
+    )
+
+
+CONVERTERS = {"getitem": _getitem, "topk.default": _topk}
