@@ -108,3 +108,17 @@ def test_transforms_are_those_of_the_standard(model, tmp_path: Path):
 def test_others_are_refused_with_the_reason(model, reason):
     with pytest.raises(TvmtuneError, match=reason):
         OnnxNetwork(model, name="transform").to_relax()
+
+
+@pytest.mark.parametrize("operator", ["HannWindow", "HammingWindow", "BlackmanWindow"])
+def test_windows_are_periodic_unless_they_say_otherwise(operator, tmp_path: Path):
+    nodes = [
+        helper.make_node(operator, ["size"], ["window"]),
+        helper.make_node("Mul", ["x", "window"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (3, 10)) for name in "xy")
+    size = numpy_helper.from_array(np.array(10, "int64"), "size")
+    graph = helper.make_graph(nodes, "window", [x], [y], [size])
+    opset = helper.make_opsetid("", 20)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=9)
+    agrees_with_reference(model, tmp_path)

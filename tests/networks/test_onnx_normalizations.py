@@ -85,3 +85,15 @@ def test_scale_and_shift_of_a_layer_may_have_fewer_axes_than_it_normalizes(
     if shift is not None:
         inputs["shift"] = np.asarray(floats(*shift, seed=2))
     assert_matches_evaluator("LayerNormalization", inputs, outputs=outputs, axis=1)
+
+
+def test_batch_normalization_in_training_mode_is_refused():
+    names = ("scale", "bias", "mean", "var")
+    inputs: dict[str, Any] = {"x": IMAGES} | {name: np.ones(5, "float32") for name in names}
+    outputs = ("y", "running mean", "running var")
+    model = operator("BatchNormalization", inputs, outputs=outputs, training_mode=1)
+    for info, shape in zip(model.graph.output, (IMAGES.shape, (5,), (5,)), strict=True):
+        kind = onnx.TensorProto.FLOAT
+        info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, kind, shape))
+    with pytest.raises(TvmtuneError, match="node 'the_node' .*in training mode: export"):
+        OnnxNetwork(model, name="net").to_relax()

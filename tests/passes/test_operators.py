@@ -436,9 +436,9 @@ def error_of(g: Graph, *outputs: str) -> str:
 def test_operators_without_a_converter_are_rejected_with_the_node_and_a_remedy():
     g = Graph()
     x = g.input(1, 3, 8, 8, dtype=TensorProto.UINT8)
-    y = g.ConvInteger(x, g.const(RNG.randint(0, 256, (4, 3, 3, 3)), "uint8"))
-    assert "node 'ConvInteger0' (ConvInteger, opset 21)" in (message := error_of(g, y))
-    assert "give the network in float32" in message
+    y = g.DeformConv(x, g.const(RNG.randn(4, 3, 3, 3)), g.const(np.zeros((1, 18, 6, 6))))
+    assert "node 'DeformConv0' (DeformConv, opset 21)" in (message := error_of(g, y))
+    assert "replace it by other operators" in message
 
 
 def test_data_dependent_shapes_are_rejected():
@@ -447,6 +447,10 @@ def test_data_dependent_shapes_are_rejected():
     message = error_of(g, g.Cast(g.ReduceSum(nonzero), to=TensorProto.FLOAT))
     assert "node 'NonZero0'" in message
     assert "depends on the data" in message
+    boxes = g.NonMaxSuppression(g.input(1, 6, 4), g.input(1, 2, 6))
+    message = error_of(g, g.Cast(g.ReduceSum(boxes), to=TensorProto.FLOAT))
+    assert "(NonMaxSuppression, opset 21)" in message
+    assert "without its postprocessing" in message
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ _SEQUENCE = (
     "export the network with sequences whose lengths and positions do not depend on the data"
 )
 _SCAN = "export the network with the loop unrolled"
+_BOXES = "export the network without its postprocessing: the number of boxes depends on the data"
 _LAYOUT = (
     "ONNX Runtime makes it for one machine's layout of weights: save the optimized model at the level "
     "ORT_ENABLE_EXTENDED or ORT_ENABLE_BASIC, or give the network as it was before"
@@ -49,7 +50,7 @@ _REMEDIES = {
     "Loop": _LOOP,
     "Scan": _SCAN,
     "If": "export the network with the branch decided",
-    "ConvInteger": _QUANTIZED,
+    "NonMaxSuppression": _BOXES,
     **dict.fromkeys((*SEQUENCE_MAKERS, *SEQUENCE_READERS), _SEQUENCE),
 }
 """Remedies for operators of the standard without a converter."""
@@ -78,10 +79,12 @@ def convertible() -> set[str]:
 
     from tvmtune.networks.onnx.converters import CONVERTERS
 
-    # The importer lists operators of both domains by bare name. Sequences are replaced before.
+    # The importer lists operators of both domains by bare name. Sequences are replaced before, and
+    # its boxes without overlap have another shape than ONNX's.
     theirs = {name for name in _get_convert_map() if defs.has(name)} - {
         *SEQUENCE_MAKERS,
         *SEQUENCE_READERS,
+        "NonMaxSuppression",
     }
     return (
         theirs | {f"{MICROSOFT}.{name}" for name in _IMPORTER_MICROSOFT} | {*CONVERTERS, "Constant"}

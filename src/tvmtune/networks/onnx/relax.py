@@ -118,12 +118,30 @@ def _expand(model: onnx.ModelProto, supported: set[str]) -> onnx.ModelProto:
     # A definition may use operators that need expansion in turn, but never itself.
     while missing := _definable(model, supported) - expanded:
         expanded |= missing
+        model = _with_defaults(model, missing)
         with contextlib.suppress(Exception):  # the caller reports what stays unexpanded
             functions = [("", operator) for operator in sorted(missing)]
             model = inliner.inline_selected_functions(
                 model, functions, inline_schema_functions=True
             )
     return model
+
+
+def _with_defaults(model: onnx.ModelProto, operators: set[str]) -> onnx.ModelProto:
+    """The model whose nodes of these operators have the attributes that they left out. onnx's inliner
+    leaves references to such attributes in the definitions."""
+    version, result = standard_version(model), onnx.ModelProto()
+    result.CopyFrom(model)
+    for node in nodes(result.graph):
+        if node.domain in STANDARD and node.op_type in operators:
+            given = {attribute.name for attribute in node.attribute}
+            attributes = defs.get_schema(node.op_type, version, "").attributes
+            node.attribute.extend(
+                each.default_value
+                for name, each in attributes.items()
+                if name not in given and each.default_value.name
+            )
+    return result
 
 
 def _definable(model: onnx.ModelProto, supported: set[str]) -> set[str]:

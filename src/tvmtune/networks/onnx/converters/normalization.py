@@ -18,6 +18,13 @@ from tvmtune.networks.onnx.converters.request import (
 from tvmtune.networks.relax_operators import dtype, shape
 
 
+def batch_normalization(node: Node) -> Any:
+    """The importer ignores that it is in training mode."""
+    if node.attrs.get("training_mode", 0):
+        raise ValueError("it is in training mode: export the network in evaluation mode")
+    return node.standard(*node.inputs)
+
+
 def layer_normalization(node: Node) -> Any:
     """The importer returns constants for mean and inverse deviation, the optional results, and derives
     the axes from the rank of the scale, which need not have all of them."""
@@ -160,6 +167,7 @@ def _narrowed(node: Node, result: Any, kind: str) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "BatchNormalization": batch_normalization,
     "InstanceNormalization": instance_normalization,
     "LRN": local_response_normalization,
     "LayerNormalization": layer_normalization,
@@ -168,5 +176,8 @@ CONVERTERS: dict[str, Converter] = {
     "RMSNormalization": rms_normalization,
 }
 
-LIMITS = {"LRN": "inputs with other than 3 or 4 axes"}
+LIMITS = {
+    "BatchNormalization": "training mode",
+    "LRN": "inputs with other than 3 or 4 axes",
+}
 """What is not supported, by operator."""

@@ -113,6 +113,23 @@ def matmul_integer(node: Node) -> Any:
     return node.op.subtract(sums, node.op.multiply(columns, wide))
 
 
+def conv_integer(node: Node) -> Any:
+    """The importer lacks it. Inputs: data, weights, and their zero points; sums are int32."""
+    x, weights = (_without_zero_point(node, place) for place in range(2))
+    return node.standard(x, weights, operator="Conv")
+
+
+def _without_zero_point(node: Node, place: int) -> Any:
+    """The integers at input ``place`` less their zero point, as int32. One of weights may be a vector,
+    with a value per output channel."""
+    wide = node.op.astype(node.inputs[place], "int32")
+    zero = node.input(place + 2)
+    if zero is None:
+        return wide
+    extents = [-1, *[1] * (len(shape(wide)) - 1)] if len(shape(zero)) == 1 else []
+    return node.op.subtract(wide, node.op.reshape(node.op.astype(zero, "int32"), extents))
+
+
 def _dequantized(node: Node, first: int, axis: int = 1) -> Any:
     """The value of the tensor at input ``first``, whose scale and zero point follow."""
     x, scale, zero = (node.input(first + step) for step in range(3))
@@ -168,6 +185,7 @@ def _softmax(node: Node, x: Any) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "ConvInteger": conv_integer,
     "MatMulInteger": matmul_integer,
     "QLinearConv": qlinear_conv,
     "QLinearMatMul": qlinear_matmul,

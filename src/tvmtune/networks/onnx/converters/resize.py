@@ -15,7 +15,7 @@ from tvm import relax
 from tvmtune.networks import interpolation
 from tvmtune.networks.interpolation import Taps
 from tvmtune.networks.onnx.converters.request import Converter, Node, optional
-from tvmtune.networks.relax_operators import shape
+from tvmtune.networks.relax_operators import dtype, shape
 
 _IMPORTED = ("align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel")
 """Coordinate modes that the importer supports, besides tf_crop_and_resize, which is no weighted sum."""
