@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from kernels import agrees_with_reference
 from networks.in_tvm import assert_equal, run_in_tvm
-from networks.onnx_operators import assert_matches_onnxruntime, floats, operator_network
+from networks.onnx_operators import (
+    assert_matches_onnxruntime,
+    floats,
+    operator,
+    operator_network,
+)
 from tvmtune.errors import TvmtuneError
 
 pytest.importorskip("onnxruntime")
@@ -51,3 +59,14 @@ def test_what_is_refused(options: dict[str, Any], reason: str):
     network, _ = operator_network("RoiAlign", inputs, opset=16, **options)
     with pytest.raises(TvmtuneError, match=f"node 'the_node' .*{reason}"):
         network.to_relax()
+
+
+@pytest.mark.slow
+def test_constant_regions_stay_in_their_order(tmp_path: Path):
+    """Each sample reads all four corners of its region, so that weights' re-ordering does not apply."""
+    inputs = {"x": floats(1, 3, 16, 12), "regions": REGIONS[:2], "images": np.array([0, 0])}
+    sizes = {"output_height": 2, "output_width": 2, "spatial_scale": 0.25, "sampling_ratio": 2}
+    model = operator("RoiAlign", inputs, constant=("regions", "images"), **sizes)
+    info = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (2, 3, 2, 2))
+    model.graph.output[0].CopyFrom(info)
+    agrees_with_reference(model, tmp_path)

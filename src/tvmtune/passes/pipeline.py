@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import dot_instructions
@@ -209,7 +209,8 @@ def legalize(
 
 def _keep_layouts_of_parameters(mod: tvm.IRModule) -> tvm.IRModule:
     """Unmark kernels in which no reduction reads a constant: re-ordering gains nothing there, and fails
-    on constants that are read through a reshape.
+    on constants that are read through a reshape. Unmark constants of which a reduction reads several
+    elements at a time, such as the corners of a region: they are re-ordered for one of its reads.
 
     Of kernels whose weights are packed already, unmark all constants that no reduction reads, such as a
     bias: TVM would load the values of a vector that crosses blocks one by one. Others keep the mark,
@@ -221,22 +222,31 @@ def _keep_layouts_of_parameters(mod: tvm.IRModule) -> tvm.IRModule:
         free = isinstance(function, tirx.PrimFunc) and function.attrs.get("layout_free_buffers")
         if not free:
             continue
-        reduced = _reduced_constants(function)
-        if not reduced or _is_packed(function):
+        reads = _reads_of_reductions(function, [*map(int, free)])
+        reduced = [position for position in reads if reads[position] == 1]
+        if not reduced or len(reduced) < len(reads) or _is_packed(function):
             mod.update_func(variable, function.with_attr("layout_free_buffers", reduced))
     return mod
 
 
-def _reduced_constants(function: Any) -> list[int]:
-    """Which of the constants whose layout is free are read by a reduction."""
-    found = set()
+def _reads_of_reductions(function: Any, positions: Sequence[int]) -> dict[int, int]:
+    """Of the parameters at these positions those that a reduction reads, and how many different
+    elements it reads of each at a time, at most."""
+    from tvm.ir import TensorLoad
+    from tvm_ffi import structural_hash, structural_walk
+
+    found: dict[int, int] = {}
     for block in blocks(function):
-        if reduces(block):
-            for region in block.reads:
-                for position in map(int, function.attrs["layout_free_buffers"]):
-                    if region.source.same_as(function.params[position]):
-                        found.add(position)
-    return sorted(found)
+        if not reduces(block):
+            continue
+        loads: list[Any] = []
+        structural_walk(block.body, (TensorLoad, loads.append))
+        for position in positions:
+            buffer = function.params[position]
+            places = {structural_hash(each) for each in loads if each.source.same_as(buffer)}
+            if places:
+                found[position] = max(len(places), found.get(position, 0))
+    return dict(sorted(found.items()))
 
 
 def _is_packed(function: Any) -> bool:
