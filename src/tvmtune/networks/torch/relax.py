@@ -7,18 +7,20 @@ is called.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._decomp import decomposition_table
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
-from tvmtune.networks.torch.converters import attention, quantized, recurrent, resize
+from tvmtune.networks.torch.converters import attention, quantized, recurrent, resize, views
 from tvmtune.networks.torch.fold import fold
 from tvmtune.networks.torch.program import describe
 
@@ -49,7 +51,7 @@ def to_relax(
 ) -> tvm.IRModule:
     """Import ``program``: weights as constants, and one function ``main`` with ``inputs`` in order.
 
-    All of it but products, resizes, attention and recurrent layers is decomposed into core ATen
+    All but products, resizes, windows, attention and recurrent layers is decomposed into core ATen
     operators first, batch normalization is folded into the convolution before it, and what does not
     depend on the inputs is computed. Raises :class:`TvmtuneError` that names the node if an operator is
     missing, random or has side effects, or if its conversion fails.
@@ -61,6 +63,7 @@ def to_relax(
     wholes = {
         _aten.matmul.default,
         *resize.WHOLE,
+        *views.WHOLE,
         *attention.whole_calls(program),
         *recurrent.whole_layers(program, _weights(program)),
     }
@@ -69,6 +72,7 @@ def to_relax(
     with quiet():
         program = program.run_decompositions(decompositions)
     _check_state(program, label)
+    program = _expand(program, {*Importer().convert_map})
     fold_batch_norms(program)
     fold(program)
     importer = Importer(_weights(program))
@@ -92,6 +96,30 @@ def to_relax(
     module = fix(module)
     check_signature(module, inputs, outputs, label)
     return module
+
+
+def _expand(program: ExportedProgram, convertible: set[str]) -> ExportedProgram:
+    """Replace operators that have no converter by PyTorch's definitions of them, where these consist of
+    operators of ATen. Core ATen keeps some that have one, such as ``addmv`` and ``aminmax``."""
+    expanded, tried = program, set[Any]()
+    while (
+        missing := {
+            each
+            for each in _called(expanded)
+            if each.__name__ not in convertible and each in decomposition_table
+        }
+        - tried
+    ):
+        tried |= missing
+        with contextlib.suppress(Exception), quiet():  # the caller reports what is left
+            expanded = expanded.run_decompositions({t: decomposition_table[t] for t in missing})
+    is_aten = all(each.namespace in _NAMESPACES for each in _called(expanded))
+    return expanded if is_aten else program
+
+
+def _called(program: ExportedProgram) -> set[torch._ops.OpOverload]:
+    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    return {each for each in targets if isinstance(each, torch._ops.OpOverload)}
 
 
 def fold_batch_norms(program: ExportedProgram) -> None:

@@ -19,6 +19,7 @@ from tvmtune.networks.torch.converters import (
     resize,
     results,
     sampling,
+    views,
     windows,
 )
 
@@ -36,6 +37,7 @@ CONVERTERS = {
     **resize.CONVERTERS,
     **results.CONVERTERS,
     **sampling.CONVERTERS,
+    **views.CONVERTERS,
     **windows.CONVERTERS,
 }
 """Converters by operator and overload."""

@@ -1,0 +1,53 @@
+"""Overlapping windows (``Tensor.unfold``) and other views of a tensor's memory (``as_strided``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tvm import relax
+
+from tvmtune.networks.relax_operators import Operators
+from tvmtune.networks.torch.program import arguments
+
+WHOLE = {torch.ops.aten.unfold.default}
+"""Operators that are to be converted as they are. PyTorch decomposes windows into views of memory with
+strides that the imported tensors do not have."""
+
+
+def _unfold(node: Any, importer: Any) -> Any:
+    """Windows along an axis; their elements are the last axis."""
+    given = arguments(node)
+    source, size = importer.env[node.args[0]], given["size"]
+    extents = [int(n) for n in source.ty.shape]
+    rank = len(extents)
+    op = Operators(importer.block_builder)
+    if not rank:
+        return op.reshape(source, (size,))
+    axis = given["dimension"] % rank
+    starts = np.arange(0, extents[axis] - size + 1, given["step"])
+    places = relax.const(starts[:, None] + np.arange(size), "int64")
+    windows = op.take(source, places, axis=axis)
+    order = [i for i in range(rank + 1) if i != axis + 1]
+    return op.permute_dims(windows, [*order, axis + 1])
+
+
+def _as_strided(node: Any, importer: Any) -> Any:
+    """A lookup of the elements. The importer takes whole contiguous tensors only, without an offset.
+
+    Raises NotImplementedError if the tensor itself is a view with other strides: they are lost here.
+    """
+    given = arguments(node)
+    source = node.args[0].meta["val"]
+    if not source.is_contiguous():
+        raise NotImplementedError("a view of a tensor that is not contiguous is not supported")
+    places = np.array(given["storage_offset"] or 0)
+    for extent, stride in zip(given["size"], given["stride"], strict=True):
+        places = np.expand_dims(places, -1) + np.arange(extent) * stride
+    op = Operators(importer.block_builder)
+    elements = op.reshape(importer.env[node.args[0]], (source.numel(),))
+    return op.take(elements, relax.const(places.astype("int64"), "int64"), axis=0)
+
+
+CONVERTERS = {"as_strided.default": _as_strided, "unfold.default": _unfold}
