@@ -28,6 +28,29 @@ def scaled_sums(x: Any, y: Any) -> Any:
     return torch.add(x, y, alpha=2), torch.sub(x, y, alpha=3), torch.rsub(x, y, alpha=2), x - 1
 
 
+def rounded_quotients(x: Any, i: Any) -> Any:
+    signed, positive = i * 7 - 40, i.abs() + 1
+    truncated = [
+        torch.div(a, b, rounding_mode="trunc")
+        for a, b in ((signed, 3), (signed, positive), (x * 7, 2), (signed, 2.5))
+    ]
+    floors = signed // 3, signed // -positive, x * 7 // 2, x * 7 // positive, signed // 2.5
+    return *truncated, *floors, (x * 0 + 1) // 0.1, (x * 0 + 6) // 0.1
+
+
+def bounds(x: Any, i: Any) -> Any:
+    signed = i * 7 - 40
+    integers = signed.clamp(min=0), signed.clamp_min(-3), signed.clamp_max(2), signed.clamp(3, 1)
+    return *integers, signed.clamp(max=0.5), signed.clamp(min=x), x.clamp(i, x + i), x.clamp(max=i)
+
+
+def functions_of_integers(i: Any) -> Any:
+    n, small, is_large = i.abs() + 1, i.to(torch.int8), i > 1
+    names = ["exp", "log", "sigmoid", "reciprocal", "sqrt", "rsqrt", "sin", "cos", "tanh"]
+    of_integers = [getattr(n, name)() for name in names]
+    return *of_integers, small.cosh(), is_large.sigmoid(), n.double().rsqrt()
+
+
 def powers(x: Any, i: Any) -> Any:
     return (
         x**2,
@@ -49,6 +72,11 @@ def booleans(x: Any, i: Any) -> Any:
     return *bits, a.sum(), a.sum(1), a.cumsum(1), i.to(torch.int32).cumsum(0), a * x, b.to(x.dtype)
 
 
+def joined(x: Any, i: Any) -> Any:
+    a, empty = x > 0, torch.zeros(0, dtype=torch.float64)
+    return torch.cat([x, i], 1), torch.cat([i.int(), a, i]), torch.cat([empty, x[:, None]], dim=-1)
+
+
 def products(x: Any, y: Any) -> Any:
     left, right = x.double(), y.double().t()
     equations = {"ij,kj->ik": (x, y), "ij->j": (x,), "i,j->ij": (x[0], y[0])}
@@ -64,8 +92,12 @@ def products(x: Any, y: Any) -> Any:
         (numbers_and_integers, [IDS]),
         (mixed_dtypes, [FLOATS, IDS]),
         (scaled_sums, [FLOATS, FLOATS]),
+        (rounded_quotients, [FLOATS, IDS]),
+        (bounds, [FLOATS, IDS]),
+        (functions_of_integers, [IDS]),
         (powers, [FLOATS, IDS]),
         (booleans, [FLOATS, IDS]),
+        (joined, [FLOATS, IDS]),
         (products, [FLOATS, FLOATS]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

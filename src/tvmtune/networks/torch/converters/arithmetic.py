@@ -1,11 +1,14 @@
 """Element-wise operators.
 
 The importer converts numbers to the dtype of the tensor (``ids * 0.5`` becomes 0), divides integers as
-integers, ignores ``alpha`` of sums and two parameters of ELU.
+integers, ignores ``alpha`` of sums and two parameters of ELU. It bounds integers by infinity, rounds
+quotients only of operands of one dtype, joins only tensors of one dtype, and computes no functions such
+as ``exp`` of integers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from tvm import relax
 
 from tvmtune.networks.importer_helpers import constant_power
+from tvmtune.networks.relax_operators import Operators
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -87,6 +91,66 @@ def _power(node: Any, importer: Any) -> Any:
     )
 
 
+def _division(node: Any, importer: Any) -> Any:
+    """``x // y``, and quotients that are rounded towards zero."""
+    mode, dtype = node.kwargs.get("rounding_mode"), node.meta["val"].dtype
+    if mode is None:
+        return _binary(relax.op.divide)(node, importer)
+    if not dtype.is_floating_point:
+        operator = relax.op.floor_divide if mode == "floor" else relax.op.divide
+        return _binary(operator)(node, importer)
+    # PyTorch rounds the exact quotient down: 1 // 0.1 is 9, as 0.1 in float32 is more than a tenth.
+    computed = torch.float64 if mode == "floor" else dtype
+    op = Operators(importer.block_builder)
+    # Numbers are rounded to the dtype of the result first.
+    left, right = (
+        op.astype(value(node, importer, argument, dtype), dtype_name(computed))
+        for argument in node.args
+    )
+    quotient = op.divide(left, right)
+    rounded = op.floor(quotient) if mode == "floor" else op.trunc(quotient)
+    return op.astype(rounded, dtype_name(dtype))
+
+
+def _clamp(node: Any, importer: Any) -> Any:
+    """``clamp(x, min, max)``: no less than the one and then no more than the other."""
+    dtype, op = node.meta["val"].dtype, Operators(importer.block_builder)
+    bounds = dict(zip(("min", "max"), node.args[1:], strict=False)) | node.kwargs
+    low, high = bounds.get("min"), bounds.get("max")
+    x = value(node, importer, node.args[0], dtype)
+    numbers = not any(isinstance(bound, torch.fx.Node) for bound in (low, high))
+    if dtype.is_floating_point and numbers:
+        limits = (-math.inf if low is None else low, math.inf if high is None else high)
+        return importer.block_builder.emit(relax.op.clip(x, *limits))
+    if low is not None:
+        x = op.maximum(x, value(node, importer, low, dtype))
+    return x if high is None else op.minimum(x, value(node, importer, high, dtype))
+
+
+def _function(operator: Callable[..., Any]) -> Any:
+    """A function of real numbers; of integers it is PyTorch's default dtype."""
+
+    def convert(node: Any, importer: Any) -> Any:
+        x = value(node, importer, node.args[0], node.meta["val"].dtype)
+        return importer.block_builder.emit(operator(x))
+
+    return convert
+
+
+def _reciprocal(x: Any) -> Any:
+    return relax.op.divide(relax.const(1.0, str(x.ty.dtype)), x)
+
+
+def _cat(node: Any, importer: Any) -> Any:
+    tensors, *axis = node.args
+    result = node.meta["val"]
+    # Those of shape (0,) join tensors of any rank.
+    joined = [each for each in tensors if each.meta["val"].dim() == result.dim()]
+    values = [value(node, importer, each, result.dtype) for each in joined]
+    along = axis[0] if axis else node.kwargs.get("dim", 0)
+    return importer.block_builder.emit(relax.op.concat(values, axis=along))
+
+
 def _logical(operator: Callable[..., Any]) -> Any:
     def convert(node: Any, importer: Any) -> Any:
         operands = (value(node, importer, argument, torch.bool) for argument in node.args)
@@ -144,7 +208,30 @@ _BINARY = {
     "sub": relax.op.subtract,
 }
 
+_FUNCTIONS = {
+    "acos": relax.op.acos,
+    "acosh": relax.op.acosh,
+    "asin": relax.op.asin,
+    "asinh": relax.op.asinh,
+    "atan": relax.op.atan,
+    "atanh": relax.op.atanh,
+    "cos": relax.op.cos,
+    "cosh": relax.op.cosh,
+    "erf": relax.op.erf,
+    "exp": relax.op.exp,
+    "log": relax.op.log,
+    "reciprocal": _reciprocal,
+    "rsqrt": relax.op.rsqrt,
+    "sigmoid": relax.op.sigmoid,
+    "sin": relax.op.sin,
+    "sinh": relax.op.sinh,
+    "sqrt": relax.op.sqrt,
+    "tan": relax.op.tan,
+    "tanh": relax.op.tanh,
+}
+
 CONVERTERS = {
+    **{f"{name}.default": _function(operator) for name, operator in _FUNCTIONS.items()},
     **{
         f"{name}.{overload}": _binary(operator)
         for name, operator in _BINARY.items()
@@ -158,6 +245,11 @@ CONVERTERS = {
         for overload in ("Tensor", "Scalar")
     },
     "bitwise_not.default": _bitwise(relax.op.bitwise_not, relax.op.logical_not),
+    "cat.default": _cat,
+    "clamp.default": _clamp,
+    "clamp.Tensor": _clamp,
+    "div.Scalar_mode": _division,
+    "div.Tensor_mode": _division,
     "elu.default": _elu,
     "logical_and.default": _logical(relax.op.logical_and),
     "logical_not.default": _logical(relax.op.logical_not),
