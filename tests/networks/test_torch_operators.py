@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -72,6 +73,45 @@ def booleans(x: Any, i: Any) -> Any:
     return *bits, a.sum(), a.sum(1), a.cumsum(1), i.to(torch.int32).cumsum(0), a * x, b.to(x.dtype)
 
 
+def truth_of_numbers(x: Any, i: Any) -> Any:
+    some, none = x.relu(), x * 0
+    found = (
+        some.any(),
+        some.all(),
+        some.any(1),
+        some.all(0, keepdim=True),
+        i.any((0, 1)),
+        none.any(),
+    )
+    return *found, (i * 3).to(torch.uint8).any(1), (i > 0).any()
+
+
+def products_of_integers(i: Any) -> Any:
+    n = i + 1
+    return n.int().prod(), n.prod(1, keepdim=True), (n > 0).prod(), n.prod(dtype=torch.float32)
+
+
+def extremes_and_their_places(x: Any, i: Any) -> Any:
+    """Of several, the first."""
+    return *x.max(1), *x.min(-1, keepdim=True), *i.max(0), *i.min(1), *(i > 0).max(1)
+
+
+def moments(x: Any) -> Any:
+    halves = torch.var_mean((x + 9).half(), (0, 1))
+    plain = *torch.var_mean(x), *torch.var_mean(x, -1, correction=0, keepdim=True)
+    return *plain, *torch.std_mean(x, 0), *halves
+
+
+def norms(x: Any) -> Any:
+    orders = 0, math.inf, -math.inf, 1, 2, 3
+    found = [torch.linalg.vector_norm(x.relu(), order, 1) for order in orders]
+    return (
+        *found,
+        torch.linalg.vector_norm(x.relu(), 0),
+        torch.linalg.vector_norm(x, 0, keepdim=True),
+    )
+
+
 def joined(x: Any, i: Any) -> Any:
     a, empty = x > 0, torch.zeros(0, dtype=torch.float64)
     return torch.cat([x, i], 1), torch.cat([i.int(), a, i]), torch.cat([empty, x[:, None]], dim=-1)
@@ -97,6 +137,11 @@ def products(x: Any, y: Any) -> Any:
         (functions_of_integers, [IDS]),
         (powers, [FLOATS, IDS]),
         (booleans, [FLOATS, IDS]),
+        (truth_of_numbers, [FLOATS, IDS]),
+        (products_of_integers, [IDS]),
+        (extremes_and_their_places, [FLOATS, IDS]),
+        (moments, [FLOATS]),
+        (norms, [FLOATS]),
         (joined, [FLOATS, IDS]),
         (products, [FLOATS, FLOATS]),
     ],
