@@ -47,7 +47,7 @@ def _extremum(name: str) -> Any:
         x = importer.env[node.args[0]]
         dtype = str(x.ty.dtype)
         x = op.astype(x, "int8") if dtype == "bool" else x  # bool has no maximum
-        found = getattr(op, name)(x, axes, kept), getattr(op, f"arg{name}")(x, axes[0], kept)
+        found = getattr(op, name)(x, axes, kept), getattr(op, f"arg{name}")(x, node.args[1], kept)
         return relax.Tuple([op.astype(found[0], dtype), op.astype(found[1], "int64")])
 
     return convert
