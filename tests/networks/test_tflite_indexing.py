@@ -1,4 +1,4 @@
-"""TFLite operators that select elements by their indices."""
+"""TFLite operators that select or write elements by their indices."""
 
 from __future__ import annotations
 
@@ -65,6 +65,17 @@ def test_indices_out_of_range_count_from_the_end():
     row, column = (places.reshape(3, 2) % (2, 5)).T
     wanted = [values[:, within], np.take_along_axis(values, within, 1), values[row, column]]
     assert_equal(run_in_tvm(made, {"x": values, "i": places}), wanted)
+
+
+@pytest.mark.parametrize(
+    ("places", "updates"),
+    [([[0], [3], [0]], (3, 5, 2)), ([[0, 1], [3, 0], [0, 1]], (3, 2))],
+    ids=["rows", "columns"],
+)
+def test_updates_of_the_same_element_are_added(places: Any, updates: Any):
+    g = TfliteBuilder()
+    given = [g.constant(places, "int32"), g.input("x", updates), g.constant([4, 5, 2], "int32")]
+    assert_tvm_agrees(network(g.content(g.add("SCATTER_ND", given, (4, 5, 2)))))
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])

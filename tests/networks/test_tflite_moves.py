@@ -41,3 +41,22 @@ def test_quantized_blocks_are_padded_with_zeros():
     pads = g.constant([[2, 0], [0, 2]], "int32")
     y = g.apply("SPACE_TO_BATCH_ND", [*given, pads], (4, 3, 3, 3), 0.05, 7)
     assert_tvm_agrees(network(g.content(y)))
+
+
+@pytest.mark.parametrize("sizes", [[2, -1, 1], [-1, 2, 1]])
+def test_one_size_of_a_split_may_be_the_rest(sizes: list[int]):
+    g = TfliteBuilder()
+    shapes = [(2, size if size > 0 else 3, 4) for size in sizes]
+    given = [g.input("x", (2, 6, 4)), g.constant(sizes, "int32"), g.constant(1, "int32")]
+    made = network(g.content(*g.several("SPLIT_V", given, shapes, numSplits=3)))
+    assert [spec.shape for spec in made.outputs] == shapes
+    assert_tvm_agrees(made)
+
+
+@pytest.mark.parametrize(
+    ("axes", "result"), [(None, (3, 4)), ([], (3, 4)), ([0, -1], (3, 1, 4))], ids=str
+)
+def test_a_squeeze_without_axes_is_of_all_that_have_one_element(axes: Any, result: Any):
+    g = TfliteBuilder()
+    y = g.add("SQUEEZE", [g.input("x", (1, 3, 1, 4, 1))], result, squeezeDims=axes)
+    assert_tvm_agrees(network(g.content(y)))

@@ -94,6 +94,22 @@ def test_transposed_convolutions_have_the_declared_size(
     assert_tvm_agrees(network(g.content(y)))
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "constant", "options"),
+    [
+        ((2, 3, 4), (2, 4, 5), True, {}),
+        ((1, 4, 3), (2, 5, 4), False, {"adjX": True, "adjY": True}),
+        ((3, 4), (2, 4, 5), False, {}),
+    ],
+    ids=["constant", "transposed", "of another rank"],
+)
+def test_products_of_batches(left: Any, right: Any, constant: bool, options: dict[str, bool]):
+    g = TfliteBuilder()
+    x = g.input("x", left)
+    other = g.constant(weights(0, *right)) if constant else g.input("y", right)
+    assert_tvm_agrees(network(g.content(g.add("BATCH_MATMUL", [x, other], (2, 3, 5), **options))))
+
+
 @pytest.mark.parametrize("approximate", [True, False])
 def test_gelu_is_approximated_where_the_file_says_so(approximate: bool):
     g = TfliteBuilder()

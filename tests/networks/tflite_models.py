@@ -80,17 +80,23 @@ class TfliteBuilder:
         self.graph.operators.append(node)
         return int(node.outputs[0])
 
+    def several(
+        self, operator: str, inputs: Sequence[int], shapes: Sequence[Sequence[int]], **options: Any
+    ) -> list[int]:
+        """An operator with an output of each shape."""
+        first = self.add(operator, inputs, shapes[0], **options)
+        others = [self.tensor(f"{operator}:{i}", shape) for i, shape in enumerate(shapes[1:], 1)]
+        self.graph.operators[-1].outputs = [first, *others]
+        return [first, *others]
+
     def custom(
         self, operator: str, inputs: Sequence[int], shapes: Sequence[Sequence[int]], **options: Any
     ) -> list[int]:
         """A custom operator with an output of each shape."""
-        first = self.add(operator, inputs, shapes[0])
-        node = self.graph.operators[-1]
+        outputs = self.several(operator, inputs, shapes)
         packed = flexbuffers.Dumps(options)
-        node.customOptions = np.frombuffer(bytes(packed), np.uint8)
-        others = [self.tensor(f"{operator}:{i}", shape) for i, shape in enumerate(shapes[1:], 1)]
-        node.outputs = [first, *others]
-        return list(node.outputs)
+        self.graph.operators[-1].customOptions = np.frombuffer(bytes(packed), np.uint8)
+        return outputs
 
     def content(self, *outputs: int) -> bytes:
         self.graph.outputs = list(outputs)
@@ -103,6 +109,7 @@ _OPTIONS = {
     "ADD": "AddOptions",
     "ARG_MAX": "ArgMaxOptions",
     "AVERAGE_POOL_2D": "Pool2DOptions",
+    "BATCH_MATMUL": "BatchMatMulOptions",
     "BATCH_TO_SPACE_ND": "BatchToSpaceNDOptions",
     "CONCATENATION": "ConcatenationOptions",
     "CONV_2D": "Conv2DOptions",
@@ -122,9 +129,12 @@ _OPTIONS = {
     "RESHAPE": "ReshapeOptions",
     "RESIZE_BILINEAR": "ResizeBilinearOptions",
     "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighborOptions",
+    "SCATTER_ND": "ScatterNdOptions",
     "SHAPE": "ShapeOptions",
     "SOFTMAX": "SoftmaxOptions",
     "SPACE_TO_BATCH_ND": "SpaceToBatchNDOptions",
+    "SPLIT_V": "SplitVOptions",
+    "SQUEEZE": "SqueezeOptions",
     "STRIDED_SLICE": "StridedSliceOptions",
     "SUB": "SubOptions",
     "TRANSPOSE": "TransposeOptions",

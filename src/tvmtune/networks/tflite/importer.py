@@ -2,8 +2,9 @@
 
 Its own converters of quantization lack constants and zero points per channel. It ignores softmax's
 ``beta``, the approximation of GELU and the activation of TRANSPOSE_CONV, whose kernels it takes to be
-no smaller than their strides. That of EXPAND_DIMS raises. It does not flatten the inputs of
-FULLY_CONNECTED, and makes int64 of int32 indices.
+no smaller than their strides. That of EXPAND_DIMS raises, that of BATCH_MATMUL for constants and for
+batches that only the second operand has. It does not flatten the inputs of FULLY_CONNECTED, and makes
+int64 of int32 indices.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tvmtune.networks.tflite.recurrent import unidirectional_lstm
 from tvmtune.static_shapes import static_shape
 
 CONVERTERS = (
+    "BATCH_MATMUL",
     "BATCH_TO_SPACE_ND",
     "DEQUANTIZE",
     "EXPAND_DIMS",
@@ -30,8 +32,11 @@ CONVERTERS = (
     "GATHER_ND",
     "GELU",
     "QUANTIZE",
+    "SCATTER_ND",
     "SOFTMAX",
     "SPACE_TO_BATCH_ND",
+    "SPLIT_V",
+    "SQUEEZE",
     "TRANSPOSE_CONV",
     "UNIDIRECTIONAL_SEQUENCE_LSTM",
 )
@@ -46,7 +51,10 @@ class Importer(OperatorConverter):
     convert_batch_to_space_nd = moves.batch_to_space_nd
     convert_gather = indexing.gather
     convert_gather_nd = indexing.gather_nd
+    convert_scatter_nd = indexing.scatter_nd
     convert_space_to_batch_nd = moves.space_to_batch_nd
+    convert_split_v = moves.split_v
+    convert_squeeze = moves.squeeze
     convert_unidirectional_sequence_lstm = unidirectional_lstm
 
     def __init__(self, *arguments: Any) -> None:
@@ -66,6 +74,17 @@ class Importer(OperatorConverter):
         given = str(getattr(made.ty, "dtype", dtype))
         wrong = given != dtype and "int" in given and dtype in ("int32", "int64")
         return relax.op.astype(made, dtype) if wrong else made
+
+    def convert_batch_matmul(self, op: Any) -> Any:
+        from tflite.BatchMatMulOptions import BatchMatMulOptions
+
+        options = self._get_builtin_options(op, BatchMatMulOptions)
+        factors = [self.get_tensor_expr(each) for each in self.get_input_tensors(op)]
+        for place, is_transposed in enumerate((options.AdjX(), options.AdjY())):
+            if is_transposed:
+                *axes, row, column = range(factors[place].ty.ndim)
+                factors[place] = relax.op.permute_dims(factors[place], [*axes, column, row])
+        return relax.op.matmul(*factors)
 
     def convert_fully_connected(self, op: Any) -> Any:
         from tflite.FullyConnectedOptions import FullyConnectedOptions

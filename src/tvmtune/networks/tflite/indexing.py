@@ -1,7 +1,8 @@
-"""Operators of TFLite files that select elements by their indices.
+"""Operators of TFLite files that select or write elements by their indices.
 
 TVM's importer ignores ``batch_dims`` of GATHER, and looks at each element of its result. It transposes
-the indices of GATHER_ND.
+the indices of GATHER_ND and SCATTER_ND, and of several updates of an element keeps the last, where
+TFLite adds them.
 
 LiteRT refuses indices out of range. A kernel cannot, so they count from the end of their axis, as
 PyTorch's do.
@@ -46,6 +47,17 @@ def gather_nd(converter: Any, op: Any) -> Any:
     values, ids = (converter.get_tensor_expr(each) for each in converter.get_input_tensors(op))
     extents = shape(values)[: shape(ids)[-1]]
     return relax.op.gather_nd(values, _within(Operators(converter.bb), ids, extents))
+
+
+def scatter_nd(converter: Any, op: Any) -> Any:
+    """Zeros, to which updates are added."""
+    ids, updates, _ = converter.get_input_tensors(op)
+    (result,) = converter.get_output_tensors(op)
+    places, values = converter.get_tensor_expr(ids), converter.get_tensor_expr(updates)
+    extents = [int(extent) for extent in converter.get_tensor_shape(result)]
+    places = _within(Operators(converter.bb), places, extents[: shape(places)[-1]])
+    zeros = relax.op.zeros(extents, str(values.ty.dtype))
+    return relax.op.scatter_nd(zeros, places, values, "add")
 
 
 def _within(ops: Operators, ids: Any, extents: int | Sequence[int]) -> Any:

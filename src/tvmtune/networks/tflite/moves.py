@@ -1,7 +1,8 @@
 """Operators of TFLite files that move elements.
 
 TVM's importer makes of SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND calls of functions that exist only at
-compile time.
+compile time, splits at the sums of SPLIT_V's sizes, of which one may be -1, and leaves all axes to
+SQUEEZE without axes.
 """
 
 from __future__ import annotations
@@ -55,3 +56,22 @@ def _in_blocks(converter: Any, op: Any) -> tuple[Any, list[int], np.ndarray]:
     source, blocks, pairs = converter.get_input_tensors(op)
     x, extents = converter.get_tensor_expr(source), converter.get_tensor_value(blocks)
     return x, extents.reshape(-1).tolist(), converter.get_tensor_value(pairs)
+
+
+def split_v(converter: Any, op: Any) -> Any:
+    source, _, axis = converter.get_input_tensors(op)
+    x, along = converter.get_tensor_expr(source), int(converter.get_tensor_value(axis).item())
+    results = converter.get_output_tensors(op)
+    if len(results) == 1:
+        return x
+    sizes = [int(converter.get_tensor_shape(each)[along]) for each in results]
+    return relax.op.split(x, np.cumsum(sizes[:-1]).tolist(), along)
+
+
+def squeeze(converter: Any, op: Any) -> Any:
+    from tflite.SqueezeOptions import SqueezeOptions
+
+    options = converter._get_builtin_options(op, SqueezeOptions)
+    axes = options.SqueezeDimsAsNumpy().tolist() if options.SqueezeDimsLength() else None
+    (source,) = converter.get_input_tensors(op)
+    return relax.op.squeeze(converter.get_tensor_expr(source), axes)
