@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from networks.tflite_models import (
     weights,
 )
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.inputs import random_inputs
 from tvmtune.networks.tflite.network import TfliteNetwork
 
 
@@ -108,6 +111,20 @@ def test_products_of_batches(left: Any, right: Any, constant: bool, options: dic
     x = g.input("x", left)
     other = g.constant(weights(0, *right)) if constant else g.input("y", right)
     assert_tvm_agrees(network(g.content(g.add("BATCH_MATMUL", [x, other], (2, 3, 5), **options))))
+
+
+@pytest.mark.parametrize(
+    ("operator", "condition"), [("SELECT", (3,)), ("SELECT_V2", (3,)), ("SELECT", (3, 3))]
+)
+def test_a_condition_of_one_axis_selects_rows_or_is_broadcast(operator: str, condition: Any):
+    g = TfliteBuilder()
+    zeros = g.constant(np.zeros(condition, "float32"))
+    is_positive = g.add("GREATER", [g.input("c", condition), zeros], condition, "bool")
+    y = g.add(operator, [is_positive, g.input("x", (3, 3)), g.input("y", (3, 3))], (3, 3))
+    made = network(g.content(y))
+    inputs = random_inputs(made.inputs, 1)
+    inputs["c"] = np.resize([1, -1, 1], condition).astype("float32")
+    assert_equal(run_in_tvm(made, inputs), made.reference(inputs))
 
 
 @pytest.mark.parametrize("approximate", [True, False])

@@ -130,6 +130,8 @@ _OPTIONS = {
     "RESIZE_BILINEAR": "ResizeBilinearOptions",
     "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighborOptions",
     "SCATTER_ND": "ScatterNdOptions",
+    "SELECT": "SelectOptions",
+    "SELECT_V2": "SelectV2Options",
     "SHAPE": "ShapeOptions",
     "SOFTMAX": "SoftmaxOptions",
     "SPACE_TO_BATCH_ND": "SpaceToBatchNDOptions",

@@ -3,8 +3,8 @@
 Its own converters of quantization lack constants and zero points per channel. It ignores softmax's
 ``beta``, the approximation of GELU and the activation of TRANSPOSE_CONV, whose kernels it takes to be
 no smaller than their strides. That of EXPAND_DIMS raises, that of BATCH_MATMUL for constants and for
-batches that only the second operand has. It does not flatten the inputs of FULLY_CONNECTED, and makes
-int64 of int32 indices.
+batches that only the second operand has. It does not flatten the inputs of FULLY_CONNECTED, makes int64
+of int32 indices and of means of int32, and takes the condition of SELECT for that of SELECT_V2.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ CONVERTERS = (
     "GELU",
     "QUANTIZE",
     "SCATTER_ND",
+    "SELECT",
     "SOFTMAX",
     "SPACE_TO_BATCH_ND",
     "SPLIT_V",
@@ -171,6 +172,14 @@ class Importer(OperatorConverter):
                 (source,) = self.get_input_tensors(op)
                 return relax.op.nn.gelu_tanh(self.get_tensor_expr(source))
         return super().convert_gelu(op)
+
+    def convert_select(self, op: Any) -> Any:
+        """A condition of SELECT that has one axis chooses rows; those of SELECT_V2 are broadcast."""
+        condition, *values = (self.get_tensor_expr(each) for each in self.get_input_tensors(op))
+        if self.get_op_code_str(op) == "SELECT" and condition.ty.ndim == 1:
+            others = [1] * (values[0].ty.ndim - 1)
+            condition = self.bb.normalize(relax.op.reshape(condition, [*shape(condition), *others]))
+        return relax.op.where(condition, *values)
 
     def convert_softmax(self, op: Any) -> Any:
         from tflite.SoftmaxOptions import SoftmaxOptions

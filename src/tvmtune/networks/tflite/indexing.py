@@ -2,7 +2,8 @@
 
 TVM's importer ignores ``batch_dims`` of GATHER, and looks at each element of its result. It transposes
 the indices of GATHER_ND and SCATTER_ND, and of several updates of an element keeps the last, where
-TFLite adds them.
+TFLite adds them. It takes the ids of EMBEDDING_LOOKUP for the table, and makes of SPARSE_TO_DENSE a
+call of a function that exists only at compile time.
 
 LiteRT refuses indices out of range. A kernel cannot, so they count from the end of their axis, as
 PyTorch's do.

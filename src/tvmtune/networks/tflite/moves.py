@@ -2,7 +2,8 @@
 
 TVM's importer makes of SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND calls of functions that exist only at
 compile time, splits at the sums of SPLIT_V's sizes, of which one may be -1, and leaves all axes to
-SQUEEZE without axes.
+SQUEEZE without axes. It ignores that ends of STRIDED_SLICE may be distances from the begins, and rounds
+places of RESIZE_NEAREST_NEIGHBOR down that are halfway.
 """
 
 from __future__ import annotations
@@ -75,3 +76,11 @@ def squeeze(converter: Any, op: Any) -> Any:
     axes = options.SqueezeDimsAsNumpy().tolist() if options.SqueezeDimsLength() else None
     (source,) = converter.get_input_tensors(op)
     return relax.op.squeeze(converter.get_tensor_expr(source), axes)
+
+
+def _taken(converter: Any, x: Any, places: dict[int, np.ndarray]) -> Any:
+    """The elements at these places of some axes."""
+    for axis, each in places.items():
+        if not np.array_equal(each, np.arange(shape(x)[axis])):
+            x = converter.bb.normalize(relax.op.take(x, relax.const(each, "int64"), axis))
+    return x
