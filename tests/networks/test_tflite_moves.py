@@ -60,3 +60,13 @@ def test_a_squeeze_without_axes_is_of_all_that_have_one_element(axes: Any, resul
     g = TfliteBuilder()
     y = g.add("SQUEEZE", [g.input("x", (1, 3, 1, 4, 1))], result, squeezeDims=axes)
     assert_tvm_agrees(network(g.content(y)))
+
+
+@pytest.mark.parametrize("half_pixel", [False, True])
+@pytest.mark.parametrize("size", [(9, 7), (1, 8)], ids=str)
+def test_a_resize_to_the_nearest_pixels_keeps_the_corners(size: Any, half_pixel: bool):
+    g = TfliteBuilder()
+    given = [g.input("x", (1, 5, 4, 2)), g.constant(size, "int32")]
+    options = {"alignCorners": True, "halfPixelCenters": half_pixel}
+    y = g.add("RESIZE_NEAREST_NEIGHBOR", given, (1, *size, 2), **options)
+    assert_tvm_agrees(network(g.content(y)))

@@ -32,6 +32,7 @@ CONVERTERS = (
     "GATHER_ND",
     "GELU",
     "QUANTIZE",
+    "RESIZE_NEAREST_NEIGHBOR",
     "SCATTER_ND",
     "SELECT",
     "SOFTMAX",
@@ -193,6 +194,14 @@ class Importer(OperatorConverter):
                 factor = relax.const(options.Beta(), str(x.ty.dtype))
                 x = self.bb.normalize(relax.op.multiply(x, factor))
         return relax.op.nn.softmax(x, axis=-1)
+
+    def convert_resize_nearest_neighbor(self, op: Any) -> Any:
+        from tflite.ResizeNearestNeighborOptions import ResizeNearestNeighborOptions
+
+        options = self._get_builtin_options(op, ResizeNearestNeighborOptions)
+        if options.AlignCorners():
+            return moves.aligned_resize(self, op, has_half_pixels=options.HalfPixelCenters())
+        return super().convert_resize_nearest_neighbor(op)
 
     def convert_transpose_conv(self, op: Any) -> Any:
         from tflite.Padding import Padding

@@ -78,6 +78,21 @@ def squeeze(converter: Any, op: Any) -> Any:
     return relax.op.squeeze(converter.get_tensor_expr(source), axes)
 
 
+def aligned_resize(converter: Any, op: Any, *, has_half_pixels: bool) -> Any:
+    """The nearest pixels of data (n, h, w, c) where corners stay in place; halves are rounded up."""
+    source, sizes = converter.get_input_tensors(op)
+    x, targets = converter.get_tensor_expr(source), converter.get_tensor_value(sizes).tolist()
+    offset = np.float32(0.5 if has_half_pixels else 0)
+    places = {}
+    for axis, target in enumerate(targets, 1):
+        last = shape(x)[axis] - 1
+        # As LiteRT computes it, in float32.
+        step = np.float32(last) / np.float32(target - 1) if target > 1 else np.float32(last + 1)
+        exact = (np.arange(target, dtype=np.float32) + offset) * step
+        places[axis] = np.minimum(np.floor(exact.astype(np.float64) + 0.5), last).astype(np.int64)
+    return _taken(converter, x, places)
+
+
 def _taken(converter: Any, x: Any, places: dict[int, np.ndarray]) -> Any:
     """The elements at these places of some axes."""
     for axis, each in places.items():
