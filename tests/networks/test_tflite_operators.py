@@ -127,6 +127,21 @@ def test_a_condition_of_one_axis_selects_rows_or_is_broadcast(operator: str, con
     assert_equal(run_in_tvm(made, inputs), made.reference(inputs))
 
 
+def test_means_of_integers_are_rounded_towards_zero():
+    g = TfliteBuilder()
+    x = g.input("x", (2, 3, 4), "int32")
+    shifted = g.add("SUB", [x, g.constant(4, "int32")], (2, 3, 4), "int32")
+    axes = g.constant([1, -1], "int32")
+    made = network(
+        g.content(
+            g.add("MEAN", [x, axes], (2,), "int32"),
+            g.add("MEAN", [shifted, axes], (2, 1, 1), "int32", keepDims=True),
+        )
+    )
+    inputs = {"x": np.arange(-3, 21, dtype="int32").reshape(2, 3, 4)}
+    assert_equal(run_in_tvm(made, inputs), made.reference(inputs))
+
+
 @pytest.mark.parametrize("approximate", [True, False])
 def test_gelu_is_approximated_where_the_file_says_so(approximate: bool):
     g = TfliteBuilder()

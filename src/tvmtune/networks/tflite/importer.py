@@ -17,10 +17,11 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter
 
-from tvmtune.networks.relax_operators import shape
+from tvmtune.networks.relax_operators import Operators, shape
 from tvmtune.networks.tflite import indexing, moves
 from tvmtune.networks.tflite.recurrent import unidirectional_lstm
 from tvmtune.static_shapes import static_shape
+from tvmtune.types import product
 
 CONVERTERS = (
     "BATCH_MATMUL",
@@ -31,6 +32,7 @@ CONVERTERS = (
     "GATHER",
     "GATHER_ND",
     "GELU",
+    "MEAN",
     "QUANTIZE",
     "RESIZE_NEAREST_NEIGHBOR",
     "SCATTER_ND",
@@ -76,6 +78,20 @@ class Importer(OperatorConverter):
         given = str(getattr(made.ty, "dtype", dtype))
         wrong = given != dtype and "int" in given and dtype in ("int32", "int64")
         return relax.op.astype(made, dtype) if wrong else made
+
+    def _convert_reduce(self, relax_op: Any, op: Any) -> Any:
+        """Means of integers, from sums in int64, are rounded towards zero."""
+        source, axes = self.get_input_tensors(op)
+        x = self.get_tensor_expr(source)
+        if relax_op is not relax.op.mean or "int" not in str(x.ty.dtype):
+            return super()._convert_reduce(relax_op, op)
+        (result,) = self.get_output_tensors(op)
+        ops = Operators(self.bb)
+        along = self.get_tensor_value(axes).reshape(-1).tolist()
+        count = product([shape(x)[axis] for axis in along])
+        sums = ops.sum(ops.astype(x, "int64"), along)
+        means = ops.astype(ops.divide(sums, relax.const(count, "int64")), str(x.ty.dtype))
+        return relax.op.reshape(means, [int(extent) for extent in self.get_tensor_shape(result)])
 
     def convert_batch_matmul(self, op: Any) -> Any:
         from tflite.BatchMatMulOptions import BatchMatMulOptions
