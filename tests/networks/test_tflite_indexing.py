@@ -88,3 +88,13 @@ def test_values_are_gathered_by_several_indices(axes):
     q = QuantizedBuilder()
     y = q.apply("GATHER_ND", [q.data((4, 4, 4, 6)), q.constant(places)], shape, 0.05)
     assert_tvm_agrees(network(q.content(y)))
+
+
+def test_rows_are_looked_up_in_a_table():
+    g = TfliteBuilder()
+    table = g.constant(np.arange(15, dtype="float32").reshape(5, 3))
+    made = network(
+        g.content(g.add("EMBEDDING_LOOKUP", [g.input("i", (4,), "int32"), table], (4, 3)))
+    )
+    inputs = {"i": np.array([4, 0, 2, 2], "int32")}
+    assert_equal(run_in_tvm(made, inputs), made.reference(inputs))

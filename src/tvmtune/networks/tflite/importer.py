@@ -27,6 +27,7 @@ CONVERTERS = (
     "BATCH_MATMUL",
     "BATCH_TO_SPACE_ND",
     "DEQUANTIZE",
+    "EMBEDDING_LOOKUP",
     "EXPAND_DIMS",
     "FULLY_CONNECTED",
     "GATHER",
@@ -53,6 +54,7 @@ class Importer(OperatorConverter):
     _SUPPORTED_QUANTIZED_OPS = OperatorConverter._SUPPORTED_QUANTIZED_OPS | {"ARG_MAX", "ARG_MIN"}
 
     convert_batch_to_space_nd = moves.batch_to_space_nd
+    convert_embedding_lookup = indexing.embedding_lookup
     convert_gather = indexing.gather
     convert_gather_nd = indexing.gather_nd
     convert_scatter_nd = indexing.scatter_nd

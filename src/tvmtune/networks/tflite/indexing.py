@@ -44,6 +44,11 @@ def gather(converter: Any, op: Any) -> Any:
     return relax.op.reshape(taken, [*before, *more, *inner])
 
 
+def embedding_lookup(converter: Any, op: Any) -> Any:
+    ids, table = (converter.get_tensor_expr(each) for each in converter.get_input_tensors(op))
+    return relax.op.take(table, ids, axis=0)
+
+
 def gather_nd(converter: Any, op: Any) -> Any:
     values, ids = (converter.get_tensor_expr(each) for each in converter.get_input_tensors(op))
     extents = shape(values)[: shape(ids)[-1]]
