@@ -98,3 +98,20 @@ def test_rows_are_looked_up_in_a_table():
     )
     inputs = {"i": np.array([4, 0, 2, 2], "int32")}
     assert_equal(run_in_tvm(made, inputs), made.reference(inputs))
+
+
+@pytest.mark.parametrize(
+    ("places", "shape", "values"),
+    [
+        ([[0, 1], [2, 0]], (3, 4), (2,)),
+        ([0, 3], (5,), (2,)),
+        ([[0, 1], [2, 3]], (3, 4), ()),
+        (2, (4,), ()),
+    ],
+    ids=["pairs", "along one axis", "one value", "one place"],
+)
+def test_values_at_some_places_become_a_dense_tensor(places: Any, shape: Any, values: Any):
+    g = TfliteBuilder()
+    given = [g.constant(places, "int32"), g.constant(shape, "int32"), g.input("x", values)]
+    y = g.add("SPARSE_TO_DENSE", [*given, g.constant(np.float32(7))], shape)
+    assert_tvm_agrees(network(g.content(y)))

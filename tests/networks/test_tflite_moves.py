@@ -70,3 +70,36 @@ def test_a_resize_to_the_nearest_pixels_keeps_the_corners(size: Any, half_pixel:
     options = {"alignCorners": True, "halfPixelCenters": half_pixel}
     y = g.add("RESIZE_NEAREST_NEIGHBOR", given, (1, *size, 2), **options)
     assert_tvm_agrees(network(g.content(y)))
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["reflect", "symmetric"])
+def test_mirrors_stand_on_or_beside_the_first_element(mode: int):
+    g = TfliteBuilder()
+    pads = g.constant([[1, 2], [2, 1]], "int32")
+    y = g.add("MIRROR_PAD", [g.input("x", (3, 4)), pads], (6, 7), mode=mode)
+    assert_tvm_agrees(network(g.content(y)))
+
+
+def test_several_axes_are_reversed():
+    g = TfliteBuilder()
+    y = g.add("REVERSE_V2", [g.input("x", (2, 3, 4)), g.constant([-1, 1], "int32")], (2, 3, 4))
+    assert_tvm_agrees(network(g.content(y)))
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "steps", "result", "options"),
+    [
+        ([1, 2], [2, 3], [1, 1], (2, 3), {}),
+        ([-3, 1], [2, 4], [1, 2], (2, 2), {}),
+        ([1, 2], [1, 3], [1, 1], (3,), {"shrinkAxisMask": 1}),
+        ([1, 2], [3, 3], [1, 1], (3, 3), {"beginMask": 1}),
+    ],
+    ids=["plain", "negative", "one row", "from the first"],
+)
+def test_ends_of_a_slice_may_be_distances(
+    begins: Any, ends: Any, steps: Any, result: Any, options: dict[str, int]
+):
+    g = TfliteBuilder()
+    given = [g.input("x", (3, 6)), *(g.constant(each, "int32") for each in (begins, ends, steps))]
+    y = g.add("STRIDED_SLICE", given, result, offset=True, **options)
+    assert_tvm_agrees(network(g.content(y)))

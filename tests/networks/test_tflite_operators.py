@@ -142,6 +142,24 @@ def test_means_of_integers_are_rounded_towards_zero():
     assert_equal(run_in_tvm(made, inputs), made.reference(inputs))
 
 
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_running_sums_may_begin_at_the_end(exclusive: bool):
+    g = TfliteBuilder()
+    given = [g.input("x", (3, 4)), g.constant(1, "int32")]
+    y = g.add("CUMSUM", given, (3, 4), reverse=True, exclusive=exclusive)
+    assert_tvm_agrees(network(g.content(y)))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (3, 5), (2, 5, 3)], ids=str)
+def test_diagonals_are_written(shape: Any):
+    g = TfliteBuilder()
+    extent = min(shape[-2:])
+    values = g.input("d", (*shape[:-2], extent))
+    made = g.add("MATRIX_DIAG", [values], (*shape[:-2], extent, extent))
+    changed = g.add("MATRIX_SET_DIAG", [g.input("x", shape), values], shape)
+    assert_tvm_agrees(network(g.content(made, changed)))
+
+
 @pytest.mark.parametrize("approximate", [True, False])
 def test_gelu_is_approximated_where_the_file_says_so(approximate: bool):
     g = TfliteBuilder()

@@ -18,7 +18,7 @@ from tvm import relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter
 
 from tvmtune.networks.relax_operators import Operators, shape
-from tvmtune.networks.tflite import indexing, moves
+from tvmtune.networks.tflite import diagonals, indexing, moves
 from tvmtune.networks.tflite.recurrent import unidirectional_lstm
 from tvmtune.static_shapes import static_shape
 from tvmtune.types import product
@@ -26,6 +26,7 @@ from tvmtune.types import product
 CONVERTERS = (
     "BATCH_MATMUL",
     "BATCH_TO_SPACE_ND",
+    "CUMSUM",
     "DEQUANTIZE",
     "EMBEDDING_LOOKUP",
     "EXPAND_DIMS",
@@ -33,15 +34,21 @@ CONVERTERS = (
     "GATHER",
     "GATHER_ND",
     "GELU",
+    "MATRIX_DIAG",
+    "MATRIX_SET_DIAG",
     "MEAN",
+    "MIRROR_PAD",
     "QUANTIZE",
     "RESIZE_NEAREST_NEIGHBOR",
+    "REVERSE_V2",
     "SCATTER_ND",
     "SELECT",
     "SOFTMAX",
     "SPACE_TO_BATCH_ND",
+    "SPARSE_TO_DENSE",
     "SPLIT_V",
     "SQUEEZE",
+    "STRIDED_SLICE",
     "TRANSPOSE_CONV",
     "UNIDIRECTIONAL_SEQUENCE_LSTM",
 )
@@ -57,8 +64,12 @@ class Importer(OperatorConverter):
     convert_embedding_lookup = indexing.embedding_lookup
     convert_gather = indexing.gather
     convert_gather_nd = indexing.gather_nd
+    convert_matrix_diag = diagonals.matrix_diag
+    convert_matrix_set_diag = diagonals.matrix_set_diag
+    convert_reverse_v2 = moves.reverse_v2
     convert_scatter_nd = indexing.scatter_nd
     convert_space_to_batch_nd = moves.space_to_batch_nd
+    convert_sparse_to_dense = indexing.sparse_to_dense
     convert_split_v = moves.split_v
     convert_squeeze = moves.squeeze
     convert_unidirectional_sequence_lstm = unidirectional_lstm
@@ -105,6 +116,18 @@ class Importer(OperatorConverter):
                 *axes, row, column = range(factors[place].ty.ndim)
                 factors[place] = relax.op.permute_dims(factors[place], [*axes, column, row])
         return relax.op.matmul(*factors)
+
+    def convert_cumsum(self, op: Any) -> Any:
+        from tflite.CumsumOptions import CumsumOptions
+
+        options = self._get_builtin_options(op, CumsumOptions)
+        if not options.Reverse():
+            return super().convert_cumsum(op)
+        source, axis = self.get_input_tensors(op)
+        x, along = self.get_tensor_expr(source), int(self.get_tensor_value(axis).item())
+        ops = Operators(self.bb)
+        sums = ops.cumsum(ops.flip(x, along), along, exclusive=bool(options.Exclusive()))
+        return relax.op.flip(sums, along)
 
     def convert_fully_connected(self, op: Any) -> Any:
         from tflite.FullyConnectedOptions import FullyConnectedOptions
@@ -213,6 +236,14 @@ class Importer(OperatorConverter):
                 x = self.bb.normalize(relax.op.multiply(x, factor))
         return relax.op.nn.softmax(x, axis=-1)
 
+    def convert_mirror_pad(self, op: Any) -> Any:
+        from tflite.MirrorPadMode import MirrorPadMode
+        from tflite.MirrorPadOptions import MirrorPadOptions
+
+        if self._get_builtin_options(op, MirrorPadOptions).Mode() == MirrorPadMode.SYMMETRIC:
+            return moves.symmetric_pad(self, op)
+        return super().convert_mirror_pad(op)
+
     def convert_resize_nearest_neighbor(self, op: Any) -> Any:
         from tflite.ResizeNearestNeighborOptions import ResizeNearestNeighborOptions
 
@@ -220,6 +251,14 @@ class Importer(OperatorConverter):
         if options.AlignCorners():
             return moves.aligned_resize(self, op, has_half_pixels=options.HalfPixelCenters())
         return super().convert_resize_nearest_neighbor(op)
+
+    def convert_strided_slice(self, op: Any) -> Any:
+        from tflite.StridedSliceOptions import StridedSliceOptions
+
+        options = self._get_builtin_options(op, StridedSliceOptions)
+        if options.Offset():
+            return moves.slice_from_offsets(self, op, options)
+        return super().convert_strided_slice(op)
 
     def convert_transpose_conv(self, op: Any) -> Any:
         from tflite.Padding import Padding

@@ -66,6 +66,20 @@ def scatter_nd(converter: Any, op: Any) -> Any:
     return relax.op.scatter_nd(zeros, places, values, "add")
 
 
+def sparse_to_dense(converter: Any, op: Any) -> Any:
+    """Values (n) or one value, at the places (n, axes) of a tensor that has a default elsewhere. Places
+    of one axis may be (n), that of one element a scalar."""
+    ids, _, *others = converter.get_input_tensors(op)
+    (result,) = converter.get_output_tensors(op)
+    values, default = (converter.get_tensor_expr(each) for each in others)
+    extents = [int(extent) for extent in converter.get_tensor_shape(result)]
+    ops = Operators(converter.bb)
+    places = ops.reshape(converter.get_tensor_expr(ids), [-1, len(extents)])
+    values = ops.broadcast_to(values, [shape(places)[0]])
+    dense = ops.broadcast_to(default, extents)
+    return relax.op.scatter_nd(dense, _within(ops, places, extents), values, "update")
+
+
 def _within(ops: Operators, ids: Any, extents: int | Sequence[int]) -> Any:
     """Indices from 0, in int64, that do not leave axes of these extents."""
     return ops.floor_mod(ops.astype(ids, "int64"), relax.const(np.array(extents), "int64"))

@@ -78,6 +78,25 @@ def squeeze(converter: Any, op: Any) -> Any:
     return relax.op.squeeze(converter.get_tensor_expr(source), axes)
 
 
+def reverse_v2(converter: Any, op: Any) -> Any:
+    source, axes = converter.get_input_tensors(op)
+    x = converter.get_tensor_expr(source)
+    for axis in converter.get_tensor_value(axes).reshape(-1).tolist():
+        x = converter.bb.normalize(relax.op.flip(x, axis))
+    return x
+
+
+def symmetric_pad(converter: Any, op: Any) -> Any:
+    """Padding by a mirror between the first element and what is before it."""
+    source, pads = converter.get_input_tensors(op)
+    x, widths = converter.get_tensor_expr(source), converter.get_tensor_value(pads).tolist()
+    places = (
+        np.pad(np.arange(extent), width, mode="symmetric")
+        for extent, width in zip(shape(x), widths, strict=True)
+    )
+    return _taken(converter, x, dict(enumerate(places)))
+
+
 def aligned_resize(converter: Any, op: Any, *, has_half_pixels: bool) -> Any:
     """The nearest pixels of data (n, h, w, c) where corners stay in place; halves are rounded up."""
     source, sizes = converter.get_input_tensors(op)
@@ -99,3 +118,25 @@ def _taken(converter: Any, x: Any, places: dict[int, np.ndarray]) -> Any:
         if not np.array_equal(each, np.arange(shape(x)[axis])):
             x = converter.bb.normalize(relax.op.take(x, relax.const(each, "int64"), axis))
     return x
+
+
+def slice_from_offsets(converter: Any, op: Any, options: Any) -> Any:
+    """STRIDED_SLICE with ends that are distances from the begins."""
+    if options.EllipsisMask() or options.NewAxisMask():
+        raise NotImplementedError(
+            "a slice with offset=True does not support an ellipsis or new axes"
+        )
+    source, *given = converter.get_input_tensors(op)
+    (result,) = converter.get_output_tensors(op)
+    x = converter.get_tensor_expr(source)
+    begins, ends, steps = (converter.get_tensor_value(each).tolist() for each in given)
+    if min(steps) < 0:
+        raise NotImplementedError("a slice with offset=True does not support negative strides")
+    for axis, extent in enumerate(shape(x)[: len(begins)]):
+        is_set = 1 << axis
+        begins[axis] = 0 if options.BeginMask() & is_set else begins[axis] % extent
+        if options.ShrinkAxisMask() & is_set:
+            ends[axis], steps[axis] = 1, 1
+        ends[axis] = extent if options.EndMask() & is_set else begins[axis] + ends[axis]
+    sliced = Operators(converter.bb).strided_slice(x, list(range(len(begins))), begins, ends, steps)
+    return relax.op.reshape(sliced, [int(extent) for extent in converter.get_tensor_shape(result)])
