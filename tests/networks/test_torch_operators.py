@@ -151,6 +151,13 @@ def test_dtypes_are_promoted_as_in_pytorch(function: Any, examples: Any):
     assert_tvm_agrees(function_network(function, *examples))
 
 
+def test_halves_are_rounded_down_without_float64():
+    """Some GPUs have none."""
+    halved = function_network(lambda x: x * 9 // 2, FLOATS)
+    assert "float64" not in halved.to_relax().script(show_meta=False)
+    assert_tvm_agrees(halved)
+
+
 def causal(x: Any) -> Any:
     """Adds a mask and the sine of positions, as exporters of decoders leave them in a file."""
     length = x.shape[1]

@@ -100,7 +100,8 @@ def _division(node: Any, importer: Any) -> Any:
         operator = relax.op.floor_divide if mode == "floor" else relax.op.divide
         return _binary(operator)(node, importer)
     # PyTorch rounds the exact quotient down: 1 // 0.1 is 9, as 0.1 in float32 is more than a tenth.
-    computed = torch.float64 if mode == "floor" else dtype
+    is_exact = mode == "trunc" or _is_power_of_two(node.args[1])
+    computed = dtype if is_exact else torch.float64
     op = Operators(importer.block_builder)
     # Numbers are rounded to the dtype of the result first.
     left, right = (
@@ -110,6 +111,10 @@ def _division(node: Any, importer: Any) -> Any:
     quotient = op.divide(left, right)
     rounded = op.floor(quotient) if mode == "floor" else op.trunc(quotient)
     return op.astype(rounded, dtype_name(dtype))
+
+
+def _is_power_of_two(argument: Any) -> bool:
+    return not isinstance(argument, torch.fx.Node) and abs(math.frexp(argument)[0]) == 0.5
 
 
 def _clamp(node: Any, importer: Any) -> Any:
