@@ -146,8 +146,9 @@ def _torch() -> list[str]:
         "## PyTorch",
         _wrapped(
             "Operators of `torch.ops.aten`. A program is decomposed into PyTorch's core operators "
-            "first (`run_decompositions`), so many others are supported, too: for instance, "
-            "`scaled_dot_product_attention` becomes products and a softmax. Operators that draw random "
+            "first (`run_decompositions`), so many others are supported, too. Core operators that are "
+            "not listed are replaced by PyTorch's definitions of them, if these consist of operators "
+            "of ATen: for instance `addmv` and `adaptive_max_pool2d`. Operators that draw random "
             "numbers are refused."
         ),
         _wrapped(

@@ -81,7 +81,7 @@ def test_a_plugins_implementation_is_listed_tuned_chosen_and_correct(example, tm
 
     # tuned
     log = tmp_path / "log.json"
-    words = ["--repeat", 2, "--trials", 32, "--scheduler", "round-robin"]
+    words = ["--repeat", 2, "--trials", 64, "--scheduler", "round-robin"]
     words += ["--tasks", ",".join(indices), "--no-compile", "--log", log]
     run("tune", "--target", "example", "--network", model, *words)
     trials = [t for t in read_log(log).trials if t.implementation == "im2col"]

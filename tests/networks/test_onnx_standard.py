@@ -1,4 +1,4 @@
-"""The ONNX standard's own tests of its operators: each result is the standard's, or the node is refused."""
+"""The ONNX standard's own tests of operators: results are the standard's, or the node is refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def _cases() -> Iterator[Any]:
     for case in sorted(collect_testcases(None), key=lambda each: each.name):
         inputs, outputs = case.data_sets[0]
         arrays = [*inputs, *outputs]
-        if "_expanded" in case.name or not all(isinstance(a, (np.ndarray, np.generic)) for a in arrays):
+        if "_expanded" in case.name or not all(
+            isinstance(a, (np.ndarray, np.generic)) for a in arrays
+        ):
             continue
         if all(np.asarray(a).dtype.kind in "fiub" for a in arrays):
             yield case

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import assert_correct  # noqa: E402
+from networks.torch_models import assert_correct, function_network  # noqa: E402
 from tvmtune.errors import TvmtuneError  # noqa: E402
 
 
@@ -22,24 +22,31 @@ def test_operators_that_core_aten_keeps_are_replaced_by_their_definitions():
 
 
 def test_an_operator_without_such_a_definition_is_named():
-    from networks.torch_models import function_network
+    def mixed(x: Any, y: Any) -> Any:
+        return torch.addmv(x[:, 0], x, x[0]), torch.copysign(x, y)
 
-    network = function_network(torch.cummax, torch.zeros(3, 4), 1)
-    with pytest.raises(TvmtuneError, match=r"node 'cummax' \(aten.cummax.default\) of net.pt2"):
+    network = function_network(mixed, torch.zeros(4, 4), torch.zeros(4, 4))
+    with pytest.raises(TvmtuneError, match=r"node 'copysign' \(aten.copysign.Tensor\) of net.pt2"):
         network.to_relax()
 
 
 def test_windows_overlap():
     def windows(x: Any) -> Any:
         patches = x.unfold(0, 2, 1).unfold(1, 3, 3)
-        return x.unfold(1, 4, 2), patches, x[0, 0].unfold(0, 1, 1), x.as_strided((3, 2), (1, 5), 4)
+        views = x.as_strided((3, 2), (1, 5), 4), x[1:].as_strided((2, 2), (1, 1), 12)
+        return x.unfold(1, 4, 2), x.unfold(1, 5, 5), patches, x[0, 0].unfold(0, 1, 1), *views
 
     assert_correct(windows, torch.randn(5, 12))
 
 
-def test_a_view_of_a_view_with_other_strides_is_refused():
-    from networks.torch_models import function_network
-
-    network = function_network(lambda x: x.t().as_strided((2, 2), (1, 2)), torch.zeros(3, 4))
-    with pytest.raises(TvmtuneError, match="node 'as_strided' .* not contiguous is not supported"):
+@pytest.mark.parametrize(
+    ("view", "reason"),
+    [
+        (lambda x: x.t().as_strided((2, 2), (1, 2)), "a tensor that is not contiguous"),
+        (lambda x: x[:1].as_strided((2, 4), (4, 1)), "memory outside of its tensor"),
+    ],
+)
+def test_a_view_of_what_the_tensor_does_not_hold_is_refused(view: Any, reason: str):
+    network = function_network(view, torch.zeros(3, 4))
+    with pytest.raises(TvmtuneError, match=f"node 'as_strided' .*{reason} is not supported"):
         network.to_relax()

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import assert_correct  # noqa: E402
+from networks.torch_models import assert_correct, function_network  # noqa: E402
 
 RNG = np.random.default_rng(0)
 
@@ -56,3 +56,13 @@ def test_negative_indices_count_from_the_end():
 
     i, j = torch.tensor([-1, 0, -3]), torch.tensor([2, -4, -1], dtype=torch.int32)
     assert_correct(lookups, floats(3, 4, 5), i, j)
+
+
+def test_rows_and_columns_are_read_one_after_the_other():
+    """Along an axis each: no index for every element of the result."""
+    rows, columns = torch.tensor([0, -1, 2]), torch.tensor([3, 1])
+    network = function_network(lambda x: x[:, rows[:, None], columns], torch.zeros(2, 3, 4))
+    assert network.to_relax().script(show_meta=False).count("R.take(") == 2
+    assert_correct(
+        lambda x: (x[:, rows[:, None], columns], x[rows[:, None], columns]), floats(3, 4, 5)
+    )

@@ -36,7 +36,8 @@ def rounded_quotients(x: Any, i: Any) -> Any:
         for a, b in ((signed, 3), (signed, positive), (x * 7, 2), (signed, 2.5))
     ]
     floors = signed // 3, signed // -positive, x * 7 // 2, x * 7 // positive, signed // 2.5
-    return *truncated, *floors, (x * 0 + 1) // 0.1, (x * 0 + 6) // 0.1
+    halves = (x.half() * 0 + 1) // 0.1
+    return *truncated, *floors, (x * 0 + 1) // 0.1, (x * 0 + 6) // 0.1, halves
 
 
 def bounds(x: Any, i: Any) -> Any:

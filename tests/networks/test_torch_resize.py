@@ -38,6 +38,16 @@ def test_the_nearest_pixels_are_those_of_pytorch(mode: str):
     assert_tvm_agrees(function_network(resized(mode, *SIZES), IMAGE), tolerance=0)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_pytorch_doubles_rows_whatever_the_scale_in_one_of_its_kernels(layout: Any):
+    scales = [{"scale_factor": 2.01}, {"scale_factor": 1.005}]
+
+    def resize(x: Any) -> Any:
+        return resized("nearest", *scales)((x + 1).contiguous(memory_format=layout))
+
+    assert_tvm_agrees(function_network(resize, torch.zeros(1, 4, 70, 70)), tolerance=0)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -59,7 +69,10 @@ def test_lines_and_volumes(extents: tuple[int, ...], modes: list[str]):
         return tuple(
             interpolate(x, mode=mode, **call)
             for mode in modes
-            for call in ({"scale_factor": 1.5}, {"size": (4, 3, 9)[: len(extents)]})
+            for call in (
+                *({"scale_factor": scale} for scale in (1.5, 2.1, 1.1)),
+                {"size": (4, 3, 9)[: len(extents)]},
+            )
         )
 
     assert_tvm_agrees(function_network(both, torch.zeros(2, 3, *extents)))

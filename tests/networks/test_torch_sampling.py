@@ -1,4 +1,4 @@
-"""Samples at the positions of a grid, inside of the image and beyond it, and resized images."""
+"""Samples at the positions of a grid, inside of the image and beyond it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,3 @@ def test_samples_in_half_precision():
 
     examples = torch.zeros(1, 3, 8, 9).half(), torch.zeros(1, 5, 4, 2).half()
     assert_tvm_agrees(function_network(sample, *examples), tolerance=1e-2)
-
-
-def test_nearest_neighbors_are_the_pixels_that_pytorch_takes():
-    def resize(image: Any) -> Any:
-        sizes = [{"size": (4, 13)}, {"size": (16, 9)}, {"scale_factor": 1.7}]
-        return tuple(torch.nn.functional.interpolate(image, **each) for each in sizes)
-
-    network = function_network(resize, torch.zeros(1, 2, 8, 9))
-    assert network.to_relax().script(show_meta=False).count("resize2d") == 1
-    assert_tvm_agrees(network)

@@ -35,6 +35,7 @@ def link(command: Sequence[str], path: Path, inherited: Sequence[int] = ()) -> N
 def _is_full(folder: Path, command: Sequence[str]) -> bool:
     """Whether the folder's disk has no room for the object files in a linker's command."""
     with contextlib.suppress(OSError):
-        objects = sum(Path(word).stat().st_size for word in command if word.endswith(".o"))
+        inputs = [path for path in map(Path, command) if path.suffix == ".o" and path.exists()]
+        objects = sum(path.stat().st_size for path in inputs)
         return shutil.disk_usage(folder).free < objects
     return False

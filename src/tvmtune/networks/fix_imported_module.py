@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def fix(module: tvm.IRModule) -> tvm.IRModule:
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
             if call.op == take:
-                return relax.op.take(*call.args, axis=call.attrs.axis, mode="wrap")
+                mode = "clip" if _is_inside(call) else "wrap"
+                return relax.op.take(*call.args, axis=call.attrs.axis, mode=mode)
             if call.op in comparisons and str(call.args[0].ty.dtype) == "bool":
                 numbers = [self.builder_.emit(relax.op.astype(x, "uint8")) for x in call.args]
                 return comparisons[call.op](*numbers)
@@ -48,6 +50,18 @@ def fix(module: tvm.IRModule) -> tvm.IRModule:
         if isinstance(function, relax.Function):
             fixing.builder_.update_func(variable, fixing.visit_expr(function))
     return fixing.builder_.get()
+
+
+def _is_inside(take: Any) -> bool:
+    """Whether its indices are constants within the tensor: computing remainders takes time."""
+    from tvm import ir
+
+    data, indices = take.args
+    if not isinstance(indices, ir.GenericConst):
+        return False
+    extents, axis, places = [int(n) for n in data.ty.shape], take.attrs.axis, indices.value.numpy()
+    extent = math.prod(extents) if axis is None else extents[int(axis)]
+    return bool(places.size and places.min() >= 0 and places.max() < extent)
 
 
 def _transposed_convolution(x: Any, call: Any) -> Any:

@@ -25,6 +25,10 @@ class Operators:
     def nn(self) -> Operators:
         return Operators(self._builder, self._namespace.nn)
 
+    def astype(self, x: Any, kind: str) -> Any:
+        """``x`` itself if it has that dtype: a cast to it would be a copy."""
+        return x if dtype(x) == kind else self._builder.emit(relax.op.astype(x, kind))
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operator = getattr(self._namespace, name)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmtune.networks import interpolation
 from tvmtune.networks.relax_operators import Operators, shape
 from tvmtune.types import product
 
@@ -114,10 +115,12 @@ def aligned_resize(converter: Any, op: Any, *, has_half_pixels: bool) -> Any:
 
 def _taken(converter: Any, x: Any, places: dict[int, np.ndarray]) -> Any:
     """The elements at these places of some axes."""
-    for axis, each in places.items():
-        if not np.array_equal(each, np.arange(shape(x)[axis])):
-            x = converter.bb.normalize(relax.op.take(x, relax.const(each, "int64"), axis))
-    return x
+    changed = {
+        axis: interpolation.nearest(each, shape(x)[axis])
+        for axis, each in places.items()
+        if not np.array_equal(each, np.arange(shape(x)[axis]))
+    }
+    return interpolation.weighted_sum(converter.bb.normalize, x, changed)
 
 
 def slice_from_offsets(converter: Any, op: Any, options: Any) -> Any:

@@ -101,20 +101,23 @@ def to_relax(
 def _expand(program: ExportedProgram, convertible: set[str]) -> ExportedProgram:
     """Replace operators that have no converter by PyTorch's definitions of them, where these consist of
     operators of ATen. Core ATen keeps some that have one, such as ``addmv`` and ``aminmax``."""
-    expanded, tried = program, set[Any]()
-    while (
-        missing := {
-            each
-            for each in _called(expanded)
-            if each.__name__ not in convertible and each in decomposition_table
-        }
-        - tried
-    ):
-        tried |= missing
+    tried = set[Any]()
+    while missing := _definable(program, convertible) - tried:
+        target = min(missing, key=str)
+        tried.add(target)
         with contextlib.suppress(Exception), quiet():  # the caller reports what is left
-            expanded = expanded.run_decompositions({t: decomposition_table[t] for t in missing})
-    is_aten = all(each.namespace in _NAMESPACES for each in _called(expanded))
-    return expanded if is_aten else program
+            expanded = program.run_decompositions({target: decomposition_table[target]})
+            if all(each.namespace in _NAMESPACES for each in _called(expanded)):
+                program = expanded
+    return program
+
+
+def _definable(program: ExportedProgram, convertible: set[str]) -> set[torch._ops.OpOverload]:
+    return {
+        each
+        for each in _called(program)
+        if each.__name__ not in convertible and each in decomposition_table
+    }
 
 
 def _called(program: ExportedProgram) -> set[torch._ops.OpOverload]:

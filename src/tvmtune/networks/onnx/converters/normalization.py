@@ -99,7 +99,7 @@ def rms_normalization(node: Node) -> Any:
     epsilon = relax.const(node.attrs.get("epsilon", 1e-5), dtype(wide))
     inverse = node.emit(relax.op.rsqrt(node.emit(relax.op.add(mean_square, epsilon))))
     result = node.op.multiply(wide, inverse)
-    return relax.op.multiply(_narrowed(node, result, dtype(x)), scale)
+    return relax.op.multiply(node.op.astype(result, dtype(x)), scale)
 
 
 def lp_normalization(node: Node) -> Any:
@@ -116,7 +116,7 @@ def lp_normalization(node: Node) -> Any:
     norm = total if order == 1 else op.sqrt(total)
     # Of zeros, 0 / inf instead of 0 / 0.
     divisor = op.where(op.equal(norm, 0.0), relax.const(math.inf, dtype(norm)), norm)
-    return _narrowed(node, op.divide(wide, divisor), dtype(x))
+    return node.op.astype(op.divide(wide, divisor), dtype(x))
 
 
 def local_response_normalization(node: Node) -> Any:
@@ -142,7 +142,7 @@ def local_response_normalization(node: Node) -> Any:
     scaled = op.multiply(op.squeeze(means, axis=1), float(node.attrs.get("alpha", 1e-4)))
     base = op.add(scaled, float(node.attrs.get("bias", 1.0)))
     divisor = op.power(base, float(node.attrs.get("beta", 0.75)))
-    return _narrowed(node, op.divide(wide, divisor), dtype(x))
+    return node.op.astype(op.divide(wide, divisor), dtype(x))
 
 
 def mean_variance_normalization(node: Node) -> Any:
@@ -154,16 +154,12 @@ def mean_variance_normalization(node: Node) -> Any:
     centered = op.subtract(wide, op.mean(wide, axes, keepdims=True))
     variance = op.mean(op.multiply(centered, centered), axes, keepdims=True)
     result = op.divide(centered, op.add(op.sqrt(variance), 1e-9))
-    return _narrowed(node, result, dtype(x))
+    return node.op.astype(result, dtype(x))
 
 
 def _widened(node: Node, x: Any) -> Any:
     """In float32 if it is narrower, for sums."""
     return node.op.astype(x, "float32") if dtype(x) in ("float16", "bfloat16") else x
-
-
-def _narrowed(node: Node, result: Any, kind: str) -> Any:
-    return result if dtype(result) == kind else node.op.astype(result, kind)
 
 
 CONVERTERS: dict[str, Converter] = {

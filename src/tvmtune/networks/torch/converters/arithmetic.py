@@ -100,12 +100,13 @@ def _division(node: Any, importer: Any) -> Any:
         operator = relax.op.floor_divide if mode == "floor" else relax.op.divide
         return _binary(operator)(node, importer)
     # PyTorch rounds the exact quotient down: 1 // 0.1 is 9, as 0.1 in float32 is more than a tenth.
-    is_exact = mode == "trunc" or _is_power_of_two(node.args[1])
-    computed = dtype if is_exact else torch.float64
+    # (In float64 it may be 10 here.) It rounds numbers to the dtype first, but to no less than float32.
+    given = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    in_its_dtype = mode == "trunc" or _is_power_of_two(node.args[1])
+    computed = given if in_its_dtype else torch.float64
     op = Operators(importer.block_builder)
-    # Numbers are rounded to the dtype of the result first.
     left, right = (
-        op.astype(value(node, importer, argument, dtype), dtype_name(computed))
+        op.astype(value(node, importer, argument, given), dtype_name(computed))
         for argument in node.args
     )
     quotient = op.divide(left, right)

@@ -139,6 +139,10 @@ def _index(node: Any, importer: Any) -> Any:
     first, count = axes[0], len(axes)
     if count == 1:
         return op.take(data, importer.env[indexed[0][1]], axis=first)
+    if _are_adjacent(axes) and _is_grid([index.meta["val"].shape for _, index in indexed]):
+        for axis, index in reversed(indexed):
+            data = op.take(data, op.reshape(importer.env[index], (-1,)), axis=axis)
+        return data
     if not _are_adjacent(axes):
         others = [axis for axis in range(len(shape(data))) if axis not in axes]
         data, first = op.permute_dims(data, [*axes, *others]), 0
@@ -151,6 +155,18 @@ def _index(node: Any, importer: Any) -> Any:
     ends = extents[:first], extents[first + count :]
     joined = op.reshape(data, [*ends[0], math.prod(extents[first : first + count]), *ends[1]])
     return op.take(joined, place, axis=first)
+
+
+def _is_grid(shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether each index varies along an axis of its own, in their order: rows and then columns."""
+    rank = len(shapes)
+    return all(
+        len(extents) <= rank
+        and all(
+            extent == 1 for axis, extent in enumerate(extents, rank - len(extents)) if axis != own
+        )
+        for own, extents in enumerate(shapes)
+    )
 
 
 def _are_adjacent(axes: Sequence[int]) -> bool:

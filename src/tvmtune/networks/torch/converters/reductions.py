@@ -40,7 +40,7 @@ def _any(node: Any, importer: Any) -> Any:
 
 
 def _extremum(name: str) -> Any:
-    """The extremes along an axis, and the places of the first of them."""
+    """The extremes along an axis, and the places of the first ones. Unlike in PyTorch, NaN is none."""
 
     def convert(node: Any, importer: Any) -> Any:
         op, (axes, kept) = Operators(importer.block_builder), _axes(node, 1)

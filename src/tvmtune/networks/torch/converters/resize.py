@@ -40,6 +40,9 @@ _ANTIALIASED = {
     _aten._upsample_bicubic2d_aa.default: "cubic",
 }
 
+_ANTIALIASED_ALPHA = -0.5
+"""The parameter of Keys' kernel, with which PyTorch antialiases."""
+
 _IMAGE_DTYPES = ("float32", "float16", "bfloat16")
 """For which TVM's operator is exact: it computes in float32."""
 
@@ -56,7 +59,7 @@ def _resize(node: Any, importer: Any) -> Any:
     scales = given["scale_factors"] or [None] * len(after)
     kind = _computed(node)
     axes = [
-        (old, new, _step(method, old, new, scale, cornered))
+        (old, new, _step(method, old, new, scale, cornered, given_up=_ignores_scales(node)))
         for old, new, scale in zip(before, after, scales, strict=True)
     ]
     taps = [_taps(method, *axis, cornered, np.dtype(kind)) for axis in axes]
@@ -66,9 +69,8 @@ def _resize(node: Any, importer: Any) -> Any:
     plan = {2 + i: taps[i] for i, (old, new, step) in enumerate(axes) if old != new or step != 1}
     if method.startswith("nearest"):
         return interpolation.weighted_sum(importer.block_builder.emit, x, plan)
-    wide = _cast(op, x, kind)
-    result = interpolation.weighted_sum(importer.block_builder.emit, wide, plan)
-    return _cast(op, result, dtype(x))
+    result = interpolation.weighted_sum(importer.block_builder.emit, op.astype(x, kind), plan)
+    return op.astype(result, dtype(x))
 
 
 def _computed(node: Any) -> str:
@@ -81,19 +83,27 @@ def _computed(node: Any) -> str:
     return "float64" if kind is torch.float64 else "float32"
 
 
-def _cast(op: Operators, x: Any, kind: str) -> Any:
-    return x if dtype(x) == kind else op.astype(x, kind)
-
-
 def _ratio(before: int, after: int, scale: float | None) -> float:
     return 1 / scale if scale else before / after
 
 
-def _step(method: str, before: int, after: int, scale: float | None, cornered: bool) -> float:
+def _ignores_scales(node: Any) -> bool:
+    """Whether PyTorch copies or doubles the rows of nearest pixels whatever the scale: in one of its
+    two kernels, that of small images and of those whose channels are last."""
+    image, extents = node.args[0].meta["val"], node.meta["val"].shape[2:]
+    if len(extents) == 2 and sum(extents) <= 128:
+        return True
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(len(extents))
+    return bool(last and image.shape[1] > 3 and image.is_contiguous(memory_format=last))
+
+
+def _step(
+    method: str, before: int, after: int, scale: float | None, cornered: bool, *, given_up: bool
+) -> float:
     """How far apart two positions of the result are in the input."""
-    if after == before and method in ("nearest", "linear"):  # whatever the scale
+    if after == before and (method == "linear" or (method == "nearest" and given_up)):
         return 1.0
-    if after == 2 * before and method == "nearest":
+    if after == 2 * before and method == "nearest" and given_up:
         return 0.5
     if cornered:
         return (before - 1) / (after - 1) if after > 1 else 0.0
@@ -158,25 +168,25 @@ def _resize_antialiased(node: Any, importer: Any) -> Any:
     if given["align_corners"]:
         raise NotImplementedError("antialias with align_corners is not supported")
     x, kind = importer.env[node.args[0]], _computed(node)
-    result = _cast(op, x, kind)
+    result = op.astype(x, kind)
     for axis, scale in ((3, given["scales_w"]), (2, given["scales_h"])):
         before, after = shape(x)[axis], int(node.meta["val"].shape[axis])
-        windows = _windows(_ANTIALIASED[node.target], before, after, _ratio(before, after, scale))
+        weights = _weights(_ANTIALIASED[node.target], before, after, _ratio(before, after, scale))
         if axis == 3:
-            result = op.matmul(result, relax.const(windows.T.astype(kind)))
+            result = op.matmul(result, relax.const(weights.T.astype(kind)))
         else:
-            result = op.matmul(relax.const(windows.astype(kind)), result)
-    return _cast(op, result, dtype(x))
+            result = op.matmul(relax.const(weights.astype(kind)), result)
+    return op.astype(result, dtype(x))
 
 
-def _windows(method: str, before: int, after: int, step: float) -> np.ndarray:
+def _weights(method: str, before: int, after: int, step: float) -> np.ndarray:
     """Weights of the rows of an axis, for each row of the result: (after, before)."""
     centers = (np.arange(after) + 0.5) * step
     distances = np.abs(np.arange(before) + 0.5 - centers[:, None]) / max(step, 1)
     if method == "linear":
         weights = np.maximum(1 - distances, 0)
     else:
-        weights = interpolation.keys_kernel(np.minimum(distances, 2), -0.5)
+        weights = interpolation.keys_kernel(np.minimum(distances, 2), _ANTIALIASED_ALPHA)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
