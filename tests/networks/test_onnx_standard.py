@@ -18,10 +18,15 @@ EXCEPTIONS = {
     # Shifts of signed integers by as many bits as they have, or by fewer than 0.
     *(f"test_bitshift_{where}_int32_shift_ge_width" for where in ("left", "right")),
     *(f"test_bitshift_{where}_int32_negative_shift" for where in ("left", "right")),
+    # The standard takes corners of a size that is no integer; ONNX Runtime rounds it, as we do.
+    *(f"test_resize_downsample_scales_{mode}_align_corners" for mode in ("linear", "cubic")),
+    # Inputs without elements; integers that TVM does not sort, which compile says.
+    *(f"test_split_zero_size_splits_opset{version}" for version in (13, 18)),
+    *("test_triu_zero", "test_top_k_uint64"),
     # A finite number modulo infinity.
     *(f"test_mod_float_edge_cases_fmod_0_float{bits}" for bits in (16, 32, 64)),
 }
-"""Wrong in TVM, and in no network that we know."""
+"""Wrong or not compiled, and in no network that we know."""
 
 FEWEST_RIGHT = 700
 """Of the cases that are tried, at least: an importer that refuses all would pass otherwise."""
@@ -87,3 +92,26 @@ def _difference(found: list[np.ndarray], wanted: list[Any]) -> str:
         if not np.allclose(y, ref, rtol=tolerance, atol=tolerance / 100, equal_nan=True):
             return f"{y.ravel()[:4]} for {ref.ravel()[:4]}"
     return ""
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_space_to_depth_puts_positions_or_channels_first(mode: str):
+    from networks.onnx_operators import floats
+
+    x = floats(1, 2, 4, 6)
+    node = onnx.helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2, mode=mode)
+    infos = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, extents)
+        for name, extents in (("x", x.shape), ("y", (1, 8, 2, 3)))
+    )
+    given, made = ([info] for info in infos)
+    version = onnx.defs.get_schema("SpaceToDepth").since_version
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one-operator", given, made),
+        opset_imports=[onnx.helper.make_opsetid("", version)],
+        ir_version=10,
+    )
+    blocks = x.reshape(1, 2, 2, 2, 3, 2)
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    (found,) = run_in_tvm(OnnxNetwork(model, name="net"), {"x": x})
+    np.testing.assert_array_equal(found, blocks.transpose(order).reshape(1, 8, 2, 3))

@@ -95,12 +95,25 @@ def split(node: Node) -> Any:
     return relax.Tuple(parts)
 
 
+def space_to_depth(node: Node) -> Any:
+    """The importer ignores the mode, which says whether channels or positions in a block come first."""
+    if node.text("mode", "DCR") == "DCR":
+        return node.standard(*node.inputs)
+    x, size, op = node.inputs[0], node.attrs["blocksize"], node.op
+    batch, channels, height, width = shape(x)
+    rows, columns = height // size, width // size
+    blocks = op.reshape(x, [batch, channels, rows, size, columns, size])
+    moved = op.permute_dims(blocks, [0, 1, 3, 5, 2, 4])
+    return op.reshape(moved, [batch, channels * size * size, rows, columns])
+
+
 CONVERTERS: dict[str, Converter] = {
     "Concat": concat,
     "Dropout": dropout,
     "EyeLike": eye_like,
     "Pad": pad,
     "Reshape": reshape,
+    "SpaceToDepth": space_to_depth,
     "Split": split,
 }
 
