@@ -28,14 +28,19 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+def inputs_of(case: str, dtype: str) -> tuple[dict[str, Any], list[str]]:
+    """The inputs of a case, and which of them are constant."""
+    shape, size = CASES[case]
+    return {"x": integers(dtype, *shape), "roi": None, "scales": None} | size, [*size]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_interpolation_is_within_one_of_onnxruntime(dtype: str, case: str):
     """It rounds weights for channels that come last, and sums in another order."""
-    shape, size = CASES[case]
-    inputs = {"x": integers(dtype, *shape), "roi": None, "scales": None} | size
-    network, given = operator_network("Resize", inputs, constant=[*size], mode="linear")
+    inputs, constant = inputs_of(case, dtype)
+    network, given = operator_network("Resize", inputs, constant=constant, mode="linear")
     (expected,), (found,) = network.reference(given), run_in_tvm(network, given)
     assert found.dtype == expected.dtype
     differences = np.abs(found.astype("int64") - expected.astype("int64"))
@@ -60,9 +65,8 @@ def test_linear_interpolation_truncates(layout: str):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cubic_interpolation_rounds_and_saturates(dtype: str, case: str):
-    shape, size = CASES[case]
-    inputs = {"x": integers(dtype, *shape), "roi": None, "scales": None} | size
-    assert_matches_evaluator("Resize", inputs, constant=[*size], mode="cubic", tolerance=0)
+    inputs, constant = inputs_of(case, dtype)
+    assert_matches_evaluator("Resize", inputs, constant=constant, mode="cubic", tolerance=0)
 
 
 def test_linear_interpolation_of_what_onnxruntime_lacks_is_rounded():

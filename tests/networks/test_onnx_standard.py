@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from networks.in_tvm import run_in_tvm
+from networks.onnx_operators import floats, operator
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.onnx.network import OnnxNetwork
 
@@ -96,21 +97,8 @@ def _difference(found: list[np.ndarray], wanted: list[Any]) -> str:
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 def test_space_to_depth_puts_positions_or_channels_first(mode: str):
-    from networks.onnx_operators import floats
-
-    x = floats(1, 2, 4, 6)
-    node = onnx.helper.make_node("SpaceToDepth", ["x"], ["y"], blocksize=2, mode=mode)
-    infos = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, extents)
-        for name, extents in (("x", x.shape), ("y", (1, 8, 2, 3)))
-    )
-    given, made = ([info] for info in infos)
-    version = onnx.defs.get_schema("SpaceToDepth").since_version
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "one-operator", given, made),
-        opset_imports=[onnx.helper.make_opsetid("", version)],
-        ir_version=10,
-    )
+    x, version = floats(1, 2, 4, 6), onnx.defs.get_schema("SpaceToDepth").since_version
+    model = operator("SpaceToDepth", {"x": x}, opset=version, blocksize=2, mode=mode)
     blocks = x.reshape(1, 2, 2, 2, 3, 2)
     order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
     (found,) = run_in_tvm(OnnxNetwork(model, name="net"), {"x": x})

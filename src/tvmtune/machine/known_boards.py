@@ -128,10 +128,10 @@ def triple_of(machine: str) -> str:
 def host_target(mcpu: Any = None, mtriple: str = "") -> dict[str, Any]:
     """TVM's target of the CPU that launches an accelerator's kernels: a generic one of its family
     unless ``mcpu`` is given. Raises :class:`UsageError` if LLVM does not know ``mcpu``."""
-    import tvm
-
-    triple = mtriple or str(tvm.get_global_func("target.llvm_get_system_triple")())
     if mcpu is None:
+        import tvm
+
+        triple = mtriple or str(tvm.get_global_func("target.llvm_get_system_triple")())
         mcpu = "x86-64" if triple.startswith("x86_64") else "generic"
     else:
         triples.check_processor(str(mcpu), mtriple)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 
@@ -40,6 +41,12 @@ class Operators:
             return self._builder.emit(operator(first, *tensors, **attributes))
 
         return call
+
+
+def wrapped(op: Operators, ids: Any, extents: int | Sequence[int]) -> Any:
+    """Indices in int64 that do not leave axes of these extents: they count from the end of an axis as
+    from its start."""
+    return op.floor_mod(op.astype(ids, "int64"), relax.const(np.array(extents), "int64"))
 
 
 def shape(tensor: Any) -> list[int]:

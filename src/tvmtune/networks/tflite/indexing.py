@@ -11,13 +11,12 @@ PyTorch's do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from tvmtune.networks.relax_operators import Operators, shape
+from tvmtune.networks.relax_operators import Operators, shape, wrapped
 from tvmtune.types import product
 
 
@@ -38,7 +37,7 @@ def gather(converter: Any, op: Any) -> Any:
     # All rows of n elements become one long axis. The rows of a batch have the same places.
     rows, batch, count = product(before), product(entries[:shared]), extents[axis]
     starts = np.arange(rows).reshape(batch, -1, 1) * count
-    places = ops.reshape(_within(ops, ids, count), [batch, 1, product(more)])
+    places = ops.reshape(wrapped(ops, ids, count), [batch, 1, product(more)])
     places = ops.add(places, relax.const(starts, "int64"))
     taken = ops.take(ops.reshape(data, [rows * count, product(inner)]), places, axis=0)
     return relax.op.reshape(taken, [*before, *more, *inner])
@@ -52,7 +51,7 @@ def embedding_lookup(converter: Any, op: Any) -> Any:
 def gather_nd(converter: Any, op: Any) -> Any:
     values, ids = (converter.get_tensor_expr(each) for each in converter.get_input_tensors(op))
     extents = shape(values)[: shape(ids)[-1]]
-    return relax.op.gather_nd(values, _within(Operators(converter.bb), ids, extents))
+    return relax.op.gather_nd(values, wrapped(Operators(converter.bb), ids, extents))
 
 
 def scatter_nd(converter: Any, op: Any) -> Any:
@@ -61,7 +60,7 @@ def scatter_nd(converter: Any, op: Any) -> Any:
     (result,) = converter.get_output_tensors(op)
     places, values = converter.get_tensor_expr(ids), converter.get_tensor_expr(updates)
     extents = [int(extent) for extent in converter.get_tensor_shape(result)]
-    places = _within(Operators(converter.bb), places, extents[: shape(places)[-1]])
+    places = wrapped(Operators(converter.bb), places, extents[: shape(places)[-1]])
     zeros = relax.op.zeros(extents, str(values.ty.dtype))
     return relax.op.scatter_nd(zeros, places, values, "add")
 
@@ -77,9 +76,4 @@ def sparse_to_dense(converter: Any, op: Any) -> Any:
     places = ops.reshape(converter.get_tensor_expr(ids), [-1, len(extents)])
     values = ops.broadcast_to(values, [shape(places)[0]])
     dense = ops.broadcast_to(default, extents)
-    return relax.op.scatter_nd(dense, _within(ops, places, extents), values, "update")
-
-
-def _within(ops: Operators, ids: Any, extents: int | Sequence[int]) -> Any:
-    """Indices from 0, in int64, that do not leave axes of these extents."""
-    return ops.floor_mod(ops.astype(ids, "int64"), relax.const(np.array(extents), "int64"))
+    return relax.op.scatter_nd(dense, wrapped(ops, places, extents), values, "update")

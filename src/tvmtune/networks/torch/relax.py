@@ -72,11 +72,12 @@ def to_relax(
     with quiet():
         program = program.run_decompositions(decompositions)
     _check_state(program, label)
-    program = _expand(program, {*Importer().convert_map})
+    convertible = {*Importer().convert_map}
+    program = _expand(program, convertible)
     fold_batch_norms(program)
     fold(program)
     importer = Importer(_weights(program))
-    _check_operators(program, {*importer.convert_map}, label)
+    _check_operators(program, convertible, label)
     try:
         with quiet():
             module = importer.from_exported_program(

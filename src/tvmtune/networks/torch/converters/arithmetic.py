@@ -17,10 +17,16 @@ from tvm import relax
 
 from tvmtune.networks.importer_helpers import constant_power
 from tvmtune.networks.relax_operators import Operators
+from tvmtune.networks.torch.program import arguments
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for sums and quotients of ``dtype``: at least float32."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def value(node: Any, importer: Any, argument: Any, dtype: torch.dtype) -> Any:
@@ -101,7 +107,7 @@ def _division(node: Any, importer: Any) -> Any:
         return _binary(operator)(node, importer)
     # PyTorch rounds the exact quotient down: 1 // 0.1 is 9, as 0.1 in float32 is more than a tenth.
     # (In float64 it may be 10 here.) It rounds numbers to the dtype first, but to no less than float32.
-    given = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    given = wide(dtype)
     in_its_dtype = mode == "trunc" or _is_power_of_two(node.args[1])
     computed = given if in_its_dtype else torch.float64
     op = Operators(importer.block_builder)
@@ -121,8 +127,8 @@ def _is_power_of_two(argument: Any) -> bool:
 def _clamp(node: Any, importer: Any) -> Any:
     """``clamp(x, min, max)``: no less than the one and then no more than the other."""
     dtype, op = node.meta["val"].dtype, Operators(importer.block_builder)
-    bounds = dict(zip(("min", "max"), node.args[1:], strict=False)) | node.kwargs
-    low, high = bounds.get("min"), bounds.get("max")
+    given = arguments(node)
+    low, high = given["min"], given["max"]
     x = value(node, importer, node.args[0], dtype)
     numbers = not any(isinstance(bound, torch.fx.Node) for bound in (low, high))
     if dtype.is_floating_point and numbers:
@@ -148,13 +154,11 @@ def _reciprocal(x: Any) -> Any:
 
 
 def _cat(node: Any, importer: Any) -> Any:
-    tensors, *axis = node.args
-    result = node.meta["val"]
+    given, result = arguments(node), node.meta["val"]
     # Those of shape (0,) join tensors of any rank.
-    joined = [each for each in tensors if each.meta["val"].dim() == result.dim()]
+    joined = [each for each in given["tensors"] if each.meta["val"].dim() == result.dim()]
     values = [value(node, importer, each, result.dtype) for each in joined]
-    along = axis[0] if axis else node.kwargs.get("dim", 0)
-    return importer.block_builder.emit(relax.op.concat(values, axis=along))
+    return importer.block_builder.emit(relax.op.concat(values, axis=given["dim"]))
 
 
 def _logical(operator: Callable[..., Any]) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tvm import relax
 
-from tvmtune.networks.relax_operators import Operators, shape
+from tvmtune.networks.relax_operators import Operators, shape, wrapped
 from tvmtune.networks.scatters import scatter
 from tvmtune.networks.torch.converters.arithmetic import dtype_name, value
 
@@ -139,16 +139,17 @@ def _index(node: Any, importer: Any) -> Any:
     first, count = axes[0], len(axes)
     if count == 1:
         return op.take(data, importer.env[indexed[0][1]], axis=first)
-    if _are_adjacent(axes) and _is_grid([index.meta["val"].shape for _, index in indexed]):
+    is_adjacent = _are_adjacent(axes)
+    if is_adjacent and _is_grid([index.meta["val"].shape for _, index in indexed]):
         for axis, index in reversed(indexed):
             data = op.take(data, op.reshape(importer.env[index], (-1,)), axis=axis)
         return data
-    if not _are_adjacent(axes):
+    if not is_adjacent:
         others = [axis for axis in range(len(shape(data))) if axis not in axes]
         data, first = op.permute_dims(data, [*axes, *others]), 0
     extents, place = shape(data), None
     for extent, (_, index) in zip(extents[first:], indexed, strict=False):
-        row = op.floor_mod(value(node, importer, index, torch.int64), relax.const(extent, "int64"))
+        row = wrapped(op, importer.env[index], extent)
         if place is not None:
             row = op.add(op.multiply(place, relax.const(extent, "int64")), row)
         place = row

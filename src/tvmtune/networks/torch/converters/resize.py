@@ -57,9 +57,9 @@ def _resize(node: Any, importer: Any) -> Any:
     cornered = bool(given.get("align_corners"))
     before, after = shape(x)[2:], list(node.meta["val"].shape[2:])
     scales = given["scale_factors"] or [None] * len(after)
-    kind = _computed(node)
+    kind, repeats = _computed(node), _repeats_rows(node)
     axes = [
-        (old, new, _step(method, old, new, scale, cornered, given_up=_ignores_scales(node)))
+        (old, new, _step(method, old, new, scale, cornered, repeats))
         for old, new, scale in zip(before, after, scales, strict=True)
     ]
     taps = [_taps(method, *axis, cornered, np.dtype(kind)) for axis in axes]
@@ -87,9 +87,9 @@ def _ratio(before: int, after: int, scale: float | None) -> float:
     return 1 / scale if scale else before / after
 
 
-def _ignores_scales(node: Any) -> bool:
-    """Whether PyTorch copies or doubles the rows of nearest pixels whatever the scale: in one of its
-    two kernels, that of small images and of those whose channels are last."""
+def _repeats_rows(node: Any) -> bool:
+    """Whether PyTorch copies or doubles rows of nearest pixels whatever the scale: in one of its two
+    kernels, that of small images and of those whose channels are last."""
     image, extents = node.args[0].meta["val"], node.meta["val"].shape[2:]
     if len(extents) == 2 and sum(extents) <= 128:
         return True
@@ -98,12 +98,14 @@ def _ignores_scales(node: Any) -> bool:
 
 
 def _step(
-    method: str, before: int, after: int, scale: float | None, cornered: bool, *, given_up: bool
+    method: str, before: int, after: int, scale: float | None, cornered: bool, repeats: bool
 ) -> float:
-    """How far apart two positions of the result are in the input."""
-    if after == before and (method == "linear" or (method == "nearest" and given_up)):
+    """How far apart two positions of the result are in the input; ``repeats`` as of
+    :func:`_repeats_rows`."""
+    repeated = method == "nearest" and repeats
+    if after == before and (method == "linear" or repeated):
         return 1.0
-    if after == 2 * before and method == "nearest" and given_up:
+    if after == 2 * before and repeated:
         return 0.5
     if cornered:
         return (before - 1) / (after - 1) if after > 1 else 0.0

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tvm import relax
 
-from tvmtune.networks.relax_operators import Operators
+from tvmtune.networks.relax_operators import Operators, shape
 from tvmtune.networks.torch.program import arguments
 
 WHOLE = {torch.ops.aten.unfold.default}
@@ -20,7 +20,7 @@ def _unfold(node: Any, importer: Any) -> Any:
     """Windows along an axis; their elements are the last axis."""
     given = arguments(node)
     source, size = importer.env[node.args[0]], given["size"]
-    extents = [int(n) for n in source.ty.shape]
+    extents = shape(source)
     rank = len(extents)
     op = Operators(importer.block_builder)
     if not rank:
