@@ -14,8 +14,17 @@ from networks.torch_models import function_network  # noqa: E402
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("align_corners", [True, False])
-@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize(
+    ("mode", "align_corners"),
+    [
+        ("bilinear", True),
+        ("bilinear", False),
+        ("nearest", False),
+        ("bicubic", True),
+        pytest.param("nearest", True, marks=pytest.mark.soak),
+        pytest.param("bicubic", False, marks=pytest.mark.soak),
+    ],
+)
 def test_a_grid_names_x_and_y_of_each_sample(mode: str, align_corners: bool):
     def sample(image: Any, grid: Any) -> Any:
         return tuple(

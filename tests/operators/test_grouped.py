@@ -58,8 +58,20 @@ CASES = {
 
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("error:schedule rule")
-@pytest.mark.parametrize("attrs", [AVX2, {}], ids=["AVX2", "this machine"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("case", "attrs"),
+    [
+        *(pytest.param(case, AVX2, id=f"{name}-AVX2") for name, case in CASES.items()),
+        *(
+            pytest.param(
+                *(case, {}),
+                id=f"{name}-this machine",
+                marks=pytest.mark.soak if number % 2 else (),
+            )
+            for number, (name, case) in enumerate(CASES.items())
+        ),
+    ],
+)
 def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(
     case, attrs, tmp_path: Path
 ):

@@ -41,8 +41,16 @@ SHAPES = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
-@pytest.mark.parametrize(("left", "right"), SHAPES)
+@pytest.mark.parametrize(
+    ("left", "right", "constant"),
+    [
+        *(pytest.param(*shapes, True) for shapes in SHAPES),
+        *(
+            pytest.param(*shapes, False, marks=pytest.mark.soak if number % 2 else ())
+            for number, shapes in enumerate(SHAPES)
+        ),
+    ],
+)
 def test_every_schedule_equals_the_plain_product(left, right, constant):
     (task,) = api.plan(one_product(left, right, constant=constant)).tasks
     args = random_args(task.implementation("direct").mod)
