@@ -44,11 +44,13 @@ SHAPES = [
 @pytest.mark.parametrize(
     ("left", "right", "constant"),
     [
-        *(pytest.param(*shapes, True) for shapes in SHAPES),
-        *(
-            pytest.param(*shapes, False, marks=pytest.mark.soak if number % 2 else ())
-            for number, shapes in enumerate(SHAPES)
-        ),
+        pytest.param(
+            *(left, right, constant),
+            id=f"{left}-{right}-{'constant' if constant else 'variable'}",
+            marks=() if constant or number % 2 == 0 else pytest.mark.soak,
+        )
+        for constant in (True, False)
+        for number, (left, right) in enumerate(SHAPES)
     ],
 )
 def test_every_schedule_equals_the_plain_product(left, right, constant):
