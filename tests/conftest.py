@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -32,6 +33,8 @@ os.environ.setdefault("TVM_NUM_THREADS", str(min(2, len(allowed_cpus()))))
 
 block_torch_import.install()  # as in tvmtune's own processes
 
+gc.disable()  # until all tests are collected
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Tracing slows Python by 40%, and much of what slow tests do is in other processes.
         if item.get_closest_marker("slow") or item.get_closest_marker("soak"):
             item.add_marker("no_cover")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but not among modules and tests, which stay anyway."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

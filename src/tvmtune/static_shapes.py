@@ -10,9 +10,12 @@ def static_shape(value: Any) -> list[int] | None:
     from tvm import tirx
 
     shape = getattr(value.ty, "shape", None)
-    if shape is None or not all(isinstance(n, (int, tirx.IntImm)) for n in shape):
+    if shape is None:
         return None
-    return [int(n) for n in shape]
+    extents = [*shape]
+    if not all(isinstance(n, (int, tirx.IntImm)) for n in extents):
+        return None
+    return [int(n) for n in extents]
 
 
 def has_static_shapes(call: Any) -> bool:

@@ -1,8 +1,8 @@
 """The pages of the documentation, their examples, and the commands in them.
 
 A fence may have a mark after its language. Examples marked ``test`` run with the quick tests. Those
-marked ``long`` run in the soak as they are written and with fewer trials (:func:`shortened`), those
-of the README and the tutorial with fewer trials in CI. They may use each other's files, but not those
+marked ``long`` run in the soak as they are written and in less time (:func:`shortened`), those of the
+README and the tutorial in less time in CI. They may use each other's files, but not those
 of the quick ones. The others of :data:`MARKS` cannot run here. An example marked ``file=NAME`` is the
 content of a file for later ones. Renderers ignore marks.
 
@@ -33,7 +33,7 @@ CALL = re.compile(r"(?:\$ |[A-Z_]+=\S+ )*\S*\btvmtune (?!\W)(.+?)(?:\s+#.*)?$")
 LANGUAGES = ("bash", "sh", "python")
 MARKS = {
     "test": "runs in every test run",
-    "long": "takes minutes: runs in the soak test, and on two pages with fewer trials in CI",
+    "long": "takes minutes: runs in the soak test, and on two pages in a shorter form in CI",
     "board": "needs a board",
     "gpu": "needs a GPU",
     "fpga": "needs an FPGA",
@@ -77,8 +77,15 @@ FEW_REPEATS = {"TVMTUNE_TUNE_REPEAT": "2", "TVMTUNE_BENCH_REPEAT": "3"}
 """The environment of shortened examples."""
 
 
+SMALLER = ("resnet-18", "squeezenet_v1.1")
+"""A network in the examples, and one with the same inputs and outputs that compiles in a third of the
+time."""
+
+
 def shortened(text: str) -> str:
-    """An example with smaller budgets, of which the larger ones stay the larger ones."""
+    """An example with smaller budgets, of which the larger ones stay the larger ones, and a smaller
+    network."""
+    text = text.replace(*SMALLER)
     for budget, divisor, least in BUDGETS:
         text = budget.sub(lambda m, d=divisor, n=least: f"{m[1]}{n + int(m[2]) // d}", text)
     return text

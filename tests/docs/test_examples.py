@@ -102,7 +102,10 @@ def test_long_examples_run_in_the_order_of_the_page(path, rewrite, tmp_path):
             run(replace(example, text=rewrite(example.text)), tmp_path, env)
 
 
-def test_shortened_examples_differ_only_in_their_budgets():
+def test_shortened_examples_differ_only_in_budgets_and_network():
+    assert shortened("tune resnet-18 --log resnet-18-cpu.json") == (
+        "tune squeezenet_v1.1 --log squeezenet_v1.1-cpu.json"
+    )
     assert shortened("tvmtune tune a.onnx --trials 40 && tvmtune tune a.onnx --trials=80\n") == (
         "tvmtune tune a.onnx --trials 3 && tvmtune tune a.onnx --trials=4\n"
     )

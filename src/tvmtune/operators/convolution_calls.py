@@ -21,11 +21,11 @@ def is_plain(call: Any, *, grouped: bool = False) -> bool:
     attrs = call.attrs
     layouts = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
     return (
-        has_static_shapes(call)
+        layouts in _LAYOUTS
         and (grouped or attrs.groups == 1)
-        and layouts in _LAYOUTS
         and isinstance(call.args[1], tvm.ir.GenericConst)
         and is_float32(call)
+        and has_static_shapes(call)
     )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,7 @@ def insert(func: Any) -> Any:
 
     enclosing: list[Any] = []
     values: dict[Any, Any] = {}
+    known: dict[Any, Index | None] = {}
     private = _allocated_by_threads(func.body)
     inserted = 0
 
@@ -81,18 +82,18 @@ def insert(func: Any) -> Any:
         enclosing.append(loop)
         changed = mutator.default_mutate(loop)
         if inserted == before and loop.kind == tirx.ForKind.SERIAL:
-            body = _Body.of(loop, values)
-            tiles = _tiles_within(loop, body)
+            body = _Body.of(loop, values, known)
             later = list(_ask_for_later(loop, body)) if READ_ONCE in loop.annotations else []
+            streams = _streams(loop, body)
+            tiles = _tiles_within(loop, body) if streams else []
             parts = [
                 statement
-                for stream in _streams(loop, body)
+                for stream in streams
                 for statement in _ask(stream, _rows(enclosing, stream), tiles)
             ]
             lines = [
                 statement
-                for data in _shared_data(loop, enclosing[:-1], body)
-                if data.buffer not in private
+                for data in _shared_data(loop, enclosing[:-1], body, private)
                 for statement in _ask_for_lines(data, loop.loop_var.ty.dtype)
             ]
             if parts or lines or later:
@@ -179,13 +180,15 @@ class _Body:
     """Of inner loops, by their variables; 0 for one that is not constant."""
     values: dict[Any, Any]
     """Of variables, those bound outside included."""
+    known: dict[Any, Index | None]
+    """What :meth:`index` has found, by expression, in this loop and in others of the PrimFunc."""
 
     @classmethod
-    def of(cls, loop: Any, outside: Mapping[Any, Any]) -> _Body:
+    def of(cls, loop: Any, outside: Mapping[Any, Any], known: dict[Any, Index | None]) -> _Body:
         from tvm import ir, tirx
         from tvm_ffi import structural_walk
 
-        body = cls([], [], {}, dict(outside))
+        body = cls([], [], {}, dict(outside), known)
 
         def bind(statement: Any) -> None:
             body.values[statement.var] = statement.value
@@ -204,6 +207,13 @@ class _Body:
         )
         return body
 
+    def index(self, expression: Any) -> Index | None:
+        """The expression as a sum; None if it is none. Loops around unrolled code ask for the thousands
+        of indices in it once each."""
+        if expression not in self.known:
+            self.known[expression] = linear_indices.linear(expression, self.values)
+        return self.known[expression]
+
     def stored(self) -> Iterator[Index]:
         """Where elements or vectors are stored, if that is a sum."""
         from tvm import tirx
@@ -211,9 +221,7 @@ class _Body:
         for store in self.stores:
             if len(store.indices) == 1:
                 (at,) = store.indices
-                index = linear_indices.linear(
-                    at.base if isinstance(at, tirx.Ramp) else at, self.values
-                )
+                index = self.index(at.base if isinstance(at, tirx.Ramp) else at)
                 if index is not None:
                     yield index
 
@@ -226,19 +234,19 @@ class _Body:
             index = load.indices[0] if len(load.indices) == 1 else None
             if isinstance(index, tirx.Ramp) and bytes_of(load.source) >= LEAST:
                 lanes = linear_indices.constant(index.lanes) or 0
-                yield load.source, linear_indices.linear(index.base, self.values), lanes
+                yield load.source, self.index(index.base), lanes
 
-    def scalars(self) -> dict[Any, list[Index | None]]:
-        """The indices of loads of single values, by buffer."""
+    def large_scalars(self) -> Iterator[tuple[Any, list[Index | None]]]:
+        """The buffers of at least :data:`SHARED` bytes that are read value by value, and where."""
         from tvm import tirx
 
-        found: dict[Any, list[Index | None]] = {}
+        found: dict[Any, list[Any]] = {}
         for load in self.loads:
             if len(load.indices) == 1 and not isinstance(load.indices[0], tirx.Ramp):
-                found.setdefault(load.source, []).append(
-                    linear_indices.linear(load.indices[0], self.values)
-                )
-        return found
+                found.setdefault(load.source, []).append(load.indices[0])
+        for buffer, indices in found.items():
+            if bytes_of(buffer) >= SHARED:
+                yield buffer, [self.index(index) for index in indices]
 
 
 def _stream(
@@ -315,9 +323,11 @@ class _TileData:
     """Terms."""
 
 
-def _shared_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[_TileData]:
+def _shared_data(
+    tiles: Any, enclosing: Sequence[Any], body: _Body, private: Collection[Any]
+) -> Iterator[_TileData]:
     """The data that all threads read in the iterations of ``tiles``, a loop over tiles of rows, in
-    chunks of whole lines."""
+    chunks of whole lines; not from ``private`` buffers."""
     from tvm import tirx
 
     threads, chunks = (
@@ -326,9 +336,12 @@ def _shared_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[
     )
     if not threads or not chunks:
         return
+    scalars = [(b, i) for b, i in body.large_scalars() if b not in private]
+    if not scalars:
+        return
     if not any(tiles.loop_var in linear_indices.variables(index) for index in body.stored()):
         return  # a loop over terms: requests in it would keep LLVM from holding sums in registers
-    for buffer, indices in body.scalars().items():
+    for buffer, indices in scalars:
         data = _tile_data(buffer, indices, body.extents)
         if data is None or tiles.loop_var not in data.start:
             continue
@@ -338,7 +351,7 @@ def _shared_data(tiles: Any, enclosing: Sequence[Any], body: _Body) -> Iterator[
         if not any(data.start.get(variable) == data.chunk for variable in chunks):
             continue
         size = data.chunk * buffer.dtype.itemsize
-        if bytes_of(buffer) >= SHARED and size % LINE == 0 and size <= SHORT * LINE:
+        if size % LINE == 0 and size <= SHORT * LINE:
             yield data
 
 

@@ -19,15 +19,15 @@ def operator_of(expr: Any) -> str:
     return str(getattr(getattr(expr, "op", None), "name", "")).removeprefix("relax.")
 
 
-def operators(mod: tvm.IRModule) -> set[str]:
-    """The names of all operators that the program calls, e.g. ``relax.nn.conv2d``."""
+def calls_by_operator(mod: tvm.IRModule) -> dict[str, list[Any]]:
+    """All calls of operators in the program, by the operator's name, e.g. ``relax.nn.conv2d``."""
     from tvm import ir, relax
 
-    found: set[str] = set()
+    found: dict[str, list[Any]] = {}
 
     def visit(node: Any) -> None:
         if isinstance(node, relax.Call) and isinstance(node.op, ir.Op):
-            found.add(str(node.op.name))
+            found.setdefault(str(node.op.name), []).append(node)
 
     for function in mod.functions.values():
         if isinstance(function, relax.Function):

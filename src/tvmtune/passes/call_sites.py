@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmtune.passes.bindings import operators
+from tvmtune.passes.bindings import calls_by_operator
 
 if TYPE_CHECKING:
     import tvm
@@ -44,7 +44,7 @@ def call_sites(mod: tvm.IRModule) -> list[CallSite]:
 
 def without_kernel(mod: tvm.IRModule) -> list[str]:
     """Relax operators in the module that were not legalized to kernels, sorted."""
-    return sorted(name for name in operators(mod) if not name.startswith("relax.call_"))
+    return sorted(name for name in calls_by_operator(mod) if not name.startswith("relax.call_"))
 
 
 def as_workload(func: Any) -> tvm.IRModule:

@@ -48,17 +48,17 @@ def cut(mod: tvm.IRModule) -> tvm.IRModule:
         if variable not in kinds:
             kinds[variable] = _clamps(kernel), _rounds(kernel)
         own, rounds = kinds[variable]
-        size, given = _size(result), [each for each in operands.fields if each not in stored]
+        given = [each for each in operands.fields if each not in stored]
         depths[result] = int(own)
         if pattern_of(kernel) > INJECTIVE:
             continue
         depth = own + max((depths.get(operand, 0) for operand in given), default=0)
-        few = [each for each in given if 0 < _size(each) * _MANY <= size]
-        if depth > _CLAMPS or not movable.isdisjoint(few):
+        moved = [each for each in given if each in movable]
+        if depth > _CLAMPS or any(0 < _size(e) * _MANY <= _size(result) for e in moved):
             made[result] = _beginning(kernel, value, str(variable.name_hint))
             continue
         depths[result] = depth
-        if rounds or not movable.isdisjoint(given):
+        if rounds or moved:
             movable.add(result)
     return rebind(mod, made)
 

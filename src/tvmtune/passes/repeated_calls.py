@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.passes import constants
-from tvmtune.passes.bindings import is_constant, operators
+from tvmtune.passes.bindings import calls_by_operator, is_constant
 
 if TYPE_CHECKING:
     import tvm
@@ -44,7 +44,7 @@ _kernels: dict[Hashable, _Kernel | None] = {}
 
 def legalizers(graph: tvm.IRModule) -> dict[str, Legalizer]:
     """Those of TVM for the operators of ``graph``; they remember their kernels."""
-    found = {name: legalizer(name) for name in operators(graph)}
+    found = {name: legalizer(name) for name in calls_by_operator(graph)}
     return {name: each for name, each in found.items() if each is not None}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune.errors import TvmtuneError
 from tvmtune.operators.implementations import DEFAULT, AlgorithmSelection
 from tvmtune.passes import call_marks
+from tvmtune.passes.bindings import calls_by_operator
 from tvmtune.passes.call_sites import CallSite, as_workload, call_sites, without_kernel
 from tvmtune.passes.pipeline import legalize
 from tvmtune.passes.workload_keys import anchor_key, workload_key
@@ -94,10 +95,11 @@ def extract_tasks(
                     task.implementations.append(Implementation(extra.name, task.key, mod, space))
     prepared.keys = keys  # legalizing a large network takes seconds, and lowering needs the result
     _add_templates(tasks.values(), prepared, device)
+    calls = calls_by_operator(prepared.graph)
     for algorithm in offered:
         if not isinstance(algorithm, Algorithm) or algorithm.superseded:
             continue
-        changed = changed_workloads(prepared, device, algorithm, keys)
+        changed = changed_workloads(prepared, device, algorithm, keys, calls)
         for task in tasks.values():
             other = changed.get(task.sites[0])
             if other is None:
@@ -153,23 +155,32 @@ class ChangedWorkload:
 
 
 def changed_workloads(
-    prepared: Prepared, device: Device, algorithm: Algorithm, keys: Mapping[int, str]
+    prepared: Prepared,
+    device: Device,
+    algorithm: Algorithm,
+    keys: Mapping[int, str],
+    calls: Mapping[str, Sequence[Any]],
 ) -> dict[int, ChangedWorkload]:
     """The workloads of the calls that ``algorithm`` computes, by index in program order.
 
-    ``keys``: workload keys of the direct calls, by index. Empty if the algorithm changes how the
+    ``keys``: workload keys of the direct calls, by index. ``calls``: those of the network, by operator.
+    Empty if the algorithm changes how the
     network is fused: its kernels cannot be exchanged one by one then. ``prepared`` keeps what
     lowering needs of it.
     """
-    changed = _changed_workloads(prepared, device, algorithm, keys)
+    changed = _changed_workloads(prepared, device, algorithm, keys, calls)
     prepared.changed[algorithm.name] = {i: (w.number, w.preferred) for i, w in changed.items()}
     return changed
 
 
 def _changed_workloads(
-    prepared: Prepared, device: Device, algorithm: Algorithm, keys: Mapping[int, str]
+    prepared: Prepared,
+    device: Device,
+    algorithm: Algorithm,
+    keys: Mapping[int, str],
+    calls: Mapping[str, Sequence[Any]],
 ) -> dict[int, ChangedWorkload]:
-    if not _applies(prepared.graph, algorithm):
+    if not any(algorithm.applies(call) for call in calls.get(algorithm.operator, ())):
         return {}
     selection = AlgorithmSelection([algorithm], values=False)
     sites = call_sites(legalize(prepared.graph, device, selection.legalizers()))
@@ -187,23 +198,6 @@ def _changed_workloads(
     # A call whose program stays the same, or two in one kernel, could not be chosen alone.
     numbers = {each.number for each in changed.values()}
     return changed if numbers == {*range(selection.applicable[algorithm.name])} else {}
-
-
-def _applies(graph: tvm.IRModule, algorithm: Algorithm) -> bool:
-    """Whether the algorithm can compute any call of the network."""
-    from tvm import relax
-
-    found = False
-
-    def visit(node: Any) -> None:
-        nonlocal found
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == algorithm.operator:
-            found = found or algorithm.applies(node)
-
-    for function in graph.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return found
 
 
 def _flop(mod: tvm.IRModule) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import phases
 from tvmtune.machine import parallel
 from tvmtune.operators.implementations import DEFAULT, AlgorithmSelection
+from tvmtune.passes.bindings import calls_by_operator
 from tvmtune.passes.blocks import blocks
 from tvmtune.passes.call_sites import CallSite, as_workload, call_sites
 from tvmtune.passes.pipeline import graph_of, legalize, pack_weights, release
@@ -152,7 +153,8 @@ def _calls_by_algorithm(
         if algorithm.name not in names and not (untuned and algorithm.prefers is not None):
             continue
         if algorithm.name not in prepared.changed:
-            changed_workloads(prepared, device, algorithm, keys)
+            calls = calls_by_operator(prepared.graph)
+            changed_workloads(prepared, device, algorithm, keys, calls)
         # Empty for a log from before extraction checked the fusion.
         changed = prepared.changed[algorithm.name]
         wanted[algorithm.name] = {
