@@ -24,10 +24,6 @@ from tvmtune.runtime.library import Library
 if TYPE_CHECKING:
     from remote.served import Farm
 
-# Some tests limit the file size of a child process. Python would leave truncated bytecode there,
-# and every later import of that module would fail ("marshal data too short").
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-
 # The thread pool that the first kernel starts keeps this size; it cannot grow later.
 os.environ.setdefault("TVM_NUM_THREADS", str(min(2, len(allowed_cpus()))))
 

@@ -1,4 +1,4 @@
-"""Small file systems for tests of full and read-only disks."""
+"""Full and read-only disks: small file systems, and processes whose files are limited in size."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""The environment of a process with a limit to the size of its files: Python would leave bytecode there
+that ends at the limit, and every later import of that module would fail ("marshal data too short")."""
 
 _LIMIT = 30.0
 """Seconds within which files that are still open there must be closed."""

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from cli.commands import complaint, tvmtune
-from disks import mounted
+from disks import NO_BYTECODE, mounted
 from models import one_node, tiny_cnn, tiny_encoder
 from tvmtune import api
 from tvmtune.cli import main
@@ -403,6 +403,7 @@ def test_a_full_disk_ends_tuning_and_the_log_stays_intact(tmp_path, plan):
         "--network",
         "tiny.onnx",
         cwd=tmp_path,
+        env=NO_BYTECODE,
         preexec_fn=fill,
     )
     assert done.returncode == 1, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import platform
 import struct
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from disks import NO_BYTECODE
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.library import elf, metadata, trailer, vm_program
 from tvmtune.machine import cpu_features
@@ -203,7 +205,10 @@ def test_a_full_disk_leaves_the_library_unchanged(copy):
         "except Exception as exc: print(type(exc).__name__, exc)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, copy, str(len(before) + 10)], capture_output=True, text=True
+        [sys.executable, "-c", code, copy, str(len(before) + 10)],
+        env=os.environ | NO_BYTECODE,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.startswith("TvmtuneError cannot write the metadata"), done
     assert copy.read_bytes() == before

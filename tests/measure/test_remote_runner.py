@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cli.commands import command
+from disks import NO_BYTECODE
 from measure.test_measurer import artifacts, double, measure, trace_of
 from remote.served import Farm, free_port
 from tvmtune import host
@@ -158,7 +159,7 @@ def test_a_full_disk_on_the_board_is_reported(farm, within, monkeypatch):
     _, tracker = farm.tracker()
     serve = command("serve", "--key", KEY, "--tracker", tracker, "--port", free_port())
     # a limit to the size of files is met as a full disk is: a part is written, the rest is not
-    running = farm.start(["bash", "-c", 'ulimit -f 2; exec "$@"', "bash", *serve])
+    running = farm.start(["bash", "-c", 'ulimit -f 2; exec "$@"', "bash", *serve], NO_BYTECODE)
     running.expect("registered")
     chosen = double()
     monkeypatch.setattr(recovery, "PATIENCE", 2.0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tvmtune_opencl
+from disks import NO_BYTECODE
 from tvmtune.errors import TvmtuneError
 from tvmtune.machine import package_versions
 from tvmtune_opencl import compiler
@@ -160,7 +161,11 @@ def test_a_full_disk_leaves_no_partial_file(cache, empty):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     done = subprocess.run(
-        [sys.executable, "-c", BUILD], preexec_fn=limit, capture_output=True, text=True
+        [sys.executable, "-c", BUILD],
+        env=os.environ | NO_BYTECODE,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert "TvmtuneError: the OpenCL add-on cannot be compiled: " in done.stderr

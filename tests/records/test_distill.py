@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from disks import NO_BYTECODE
 from records.sample_log import device, trial, write
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.records.best import best_of, comparable, distill, ranked
@@ -124,6 +126,7 @@ def test_distill_on_a_full_disk_leaves_the_old_file(tmp_path):
     before = best.read_bytes()
     done = subprocess.run(
         [sys.executable, "-c", DISTILL_WITHOUT_ROOM, str(log), str(best)],
+        env=os.environ | NO_BYTECODE,
         capture_output=True,
         text=True,
         timeout=120,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from disks import NO_BYTECODE
 from records.sample_log import device, header, task, trial, verdict, write
 from tvmtune.errors import TvmtuneError
 from tvmtune.records.log import FORMAT, LogWriter, is_empty, read_log
@@ -37,6 +39,7 @@ def run(script: str, *args: object) -> subprocess.CompletedProcess[str]:
     setup += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     return subprocess.run(
         [sys.executable, "-c", setup + script, *map(str, args)],
+        env=os.environ | NO_BYTECODE,
         capture_output=True,
         text=True,
         timeout=120,

@@ -32,7 +32,7 @@ class Running:
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._seen = 0
-        settings = {processes.MARK: mark, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        settings = {processes.MARK: mark, "TMPDIR": str(folder)}
         self.process = subprocess.Popen(
             words,
             env=os.environ | settings | env,

@@ -21,6 +21,7 @@ import pytest
 
 import processes
 from cli.commands import command, complaint, tvmtune
+from disks import NO_BYTECODE
 from libraries import make_library
 from models import tiny_encoder
 from remote.served import Farm, Running, free_port
@@ -332,7 +333,7 @@ def test_a_frozen_board_is_lost(tiny_library, farm, monkeypatch):
 
 
 def test_a_full_disk_on_the_board_is_reported(tiny_library, farm):
-    shelf = Shelf(farm, "sh", "-c", 'ulimit -f 8; exec "$@"', "sh")
+    shelf = Shelf(farm, "sh", "-c", 'ulimit -f 8; exec "$@"', "sh", **NO_BYTECODE)
     with BoardLease(shelf.key) as board:
         text = refusal(lambda: Library.open(tiny_library, board=board))
     assert "on the board 'shelf': " in text
