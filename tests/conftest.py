@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +27,22 @@ if TYPE_CHECKING:
 
 # The thread pool that the first kernel starts keeps this size; it cannot grow later.
 os.environ.setdefault("TVM_NUM_THREADS", str(min(2, len(allowed_cpus()))))
+# The benchmark at the end of each tuning run: times in tests mean nothing.
+os.environ["TVMTUNE_TUNE_BENCH_REPEAT"] = "3"
 
 block_torch_import.install()  # as in tvmtune's own processes
 
 gc.disable()  # until all tests are collected
 
 
+LARGE_SWEEP = 12
+"""Cases of a sweep above which half of them are left to the soak."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make all cases of a sweep slow but the first that is not slow by itself.
+    """Make all cases of a sweep slow but the first that is not slow by itself, and leave about half of
+    a large sweep to the soak.
 
     Start long tests first: started last, they would run alone while other workers idle.
 
@@ -45,13 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> tuple[bool, int]:
         return item.get_closest_marker("long") is None, zlib.crc32(item.path.name.encode())
 
+    cases = Counter(item.nodeid.partition("[")[0] for item in items)
     begun = set()
     for item in items:
         is_marked = item.get_closest_marker("slow") or item.get_closest_marker("soak")
         if item.get_closest_marker("sweep") and not is_marked:
             name = item.nodeid.partition("[")[0]
             if name in begun:
-                item.add_marker("slow")
+                is_left = cases[name] > LARGE_SWEEP and zlib.crc32(item.nodeid.encode()) % 2
+                item.add_marker("soak" if is_left else "slow")
             begun.add(name)
     items.sort(key=order)
     for item in items:

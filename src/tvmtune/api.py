@@ -265,6 +265,7 @@ def ship(
     peers: Sequence[Peer] = (),
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
+    repeat: int | None = None,
     wait: float | None = None,
     shipped_records: bool = True,
     say: Callable[[str], None] = lambda message: None,
@@ -302,6 +303,7 @@ def ship(
             peers=peers,
             inputs=inputs,
             seed=seed,
+            repeat=repeat,
             wait=wait,
             say=say,
         )

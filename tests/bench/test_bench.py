@@ -125,10 +125,11 @@ def test_calls_are_added_to_reach_min_repeat_ms(opened):
     assert 10_000 <= calls <= 12_000
 
 
-def test_a_time_limit_ends_the_repeats_after_three(opened):
-    result = bench(opened, repeat=30, seconds=0, peers=[Fake()])
+def test_a_time_limit_ends_the_default_number_of_repeats_after_three(opened, monkeypatch):
+    monkeypatch.setattr(bench_module, "MOST_SECONDS", 0.0)
+    result = bench(opened, peers=[Fake()])
     assert [len(run.seconds) for run in result.runs] == [3, 3]
-    assert len(bench(opened, repeat=2, seconds=0).runs[0].seconds) == 2
+    assert len(bench(opened, repeat=5).runs[0].seconds) == 5
 
 
 def test_on_round_gets_the_rounds_done(opened):

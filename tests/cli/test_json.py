@@ -140,12 +140,13 @@ def test_a_dry_run_prints_the_plan(document):
 @pytest.mark.slow
 def test_a_network_is_tuned_and_its_log_distilled(folder, document):
     tune = ("tune", "tiny.onnx", "--repeat", 2, "--log", "log.json", "--json")
-    done = tvmtune(*tune, "--trials", 9, "-o", "tuned.so", cwd=folder)
+    done = tvmtune(*tune, "--trials", 9, "--bench-repeat", 4, "-o", "tuned.so", cwd=folder)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     example = documented("tune")
     check_fields(result, example | {"bench": documented("bench")}, "tune")
     assert result["tuning"]["trials"] == 9
+    assert {run["repeats"] for run in result["bench"]["runs"]} == {4}
     assert "stopped because" in done.stderr  # progress stays there
 
     quiet = tvmtune("-q", *tune, "--trials", 10, "--no-compile", cwd=folder)

@@ -54,8 +54,10 @@ if TYPE_CHECKING:
 
 MIN_REPEATS = 3
 """Repeats that are made even after the time limit."""
-TABLE_SECONDS = 12.0
-"""Time limit for a table with the default number of repeats: some boards take seconds per call."""
+REPEATS = 30
+"""Repeats by default."""
+MOST_SECONDS = 12.0
+"""Time limit for the default number of repeats: some boards take seconds per call."""
 OWN = "tvmtune"
 """Name of the library among the runtimes."""
 
@@ -71,9 +73,8 @@ def bench(
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     number: int = 1,
-    repeat: int = 30,
+    repeat: int | None = None,
     min_repeat_ms: float = 0,
-    seconds: float = inf,
     peers: Sequence[Peer] = (),
     network: Network | None = None,
     on_round: Callable[[int], None] | None = None,
@@ -81,10 +82,11 @@ def bench(
     """Time the library and, in turns with it, its peers.
 
     ``inputs``: by default random ones from ``seed``. ``number``, ``min_repeat_ms``: a repeat makes
-    that many calls, or more to last that long. After ``seconds`` no repeats beyond
-    :data:`MIN_REPEATS` are started. ``network``: the network that the library was compiled from, for
-    peers only; by default it is loaded again from its source in the metadata. ``on_round`` gets the
-    number of rounds done. A peer that cannot take part is skipped, with a note.
+    that many calls, or more to last that long. ``repeat``: by default :data:`REPEATS`, of which those
+    beyond :data:`MIN_REPEATS` are started within :data:`MOST_SECONDS`. ``network``: the network that
+    the library was compiled from, for peers only; by default it is loaded again from its source in the
+    metadata. ``on_round`` gets the number of rounds done. A peer that cannot take part is skipped, with
+    a note.
     """
     if inputs is None:
         inputs = library.random_inputs(seed)
@@ -100,7 +102,8 @@ def bench(
         entry.warm_up()
         entry.run.number = calls_per_repeat(entry.runtime.invoke, number, min_repeat_ms)
     rest = library.session.rest if any(peer.foreign for peer in ready) else None
-    _take_turns(entries, rest, repeat, seconds, on_round)
+    seconds = MOST_SECONDS if repeat is None else inf
+    _take_turns(entries, rest, repeat or REPEATS, seconds, on_round)
     busy = background_load.share() if background_load is not None else None
     _read_device_clocks(entries)
 

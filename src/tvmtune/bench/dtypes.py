@@ -13,7 +13,7 @@ import numpy as np
 from tvmtune.accuracy import relative_error
 from tvmtune.arrays import numpy_dtype
 from tvmtune.bench.baselines import Baseline
-from tvmtune.bench.bench import TABLE_SECONDS, bench
+from tvmtune.bench.bench import bench
 from tvmtune.bench.results import BenchResult, RuntimeResult
 from tvmtune.networks.inputs import inputs_of
 from tvmtune.remote.client.lease import BoardLease
@@ -94,13 +94,14 @@ def compare(
     device: Device,
     samples: Sequence[Mapping[str, np.ndarray]] = (),
     *,
+    repeat: int | None = None,
     wait: float | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> DtypeComparison:
     """Time the libraries in turns, and compare their outputs with those of ``network``'s reference.
 
     ``network`` computes in float32, as the first of ``libraries`` (by dtype) does; all run on
-    ``device``, or on one board of it, for which ``wait`` and ``say`` are as in
+    ``device``, or on one board of it. ``repeat``, ``wait`` and ``say`` are as in
     :func:`tvmtune.compiling.ship.ship`. ``samples``: inputs for the errors, of which at most
     :data:`SAMPLES` are used; random ones by default.
     """
@@ -116,7 +117,7 @@ def compare(
         table = bench(
             first[1],
             inputs=inputs[0],
-            seconds=TABLE_SECONDS,
+            repeat=repeat,
             peers=[Variant(*each) for each in others],
             network=network,
         )

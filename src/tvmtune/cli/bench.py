@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from tvmtune.cli import messages
 from tvmtune.cli.json_output import STDOUT, emit, json_file_option, positional_and_json, text
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
         "--repeat",
         type=click.IntRange(min=1),
         metavar="N",
-        default=30,
         show_default="30, or fewer on slow devices",
         help="Number of timed repeats.",
     ),
@@ -79,7 +76,7 @@ if TYPE_CHECKING:
 def command(
     library: Path | None,
     vs: str | None,
-    repeat: int,
+    repeat: int | None,
     number: int,
     min_repeat_ms: float,
     check: bool,
@@ -108,10 +105,9 @@ def command(
         check_writable("--json", json_file, library, input_file)
     from tvmtune import atomic_write
     from tvmtune.bench import peers
-    from tvmtune.bench.bench import TABLE_SECONDS, bench
+    from tvmtune.bench.bench import REPEATS, bench
     from tvmtune.library import metadata
 
-    source = click.get_current_context().get_parameter_source("repeat")
     others = peers.parse(vs) if vs and remote is None else []
     if vs:
         peers.parse_names(vs)  # a wrong name fails before a board is leased
@@ -126,14 +122,13 @@ def command(
             others = remote_peer.parse(vs, board)
         inputs = library_inputs(loaded, input_file, seed)
         verdict = _check(loaded) if check else None
-        with _progress(repeat, others) as on_round:
+        with _progress(repeat or REPEATS, others) as on_round:
             result = bench(
                 loaded,
                 inputs=inputs,
                 number=number,
                 repeat=repeat,
                 min_repeat_ms=min_repeat_ms,
-                seconds=TABLE_SECONDS if source == ParameterSource.DEFAULT else inf,
                 peers=others,
                 on_round=on_round,
             )

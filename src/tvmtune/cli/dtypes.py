@@ -53,6 +53,7 @@ def tune_each(
             libraries,
             device,
             samples,
+            repeat=request.bench_repeat,
             wait=request.options.wait,
             say=messages.info,
         )

@@ -176,6 +176,13 @@ from tvmtune.tuning.tuners import TUNERS
         help="Inputs to check and time the library with: one array per input, by name.",
     ),
     vs_option,
+    click.option(
+        "--bench-repeat",
+        type=click.IntRange(min=1),
+        metavar="N",
+        show_default="30, or fewer on slow devices",
+        help="Repeats of the benchmark at the end.",
+    ),
 )
 @section(
     "General",
@@ -214,6 +221,7 @@ def command(
     dry_run: bool,
     no_compile: bool,
     vs: str | None,
+    bench_repeat: int | None,
     input_file: Path | None,
     output: Path | None,
     as_json: bool,
@@ -233,7 +241,7 @@ def command(
 
     given = network_name(network["network"], network["positional"])
     if no_compile:
-        refuse_with(ctx, "no_compile", "vs", "output", "input_file")
+        refuse_with(ctx, "no_compile", "vs", "bench_repeat", "output", "input_file")
     if dry_run:
         refuse_with(ctx, "dry_run", "fresh")
     options = TuneOptions(
@@ -259,6 +267,7 @@ def command(
         given=given,
         only=only,
         peers=parse(vs) if vs else [],
+        bench_repeat=bench_repeat,
         input_file=input_file,
         transfer_from=transfer_from,
         fresh=fresh,

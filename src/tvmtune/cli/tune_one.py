@@ -35,6 +35,7 @@ class TuneRequest:
     only: str | None
     """``--tasks``."""
     peers: Sequence[Peer]
+    bench_repeat: int | None
     input_file: Path | None
     transfer_from: Sequence[Path]
     fresh: bool
@@ -128,6 +129,7 @@ def tune_one(request: TuneRequest, plan: Plan, log: Path | None, output: Path | 
                 peers=request.peers,
                 inputs=inputs,
                 seed=seed,
+                repeat=request.bench_repeat,
                 wait=wait,
                 shipped_records=shipped_records,
                 say=_say,

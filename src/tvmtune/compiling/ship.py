@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tvmtune.atomic_write import replacing
 from tvmtune.bench.baselines import AsWritten, NumPy, Untuned
-from tvmtune.bench.bench import TABLE_SECONDS, bench
+from tvmtune.bench.bench import bench
 from tvmtune.bench.peers.remote_peer import RemotePeer
 from tvmtune.bench.results import BenchResult
 from tvmtune.bench.verify import CheckResult, allowed_errors, run_check
@@ -103,6 +103,7 @@ def ship(
     peers: Sequence[Peer] = (),
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
+    repeat: int | None = None,
     wait: float | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Shipped:
@@ -110,10 +111,11 @@ def ship(
 
     The tuned library is that of the first of ``attempts`` whose outputs are right; later ones are not
     compiled. An operator also competes as it was written, without any schedule. ``inputs`` are checked
-    and timed in place of random ones. Libraries for a board are checked and timed on one, in turns
-    with the ``peers`` installed there; ``wait`` is how many seconds to wait for a board, and ``say``
-    receives messages about it. Raises :class:`TvmtuneError` if all outputs are wrong, or those for
-    ``inputs``, or if there is no board; nothing is written then.
+    and timed in place of random ones, ``repeat`` times (:func:`tvmtune.bench.bench.bench`). Libraries
+    for a board are checked and timed on one, in turns with the ``peers`` installed there; ``wait`` is
+    how many seconds to wait for a board, and ``say`` receives messages about it. Raises
+    :class:`TvmtuneError` if all outputs are wrong, or those for ``inputs``, or if there is no board;
+    nothing is written then.
     """
     check = untuned.metadata["check"]
     with contextlib.ExitStack() as stack:
@@ -150,7 +152,7 @@ def ship(
             best.library,
             inputs=inputs,
             seed=seed,
-            seconds=TABLE_SECONDS,
+            repeat=repeat,
             peers=[*baselines, *peers],
             network=plan.network,
         )
