@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import host, networks, phases
-from tvmtune.errors import TvmtuneError, UsageError, nearest
+from tvmtune.errors import TvmtuneError, UsageError, nearest, one_line
 from tvmtune.machine import board_identity, cpu_count, package_versions, scratch, triples
 from tvmtune.networks import int8
-from tvmtune.networks.model_file import one_line
 from tvmtune.records import shipped
 from tvmtune.records.database import read_records
 from tvmtune.records.log import Log, read_log

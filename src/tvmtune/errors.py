@@ -39,6 +39,18 @@ def last_line(error: BaseException) -> str:
     return lines[-1][:300] if lines else type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type's name."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The message of another library's error on one line of at most ``limit`` characters."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line).rstrip(".") or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 def nearest(word: str, known: list[str], *, count: int = 3) -> str:
     """``" Did you mean a, b?"`` for the known names close to ``word``, else the known names: all up to
     12, or the first 12 of them."""

@@ -94,13 +94,13 @@ def test_a_network_is_tuned_on_boards(folder, farm):
     _, board = farm.board(KEY, tracker)
     mark = {processes.MARK: f"{folder}-tune"}
     named = {"TVM_TRACKER_HOST": tracker.host, "TVM_TRACKER_PORT": str(tracker.port)}
-    command = [word for word in words(tracker, 24) if word not in ("--tracker", tracker)]
+    command = [word for word in words(tracker, 14) if word not in ("--tracker", tracker)]
     done = tvmtune(*command, cwd=folder, env=named | mark)
     assert done.returncode == 0, done.stderr
     assert f"boards '{KEY}': {board} joined; now 1" in done.stderr
     assert processes.after_a_while(mark[processes.MARK]) == {}
     log = trials(folder)
-    assert len(log.trials) == 24
+    assert len(log.trials) == 14
     assert {trial.task for trial in log.trials} == set(log.tasks)
     assert log.headers[-1]["device"]["remote"] == KEY
     best = {}
@@ -140,7 +140,7 @@ def test_no_trial_is_lost_if_boards_are_killed(folder, farm, start):
     _, tracker = farm.tracker()
     first, address = farm.board(KEY, tracker)
     second, _ = farm.board(KEY, tracker)
-    running = start(*words(tracker, 26, "-v"))
+    running = start(*words(tracker, 20, "-v"))
     wait_for_trials(folder, 3)
     first.kill()
     wait_for_trials(folder, 8)
@@ -150,27 +150,27 @@ def test_no_trial_is_lost_if_boards_are_killed(folder, farm, start):
     assert running.process.wait(120) == 0, running.stderr.read_text()
     assert processes.after_a_while(running.mark) == {}
     log = trials(folder)
-    assert len(log.trials) == 26
+    assert len(log.trials) == 20
     assert " left; now" in running.stderr.read_text()
 
 
 def test_no_trial_is_lost_if_the_tracker_is_killed(folder, farm, start):
     process, tracker = farm.tracker()
     farm.board(KEY, tracker)
-    running = start(*words(tracker, 40))
+    running = start(*words(tracker, 24))
     wait_for_trials(folder, 3)
     process.kill()
     time.sleep(3.0)
     farm.tracker(tracker.port)
     assert running.process.wait(120) == 0, running.stderr.read_text()
     assert processes.after_a_while(running.mark) == {}
-    assert len(trials(folder).trials) == 40
+    assert len(trials(folder).trials) == 24
 
 
 def test_without_boards_the_run_ends_with_its_log_intact_and_can_be_resumed(folder, farm, start):
     _, tracker = farm.tracker()
     board, address = farm.board(KEY, tracker)
-    running = start(*words(tracker, 28, "--wait", "4s"))
+    running = start(*words(tracker, 22, "--wait", "4s"))
     wait_for_trials(folder, 12)
     board.kill()
     assert running.process.wait(90) == 1
@@ -182,12 +182,12 @@ def test_without_boards_the_run_ends_with_its_log_intact_and_can_be_resumed(fold
         f"no board '{KEY}' was available for 4 s: none is registered"
     )
     measured = len(trials(folder).trials)
-    assert 12 <= measured < 28
+    assert 12 <= measured < 22
     farm.board(KEY, tracker, port=address.port)
-    again = tvmtune(*words(tracker, 28), cwd=folder)
+    again = tvmtune(*words(tracker, 22), cwd=folder)
     assert again.returncode == 0, again.stderr
     assert f"resuming: {measured} trials" in again.stderr
-    assert len(trials(folder).trials) == 28
+    assert len(trials(folder).trials) == 22
 
 
 def test_ctrl_c_ends_the_run_and_its_processes(folder, farm, start):

@@ -36,7 +36,7 @@ from tvmtune.accuracy import relative_error
 from tvmtune.bench.baselines import Baseline
 from tvmtune.bench.end_to_end import end_to_end
 from tvmtune.bench.results import BenchResult, RuntimeResult
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, one_line
 from tvmtune.library import metadata
 from tvmtune.machine import fingerprint, package_versions
 from tvmtune.machine.background_load import BackgroundLoad
@@ -211,8 +211,7 @@ def _load_peers(
         except TvmtuneError as exc:
             notes.append(f"{peer.name} is skipped: {exc}")
         except Exception as exc:  # each runtime has its own classes
-            text = " ".join(str(exc).split())[:300]
-            notes.append(f"{peer.name} is skipped, it cannot run this network: {text}")
+            notes.append(f"{peer.name} is skipped, it cannot run this network: {one_line(exc)}")
         else:
             ready.append(peer)
             notes += [note] if note else []

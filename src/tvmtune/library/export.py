@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmtune import phases
 from tvmtune.atomic_write import replacing
-from tvmtune.errors import TvmtuneError, last_line
+from tvmtune.errors import TvmtuneError, first_line, last_line
 from tvmtune.library import (
     embedded_weights,
     huge_pages,
@@ -99,7 +99,7 @@ def export_lib(
             except (NotImplementedError, RecursionError):
                 raise  # these RuntimeErrors are bugs
             except (OSError, RuntimeError) as exc:  # TVM's errors are RuntimeErrors
-                raise TvmtuneError(f"cannot write {path}: {_first_line(exc)}") from exc
+                raise TvmtuneError(f"cannot write {path}: {first_line(exc)}") from exc
     return Path(path)
 
 
@@ -238,7 +238,3 @@ def _objects_in_memory() -> Iterator[tuple[Path, list[int]]]:
                 (folder / name).symlink_to(f"/proc/self/fd/{file}")
                 files.append(file)
         yield folder, files
-
-
-def _first_line(exc: Exception) -> str:
-    return next(iter(str(exc).splitlines()), type(exc).__name__)

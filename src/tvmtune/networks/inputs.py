@@ -9,8 +9,7 @@ import numpy as np
 
 from tvmtune import bounded
 from tvmtune.arrays import numpy_dtype
-from tvmtune.errors import UsageError
-from tvmtune.networks.model_file import one_line
+from tvmtune.errors import UsageError, one_line
 from tvmtune.types import product
 
 if TYPE_CHECKING:

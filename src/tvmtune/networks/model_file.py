@@ -7,7 +7,7 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import TvmtuneError, UsageError, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,13 +85,6 @@ class Format:
             if close := difflib.get_close_matches(path.stem, present, n=3, cutoff=0.6):
                 return f"did you mean {', '.join(present[stem] for stem in close)}?"
         return f"give the path of a file ({self.suffix})"
-
-
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """The message of another library's error on one line of at most ``limit`` characters."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    text = " ".join(line for line in lines if line).rstrip(".") or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def kind_and_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmtune import dot_instructions
-from tvmtune.errors import UsageError, nearest
+from tvmtune.errors import UsageError, first_line, nearest
 from tvmtune.passes import (
     attention,
     block_names,
@@ -150,7 +150,7 @@ def _convert(
             [relax.transform.ConvertLayout(layouts), relax.transform.Normalize()],
         )
     except Exception as error:  # an operator that the pass does not support
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         warnings.warn(
             f"{name} keeps its own layout, because TVM cannot convert it: {reason}", stacklevel=3
         )

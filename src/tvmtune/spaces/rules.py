@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tvmtune.errors import first_line
 from tvmtune.operators import (
     cpu_gemm,
     grouped,
@@ -105,7 +106,7 @@ def or_general(name: str, rule: Rule) -> Rule:
         try:
             return rule(sch.copy(), block)
         except Exception as error:  # TVM raises several unrelated types
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error)
             warnings.warn(
                 f"schedule rule {name} failed ({reason}): the general rules take its place",
                 stacklevel=2,

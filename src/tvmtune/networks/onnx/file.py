@@ -8,8 +8,8 @@ import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_model
 
-from tvmtune.errors import TvmtuneError
-from tvmtune.networks.model_file import Format, one_line
+from tvmtune.errors import TvmtuneError, one_line
+from tvmtune.networks.model_file import Format
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx import wire as onnx_wire
 

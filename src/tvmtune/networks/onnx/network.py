@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper, shape_inference
 
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import TvmtuneError, UsageError, one_line
 from tvmtune.networks.inputs import check_inputs, inputs_of, random_inputs
-from tvmtune.networks.model_file import kind_and_line, one_line
+from tvmtune.networks.model_file import kind_and_line
 from tvmtune.networks.onnx import file as onnx_file
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.evaluator import evaluator

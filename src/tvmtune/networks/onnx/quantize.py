@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, version_converter
 
-from tvmtune.errors import UsageError
-from tvmtune.networks.model_file import one_line
+from tvmtune.errors import UsageError, one_line
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 from tvmtune.networks.onnx.control_flow import without_control_flow
 from tvmtune.networks.onnx.integer_layers import IntegerLayers, Layer, constants

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from onnx import defs
 
-from tvmtune.errors import TvmtuneError
+from tvmtune.errors import TvmtuneError, one_line
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
-from tvmtune.networks.model_file import one_line
 from tvmtune.networks.onnx import sequences
 from tvmtune.networks.onnx.batch_norm import fold_batch_norms
 from tvmtune.networks.onnx.control_flow import why_kept, without_control_flow

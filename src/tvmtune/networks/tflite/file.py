@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.networks.model_file import Format, one_line
+from tvmtune.errors import TvmtuneError, UsageError, one_line
+from tvmtune.networks.model_file import Format
 from tvmtune.networks.shapes import check_size
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from tvmtune.bounded import archive_limit, check_archive
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import TvmtuneError, UsageError, one_line
 from tvmtune.networks.importer_helpers import quiet
-from tvmtune.networks.model_file import Format, one_line
+from tvmtune.networks.model_file import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

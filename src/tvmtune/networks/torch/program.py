@@ -14,9 +14,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree  # there is no public name for it
 
-from tvmtune.errors import TvmtuneError, UsageError
+from tvmtune.errors import TvmtuneError, UsageError, one_line
 from tvmtune.networks.importer_helpers import quiet
-from tvmtune.networks.model_file import one_line
 from tvmtune.networks.shapes import check_size, resolve
 from tvmtune.types import TensorSpec
 
