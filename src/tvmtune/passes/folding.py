@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tvmtune.arrays import nbytes
 from tvmtune.machine import parallel
 
 if TYPE_CHECKING:
@@ -34,8 +36,11 @@ def fold(mod: tvm.IRModule) -> tvm.IRModule:
         return mod
     named = [(v, f.with_attr("global_symbol", str(v.name_hint))) for v, f in kernels.items()]
 
+    # They run once: LLVM's optimizations take longer than they save, even for 500 MB of weights.
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+
     def compiled(group: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-        part = tvm.tirx.build(tvm.IRModule(dict(group)), "llvm")
+        part = tvm.tirx.build(tvm.IRModule(dict(group)), target)
         return {name: part[name] for name in (str(v.name_hint) for v, _ in group)}
 
     try:
@@ -83,6 +88,8 @@ def _result(call: Any, library: Mapping[str, Any]) -> Any:
 
     types = [*call.ty.fields] if isinstance(call.ty, relax.TupleType) else [call.ty]
     written = [tvm.runtime.empty([int(d) for d in t.shape], str(t.dtype)) for t in types]
+    for each in written:  # some leave out padding, and libraries are to be reproducible
+        ctypes.memset(each.data_ptr(), 0, nbytes(each))
     library[str(call.args[0].name_hint)](*(each.value for each in call.args[1]), *written)
     made = [relax.const(each) for each in written]
     return relax.Tuple(made) if isinstance(call.ty, relax.TupleType) else made[0]
