@@ -19,6 +19,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 import disks
+import processes
 from kernels import this_machine
 from measure import faulty
 from tvmtune import host
@@ -303,7 +304,8 @@ def test_a_dropped_batch_leaves_nothing_behind(measurer):
     kept = artifacts(measurer)
     measurer.drop(measurer.build([(chosen, trace_of(chosen))] * 40))
     measurer.rest()
-    assert artifacts(measurer) == kept
+    # The last one is deleted right after its build has ended, by another thread.
+    assert processes.soon(lambda: artifacts(measurer) == kept)
 
 
 def test_verification_ignores_a_build_of_another_candidate(measurer):
