@@ -10,7 +10,7 @@ import click
 
 from tvmtune.cli import messages
 from tvmtune.cli.json_output import STDOUT, emit, json_file_option, positional_and_json, text
-from tvmtune.cli.options import library_options, vs_option
+from tvmtune.cli.options import bench_repeat_option, library_options, vs_option
 from tvmtune.cli.paths import check_writable
 from tvmtune.cli.resolve import lease_board, library_inputs
 from tvmtune.command_help import Command, section
@@ -47,13 +47,7 @@ if TYPE_CHECKING:
         help="Compare the outputs with the reference outputs in LIB; exit with 1 if they are wrong.",
     ),
     click.option("--profile", is_flag=True, help="Also print the time of each kernel."),
-    click.option(
-        "--repeat",
-        type=click.IntRange(min=1),
-        metavar="N",
-        show_default="30, or fewer on slow devices",
-        help="Number of timed repeats.",
-    ),
+    bench_repeat_option("--repeat", "Number of timed repeats."),
     click.option(
         "--number",
         type=click.IntRange(min=1),

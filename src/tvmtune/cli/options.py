@@ -157,6 +157,17 @@ vs_option = click.option(
 )
 
 
+def bench_repeat_option(name: str, help_text: str) -> Decorator:
+    """How often a benchmark times each runtime; None for its own limits."""
+    return click.option(
+        name,
+        type=click.IntRange(min=1),
+        metavar="N",
+        show_default="30, or fewer on slow devices",
+        help=help_text,
+    )
+
+
 def output_option(help_text: str) -> Decorator:
     """``-o FILE`` for a library."""
     return click.option(

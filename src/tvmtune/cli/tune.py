@@ -12,6 +12,7 @@ from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.options import (
     DURATION,
     PATH,
+    bench_repeat_option,
     duration_option,
     network_options,
     output_option,
@@ -176,13 +177,7 @@ from tvmtune.tuning.tuners import TUNERS
         help="Inputs to check and time the library with: one array per input, by name.",
     ),
     vs_option,
-    click.option(
-        "--bench-repeat",
-        type=click.IntRange(min=1),
-        metavar="N",
-        show_default="30, or fewer on slow devices",
-        help="Repeats of the benchmark at the end.",
-    ),
+    bench_repeat_option("--bench-repeat", "Repeats of the benchmark at the end."),
 )
 @section(
     "General",

@@ -150,9 +150,9 @@ def _convert(
             [relax.transform.ConvertLayout(layouts), relax.transform.Normalize()],
         )
     except Exception as error:  # an operator that the pass does not support
-        reason = first_line(error)
         warnings.warn(
-            f"{name} keeps its own layout, because TVM cannot convert it: {reason}", stacklevel=3
+            f"{name} keeps its own layout, because TVM cannot convert it: {first_line(error)}",
+            stacklevel=3,
         )
         return graph
     passes = [relax.transform.CanonicalizeBindings(), relax.transform.FoldConstant()]

@@ -106,9 +106,8 @@ def or_general(name: str, rule: Rule) -> Rule:
         try:
             return rule(sch.copy(), block)
         except Exception as error:  # TVM raises several unrelated types
-            reason = first_line(error)
             warnings.warn(
-                f"schedule rule {name} failed ({reason}): the general rules take its place",
+                f"schedule rule {name} failed ({first_line(error)}): the general rules take its place",
                 stacklevel=2,
             )
             sch.unannotate(block, "schedule_rule")  # general rules skip blocks that name their own

@@ -164,9 +164,8 @@ def changed_workloads(
     """The workloads of the calls that ``algorithm`` computes, by index in program order.
 
     ``keys``: workload keys of the direct calls, by index. ``calls``: those of the network, by operator.
-    Empty if the algorithm changes how the
-    network is fused: its kernels cannot be exchanged one by one then. ``prepared`` keeps what
-    lowering needs of it.
+    Empty if the algorithm changes how the network is fused: its kernels cannot be exchanged one by one
+    then. ``prepared`` keeps what lowering needs of it.
     """
     changed = _changed_workloads(prepared, device, algorithm, keys, calls)
     prepared.changed[algorithm.name] = {i: (w.number, w.preferred) for i, w in changed.items()}
