@@ -127,9 +127,15 @@ def _table(
 def _torch() -> list[str]:
     import torch
 
-    from tvmtune.networks.torch.converters import CONVERTERS, quantized
+    from tvmtune.networks.torch.converters import (
+        COMPLEX_CONVERTERS,
+        CONVERTERS,
+        complex_numbers,
+        quantized,
+    )
     from tvmtune.networks.torch.importer import Importer
 
+    ours = {*CONVERTERS, *(COMPLEX_CONVERTERS.keys() - Importer().create_convert_map())}
     overloads = defaultdict(list)
     for name in {*Importer().convert_map} - {*quantized.CONVERTERS}:
         operator, _, overload = name.partition(".")
@@ -139,7 +145,7 @@ def _torch() -> list[str]:
     lines = ["| operator | overloads | converter |", "|---|---|---|"]
     for operator, names in sorted(overloads.items()):
         listed = ", ".join(f"`{name.partition('.')[2]}`" for name in sorted(names))
-        count = sum(name in CONVERTERS for name in names)
+        count = sum(name in ours for name in names)
         converter = "tvmtune" if count == len(names) else "tvmtune, TVM" if count else "TVM"
         lines.append(f"| `{operator}` | {listed} | {converter} |")
     return [
@@ -150,6 +156,10 @@ def _torch() -> list[str]:
             "not listed are replaced by PyTorch's definitions of them, if these consist of operators "
             "of ATen: for instance `addmv` and `adaptive_max_pool2d`. Operators that draw random "
             "numbers are refused."
+        ),
+        _wrapped(
+            "Of complex numbers, which a program may have within, but not as inputs or outputs: "
+            f"{_names(sorted(COMPLEX_CONVERTERS.keys() | complex_numbers.BY_PARTS))}."
         ),
         _wrapped(
             f"Of `torch.ops.{quantized.NAMESPACE}`, by tvmtune's converters, for "

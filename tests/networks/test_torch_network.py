@@ -347,11 +347,6 @@ def test_a_shape_that_depends_on_the_data_is_refused():
     assert "the shape of output 'output' of net.pt2 depends on the data" in text
 
 
-def test_complex_numbers_are_refused():
-    text = refusal(lambda: network(Function(torch.abs), torch.zeros(3, dtype=torch.complex64)))
-    assert "'x_0' of net.pt2 is of the dtype torch.complex64" in text
-
-
 def test_the_structure_hash_ignores_names_and_weights():
     first, second = network(TinyCnn(), image()), network(TinyCnn(seed=1), image())
     assert first.structure_hash == second.structure_hash

@@ -11,8 +11,9 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvmtune.networks.importer_helpers import tensor_text, type_text
-from tvmtune.networks.torch.converters import CONVERTERS
+from tvmtune.networks.torch.converters import COMPLEX_CONVERTERS, CONVERTERS, complex_numbers
 from tvmtune.networks.torch.converters.arithmetic import dtype_name
+from tvmtune.networks.torch.converters.complex_numbers import Complex, real_like
 
 
 class Importer(ExportedProgramImporter):
@@ -22,7 +23,8 @@ class Importer(ExportedProgramImporter):
         """``constants`` are the weights of the program, by the names of their nodes."""
         super().__init__()
         self.constants = constants or {}
-        converters = dict(self.create_convert_map())
+        converters = {name: self._bound(convert) for name, convert in COMPLEX_CONVERTERS.items()}
+        converters |= self.create_convert_map()
         converters |= {name: self._bound(convert) for name, convert in CONVERTERS.items()}
         self.convert_map: dict[str, Any] = {
             name: self._checked(convert) for name, convert in converters.items()
@@ -36,15 +38,27 @@ class Importer(ExportedProgramImporter):
 
     def _checked(self, convert: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Any]:
         def call(node: fx.Node) -> Any:
-            result = convert(node)
+            if complex_numbers.takes_part(node):
+                result = self._complex(node, convert)
+            else:
+                result = convert(node)
             _check_result(node.meta.get("val"), result)
             return result
 
         return call
 
+    def _complex(self, node: Any, convert: Callable[[fx.Node], Any]) -> Any:
+        of_complex = COMPLEX_CONVERTERS.get(node.target.__name__)
+        if of_complex is None:
+            return complex_numbers.by_parts(node, self, convert)
+        return of_complex(node, self)
+
 
 def _check_result(expected: Any, result: Any) -> None:
     """Raise NotImplementedError if a tensor has another dtype or shape than in PyTorch."""
+    if isinstance(expected, torch.Tensor) and isinstance(result, Complex):
+        for part in (result.real, result.imag):
+            _check_result(real_like(expected), part)
     if not isinstance(expected, torch.Tensor) or not isinstance(
         getattr(result, "ty", None), relax.TensorType
     ):

@@ -238,6 +238,12 @@ def _is_static(value: torch.Tensor) -> bool:
 
 
 def _dtype(value: torch.Tensor, name: str, label: str) -> str:
+    if value.dtype.is_complex:
+        raise TvmtuneError(
+            f"'{name}' of {label} is of the dtype {value.dtype}, but a library takes and returns real "
+            "tensors: export the network with torch.view_as_complex of its input or "
+            "torch.view_as_real of its output"
+        )
     if value.dtype not in _DTYPES:
         raise TvmtuneError(
             f"'{name}' of {label} is of the dtype {value.dtype}, which is not supported"

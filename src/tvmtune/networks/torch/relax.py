@@ -20,7 +20,14 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
-from tvmtune.networks.torch.converters import attention, quantized, recurrent, resize, views
+from tvmtune.networks.torch.converters import (
+    attention,
+    complex_numbers,
+    quantized,
+    recurrent,
+    resize,
+    views,
+)
 from tvmtune.networks.torch.fold import fold
 from tvmtune.networks.torch.program import describe
 
@@ -76,6 +83,7 @@ def to_relax(
     program = _expand(program, convertible)
     fold_batch_norms(program)
     fold(program)
+    complex_numbers.split_weights(program)
     importer = Importer(_weights(program))
     _check_operators(program, convertible, label)
     try:

@@ -11,16 +11,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmtune.networks.onnx.converters.request import (
-    Converter,
-    Node,
-    optional,
-    required,
-)
+from tvmtune.networks.fourier import factors
+from tvmtune.networks.onnx.converters.request import Converter, Node, optional, required
 from tvmtune.networks.relax_operators import dtype, shape
-
-LARGEST = 1 << 28
-"""Bytes of a matrix, at most."""
 
 
 def dft(node: Node) -> Any:
@@ -79,11 +72,9 @@ def _matrix(
     if onesided and (inverse or parts > 1):
         raise ValueError("onesided=1 is supported for a forward transform of real values only")
     count = points // 2 + 1 if onesided else points
-    if 4 * samples * parts * count * 2 > LARGEST:
-        raise ValueError(f"a transform of {points} points is too large")
-    turns = np.outer(np.arange(samples), np.arange(count)) % points / points
-    factors = np.exp((2j if inverse else -2j) * np.pi * turns) / (points if inverse else 1)
-    rows = np.stack([factors, 1j * factors][:parts], axis=1)
+    by_sample = factors(samples, count, points, parts=parts, inverse=inverse)
+    by_sample /= points if inverse else 1
+    rows = np.stack([by_sample, 1j * by_sample][:parts], axis=1)
     return np.stack([rows.real, rows.imag], axis=-1).reshape(samples * parts, count * 2)
 
 

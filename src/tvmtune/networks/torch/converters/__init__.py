@@ -10,6 +10,8 @@ from __future__ import annotations
 from tvmtune.networks.torch.converters import (
     arithmetic,
     attention,
+    complex_numbers,
+    fourier,
     indexing,
     normalization,
     products,
@@ -23,7 +25,7 @@ from tvmtune.networks.torch.converters import (
     windows,
 )
 
-__all__ = ["CONVERTERS"]
+__all__ = ["COMPLEX_CONVERTERS", "CONVERTERS"]
 
 CONVERTERS = {
     **arithmetic.CONVERTERS,
@@ -41,3 +43,6 @@ CONVERTERS = {
     **windows.CONVERTERS,
 }
 """Converters by operator and overload."""
+
+COMPLEX_CONVERTERS = {**complex_numbers.CONVERTERS, **fourier.CONVERTERS}
+"""Those of nodes that take or return complex tensors."""

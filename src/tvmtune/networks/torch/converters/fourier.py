@@ -1,0 +1,181 @@
+"""Fourier transforms, as products with matrices of cosines and sines (:mod:`tvmtune.networks.fourier`).
+
+Those of many points take two steps [Cooley and Tukey 1965, "An algorithm for the machine calculation of
+complex Fourier series"]: with A * B points, A points from each B-th sample, then B points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmtune.networks.fourier import factors
+from tvmtune.networks.relax_operators import Operators, dtype, shape
+from tvmtune.networks.torch.converters.complex_numbers import Complex
+from tvmtune.networks.torch.program import arguments
+
+FEWEST = 1024
+"""Points from which on two steps are faster than one."""
+
+
+def _of_real(node: Any, importer: Any) -> Complex:
+    """``rfft`` and ``fft`` of real values: (..., n) to (..., n // 2 + 1) or (..., n)."""
+    op, given = Operators(importer.block_builder), arguments(node)
+    x, axes = importer.env[node.args[0]], given["dim"]
+    extents = shape(x)
+    points = extents[axes[-1]]
+    results = points // 2 + 1 if given["onesided"] else points
+    scale = _scale([extents[axis] for axis in axes], given["normalization"])
+    z = _along(op, axes[-1], [x], points, results, scale=scale)
+    for axis in axes[:-1]:
+        z = _along(op, axis, z, extents[axis], extents[axis])
+    return Complex(*z)
+
+
+def _of_complex(node: Any, importer: Any) -> Complex:
+    op, given = Operators(importer.block_builder), arguments(node)
+    source = importer.env[node.args[0]]
+    z, axes, extents = [source.real, source.imag], given["dim"], shape(source.real)
+    scale = _scale([extents[axis] for axis in axes], given["normalization"])
+    for axis in axes:
+        points, inverse = extents[axis], not given["forward"]
+        z = _along(op, axis, z, points, points, scale=scale, inverse=inverse)
+        scale = 1.0
+    return Complex(*z)
+
+
+def _to_real(node: Any, importer: Any) -> Any:
+    """``irfft``: (..., n // 2 + 1) to (..., n)."""
+    op, given = Operators(importer.block_builder), arguments(node)
+    source = importer.env[node.args[0]]
+    z, axes, points = [source.real, source.imag], given["dim"], given["last_dim_size"]
+    extents = shape(source.real)
+    for axis in axes[:-1]:
+        z = _along(op, axis, z, extents[axis], extents[axis], inverse=True)
+    scale = _scale([*(extents[axis] for axis in axes[:-1]), points], given["normalization"])
+    samples = points // 2 + 1
+    if extents[axes[-1]] != samples:
+        raise NotImplementedError(f"it has {extents[axes[-1]]} instead of {samples} values")
+    return _along(op, axes[-1], z, points, points, scale=scale, inverse=True, halved=True)[0]
+
+
+def _scale(extents: Sequence[int], normalization: int) -> float:
+    """By PyTorch's number of a normalization: none, by the root of the number of points, by it."""
+    return float(math.prod(extents) ** -(normalization / 2))
+
+
+def _along(
+    op: Operators,
+    axis: int,
+    parts: list[Any],
+    points: int,
+    results: int,
+    *,
+    scale: float = 1.0,
+    inverse: bool = False,
+    halved: bool = False,
+) -> list[Any]:
+    """The first ``results`` of a transform along an axis, from one part, the real one, or both.
+
+    ``halved``: the samples are half of a spectrum, and the results real.
+    """
+    rank = len(shape(parts[0]))
+    axis %= rank
+    order = [*(i for i in range(rank) if i != axis), axis]
+    if axis < rank - 1:
+        parts = [op.permute_dims(part, order) for part in parts]
+    samples = shape(parts[0])[-1]
+    weights = np.full(samples, scale)
+    if (
+        halved
+    ):  # the other half has the conjugates, but for the first value, and the middle of an even
+        weights[1 : (points + 1) // 2] *= 2
+    split = _split(points)
+    if split is None:
+        matrix = factors(samples, results, points, parts=len(parts), inverse=inverse)
+        parts = _product(op, parts, weights[:, None] * matrix, real=halved)
+    else:
+        parts = _in_two_steps(op, parts, split, weights, inverse=inverse, real=halved)
+        if results < points:
+            parts = [op.strided_slice(part, [rank - 1], [0], [results]) for part in parts]
+    if axis < rank - 1:
+        parts = [op.permute_dims(part, list(np.argsort(order))) for part in parts]
+    return parts
+
+
+def _split(points: int) -> tuple[int, int] | None:
+    """The factors of a number of points, as equal as possible, or None if one step is better."""
+    if points < FEWEST:
+        return None
+    small = next(i for i in range(math.isqrt(points), 0, -1) if points % i == 0)
+    return (points // small, small) if small > 4 else None
+
+
+def _in_two_steps(
+    op: Operators,
+    parts: list[Any],
+    split: tuple[int, int],
+    weights: np.ndarray,
+    *,
+    inverse: bool,
+    real: bool,
+) -> list[Any]:
+    """A transform of A * B points along the last axis. Samples that are missing are 0."""
+    a, b = split
+    *outer, samples = shape(parts[0])
+    missing = a * b - samples
+    if (weights != 1).any():
+        factor = relax.const(weights.astype(dtype(parts[0])))
+        parts = [op.multiply(part, factor) for part in parts]
+    if missing:
+        padding = [0, 0] * len(outer) + [0, missing]
+        parts = [op.nn.pad(part, padding) for part in parts]
+    rank = len(outer) + 2
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    parts = [op.permute_dims(op.reshape(part, [*outer, a, b]), swap) for part in parts]
+    first = factors(a, a, a, parts=len(parts), inverse=inverse)
+    parts = _product(op, parts, first)
+    parts = _turned(op, parts, factors(b, a, a * b, parts=2, inverse=inverse))
+    parts = [op.permute_dims(part, swap) for part in parts]
+    parts = _product(op, parts, factors(b, b, b, parts=2, inverse=inverse), real=real)
+    return [op.reshape(op.permute_dims(part, swap), [*outer, a * b]) for part in parts]
+
+
+def _turned(op: Operators, parts: list[Any], turns: np.ndarray) -> list[Any]:
+    """Complex values times ``turns``."""
+    real, imag = parts
+    kind = dtype(real)
+    cosine, sine = (relax.const(each.astype(kind)) for each in (turns.real, turns.imag))
+    return [
+        op.subtract(op.multiply(real, cosine), op.multiply(imag, sine)),
+        op.add(op.multiply(real, sine), op.multiply(imag, cosine)),
+    ]
+
+
+def _product(
+    op: Operators, parts: list[Any], matrix: np.ndarray, *, real: bool = False
+) -> list[Any]:
+    """(..., n) times a complex (n, k) matrix, of which the real part is returned, or both, in one real
+    product."""
+    blocks = [[matrix.real, matrix.imag], [-matrix.imag, matrix.real]]
+    columns = 1 if real else 2
+    weights = np.block([row[:columns] for row in blocks[: len(parts)]])
+    axis = len(shape(parts[0])) - 1
+    rows = op.concat(parts, axis=axis) if len(parts) > 1 else parts[0]
+    kind = dtype(rows)
+    product = op.matmul(rows, relax.const(np.ascontiguousarray(weights, kind), kind))
+    if real:
+        return [product]
+    half = matrix.shape[1]
+    return [op.strided_slice(product, [axis], [i * half], [(i + 1) * half]) for i in range(2)]
+
+
+CONVERTERS = {
+    "_fft_c2c.default": _of_complex,
+    "_fft_c2r.default": _to_real,
+    "_fft_r2c.default": _of_real,
+}
