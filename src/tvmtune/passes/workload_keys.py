@@ -7,10 +7,9 @@ determines the schedule, so a record survives another fusion around it.
 
 from __future__ import annotations
 
-import functools
-from importlib import metadata
 from typing import TYPE_CHECKING
 
+from tvmtune.machine.package_versions import version_of
 from tvmtune.types import digest
 
 if TYPE_CHECKING:
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 
 SPACE_VERSION = 1
 """Incremented whenever the core's spaces or passes change the meaning of a trace."""
-
-
-@functools.cache  # a network has hundreds of workloads, and reading it takes 0.7 ms
-def _tvm_version() -> str:
-    return metadata.version("apache-tvm")
 
 
 def structure(mod: tvm.IRModule) -> str:
@@ -35,7 +29,7 @@ def structure(mod: tvm.IRModule) -> str:
 def workload_key(mod: tvm.IRModule) -> str:
     """The exact key of a workload."""
     # The empty string once stood for a space: keys in logs must stay valid.
-    return digest([structure(mod), _tvm_version(), SPACE_VERSION, ""])
+    return digest([structure(mod), version_of("apache-tvm"), SPACE_VERSION, ""])
 
 
 def anchor_key(mod: tvm.IRModule) -> str:
@@ -65,7 +59,7 @@ def anchor_key(mod: tvm.IRModule) -> str:
             buffers(block.writes),
             # what the block computes, strides and dilation included; variables count by position
             tvm_ffi.structural_hash(block, map_free_vars=True),
-            _tvm_version(),
+            version_of("apache-tvm"),
             SPACE_VERSION,
         ]
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
-from tvmtune.machine import board_identity
+from tvmtune.machine import board_identity, package_versions
 from tvmtune.records import schema
 from tvmtune.records.log import Log, LogWriter, is_empty, read_log
 from tvmtune.types import JSON, Device, Prepared, Task, TensorSpec, Trial
@@ -36,7 +35,7 @@ def begin(
 def check_tvm(log: Log, why: str) -> None:
     """Raise :class:`TvmtuneError` if the log was measured with another version of TVM; ``why`` says why
     that matters and what to do."""
-    mine = version("apache-tvm")
+    mine = str(package_versions.version_of("apache-tvm"))
     others = {str(h.get("versions", {}).get("apache-tvm", "unknown")) for h in log.headers} - {mine}
     if others:
         raise TvmtuneError(
