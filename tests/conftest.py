@@ -35,7 +35,7 @@ block_torch_import.install()  # as in tvmtune's own processes
 gc.disable()  # until all tests are collected
 
 
-LARGE_SWEEP = 12
+LARGE_SWEEP = 6
 """Cases of a sweep above which half of them are left to the soak."""
 
 

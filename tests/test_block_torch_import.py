@@ -22,10 +22,12 @@ def run(code: str, *arguments: str) -> str:
 OURS = "import sys; from tvmtune import block_torch_import; block_torch_import.install(); "
 
 
+@pytest.mark.slow
 def test_tvm_is_imported_without_pytorch():
     assert run(OURS + "import tvm; print('torch' in sys.modules)") == "False\n"
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_does_not_traverse_what_the_import_of_tvm_creates():
     told = "import gc, tvm; print(gc.get_freeze_count() > 100_000, gc.isenabled())"
     assert run(OURS + told) == "True True\n"

@@ -385,6 +385,7 @@ def example(tmp_path_factory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_the_third_party_example_works_once_installed(example):
     code = """
 import json
@@ -406,6 +407,7 @@ print(json.dumps([backend.distribution, backend.hooks, device.backend, device.ta
     assert cpu == "cpu"
 
 
+@pytest.mark.slow
 def test_the_third_party_example_is_listed(example):
     code = "from tvmtune.cli.plugins import command; command(['--json'])"
     done = run_python(code, example)
@@ -418,6 +420,7 @@ def test_the_third_party_example_is_listed(example):
     assert "all 10" in table
 
 
+@pytest.mark.slow
 def test_the_third_party_example_rejects_unknown_attributes(example):
     code = """
 from tvmtune import errors, host

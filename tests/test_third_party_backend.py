@@ -33,6 +33,7 @@ def im2col(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "case",
     [

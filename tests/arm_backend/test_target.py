@@ -346,6 +346,7 @@ def test_the_command_compiles_a_network_of_the_zoo(tmp_path):
     assert "with the default schedule; 2 threads" in done.stdout
 
 
+@pytest.mark.slow
 @on_other_machines
 def test_the_command_reports_errors_in_one_line(tmp_path):
     done = tvmtune("compile", "--target", "arm", "--network", "mobilenet", cwd=tmp_path)

@@ -82,6 +82,7 @@ def test_statistics():
     assert RuntimeResult("tvmtune", "1", 2, 1, 1, seconds=[0.004]).std_ms == 0
 
 
+@pytest.mark.slow
 def test_the_report_has_the_documented_fields(opened):
     result = bench(opened, repeat=4, peers=[Fake()])
     report = json.loads(json.dumps(result.to_json(), allow_nan=False))
@@ -105,6 +106,7 @@ def test_the_report_has_the_documented_fields(opened):
     assert report["host"]["cpu"]
 
 
+@pytest.mark.slow
 def test_runtimes_take_turns_and_each_round_starts_with_another(opened, monkeypatch):
     one, two = Fake(), Fake()
     one.name, two.name = "one", "two"
@@ -117,6 +119,7 @@ def test_runtimes_take_turns_and_each_round_starts_with_another(opened, monkeypa
     assert turns == ["own", "one", "two", "one", "two", "own", "two", "own", "one"]
 
 
+@pytest.mark.slow
 def test_calls_are_added_to_reach_min_repeat_ms(opened):
     result = bench(opened, repeat=2, number=2, min_repeat_ms=5, peers=[Fake()])
     assert result.runs[1].number == 5
@@ -190,6 +193,7 @@ def test_a_given_network_is_not_loaded_again(moved, tmp_path, tiny_library):
     assert len(bench(Library.open(moved), repeat=1, peers=[Fake()], network=network).runs) == 2
 
 
+@pytest.mark.slow
 def test_wrong_outputs_show_as_a_difference(wrong):
     result = bench(Library.open(wrong), repeat=1, peers=[Fake()])
     # The metadata name the correct network, which the peer reads.

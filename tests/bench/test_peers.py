@@ -135,6 +135,7 @@ def test_outputs_equal_those_of_the_network(name, model):
     assert one.version
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_are_computed(name):
     one = usable(name)
@@ -222,6 +223,7 @@ def test_litert_reads_nothing_else():
         usable("litert").load(tiny(), 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NAMES)
 def test_no_files_remain(name, places, monkeypatch):
     one = usable(name)

@@ -294,6 +294,7 @@ def test_a_large_output_is_sampled_evenly():
     assert not verdict(large, lambda x: [large(x)[0] * 1.01]).passed
 
 
+@pytest.mark.slow
 def test_a_nan_between_the_samples_is_detected():
     def large(x):
         return [np.tile(x, (100, 100))]

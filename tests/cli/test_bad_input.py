@@ -131,6 +131,7 @@ def test_an_invalid_option_of_tune_is_named(invoke, args, message):
     assert message in text
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "args",
     [

@@ -55,6 +55,7 @@ def error(kind: type[TvmtuneError], *args: object) -> str:
     return str(result.exception)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_the_library(library):
     result = run(library, "--check")
     assert result.exit_code == 0, result.exception
@@ -67,6 +68,7 @@ def test_the_table_has_a_row_for_the_library(library):
     assert "the output is right" in result.output
 
 
+@pytest.mark.slow
 def test_wrong_outputs_exit_with_1(wrong, tmp_path):
     report = tmp_path / "report.json"
     text = error(TvmtuneError, wrong, "--check", "--json", report)
@@ -76,6 +78,7 @@ def test_wrong_outputs_exit_with_1(wrong, tmp_path):
     assert check["error"] > 1e-3
 
 
+@pytest.mark.slow
 def test_wrong_outputs_exit_with_1_for_a_shell(wrong, tmp_path):
     done = tvmtune("bench", wrong, "--check", cwd=tmp_path, env={"TVMTUNE_BENCH_REPEAT": "2"})
     assert done.returncode == 1
@@ -83,6 +86,7 @@ def test_wrong_outputs_exit_with_1_for_a_shell(wrong, tmp_path):
     assert "median ms" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_a_library_is_rejected(tmp_path):
     (tmp_path / "lib.so").write_bytes(b"\x7fELF")
     for command in ("bench", "run", "inspect"):
@@ -94,6 +98,7 @@ def test_a_file_that_is_not_a_library_is_rejected(tmp_path):
         assert "there is no library none.so" in complaint(done.stderr)
 
 
+@pytest.mark.slow
 def test_json_to_a_file(library, tmp_path):
     pytest.importorskip("onnxruntime")
     report = tmp_path / "report.json"
@@ -122,6 +127,7 @@ def test_without_any_of_the_runtimes_it_fails_after_its_table(library, tmp_path,
     assert contents["notes"][0] == "onnxruntime is not installed: pip install no_such_runtime"
 
 
+@pytest.mark.slow
 def test_standard_output_is_only_the_json(library, tmp_path):
     done = tvmtune("bench", library, "--repeat", 2, "--json", "-", "--check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

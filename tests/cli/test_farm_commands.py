@@ -56,6 +56,7 @@ def test_a_foreign_host_is_a_one_line_error(words: list[str], tmp_path: Path) ->
     assert "cannot listen at 'no-such-host.invalid'" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_an_unknown_backend_is_reported(tmp_path: Path) -> None:
     words = ("serve", "--key", "b", "--port", served.free_port(), "--target", "abacus")
     done = tvmtune(*words, cwd=tmp_path, timeout=served.LIMIT)

@@ -27,6 +27,7 @@ def run(*args: object):
     return CliRunner().invoke(inspect.command, [*map(str, args)])
 
 
+@pytest.mark.slow
 def test_the_lines_describe_the_library(library):
     result = run(library)
     assert result.exit_code == 0, result.exception
@@ -42,10 +43,12 @@ def test_the_lines_describe_the_library(library):
     assert "conv2d" in result.output
 
 
+@pytest.mark.slow
 def test_json_is_the_metadata(library):
     assert json.loads(run(library, "--json").output) == metadata.read(library)
 
 
+@pytest.mark.slow
 def test_it_loads_neither_the_library_nor_tvm(library, tmp_path):
     """It also works for libraries of other architectures."""
     path = tmp_path / "board.so"

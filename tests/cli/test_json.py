@@ -94,6 +94,7 @@ def test_tasks(document):
     check_fields(document("tasks", "tiny.onnx", "--json"), documented("tasks"), "tasks")
 
 
+@pytest.mark.slow
 def test_a_library_is_compiled_run_and_timed(document, folder):
     compiled = document("compile", "tiny.onnx", "-o", "lib.so", "--json")
     check_fields(compiled, documented("compile"), "compile")
@@ -109,13 +110,13 @@ def test_a_library_is_compiled_run_and_timed(document, folder):
     assert document("inspect", "lib.so", "--json")["threads"] == compiled["threads"]
 
 
-def test_bench_writes_a_file_beside_its_table(folder, monkeypatch, capfd):
-    monkeypatch.chdir(folder)
-    assert (folder / "lib.so").exists()
+@pytest.mark.slow
+def test_bench_writes_a_file_beside_its_table(tiny_library, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["bench", "lib.so", "--repeat", "2", "--json", "report.json"])
+        main(["bench", str(tiny_library), "--repeat", "2", "--json", "report.json"])
     assert "median ms" in capfd.readouterr().out
-    check_fields(json.loads((folder / "report.json").read_text()), documented("bench"), "bench")
+    check_fields(json.loads(Path("report.json").read_text()), documented("bench"), "bench")
 
 
 def test_bench_without_a_library_is_wrong_usage(folder, monkeypatch, capfd):
@@ -161,6 +162,7 @@ def test_a_network_is_tuned_and_its_log_distilled(folder, document):
     check_fields(report, documented("report"), "report")
 
 
+@pytest.mark.slow
 def test_doctor(document, monkeypatch):
     monkeypatch.setattr("tvmtune.cli.doctor._run_child", lambda linker: {"difference": 0.0})
     check_fields(document("doctor", "--json"), documented("doctor"), "doctor")

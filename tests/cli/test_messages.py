@@ -48,6 +48,7 @@ def test_the_level_is_set_before_and_after_the_command(run, monkeypatch, words, 
     assert seen == [level, level]
 
 
+@pytest.mark.slow
 def test_quiet_leaves_results_and_errors(run):
     code, out, err = run("compile", "tiny.onnx", "-o", "lib.so", "-q")
     assert (code, err) == (0, "")

@@ -90,6 +90,7 @@ def test_watch_follows_the_log_and_ends_with_a_final_page(log, tmp_path):
     assert 'data-reload="' not in page.read_text()
 
 
+@pytest.mark.slow
 def test_matrix(tmp_path):
     bench(tmp_path / "a.json", tvmtune=10.0)
     bench(tmp_path / "b.json", "vgg-16", tvmtune=66.25)
@@ -166,6 +167,7 @@ def test_without_the_extra_one_message_says_how_to_get_it(log, tmp_path):
     assert not (tmp_path / "log.html").exists()
 
 
+@pytest.mark.slow
 def test_the_report_reads_a_log_while_it_is_written_to(log):
     with LogWriter(log):
         assert CliRunner().invoke(group, ["report", str(log), "--no-code"]).exit_code == 0

@@ -45,6 +45,7 @@ def test_outputs_are_written_under_their_names(library, network, tmp_path):
     assert result.output.splitlines()[0].startswith("hidden: 1x8x16 float32: mean ")
 
 
+@pytest.mark.slow
 def test_a_seed_determines_the_inputs(library, network, tmp_path):
     np.savez(tmp_path / "x.npz", **random_inputs(network.inputs, 3))
     from_file = run(library, "--input", tmp_path / "x.npz").output
@@ -52,6 +53,7 @@ def test_a_seed_determines_the_inputs(library, network, tmp_path):
     assert run(library, "--seed", 4).output != from_file
 
 
+@pytest.mark.slow
 def test_invalid_inputs_and_outputs_are_rejected(library, tmp_path):
     def error(*args: object) -> BaseException:
         return run(library, *args).exception

@@ -62,6 +62,7 @@ def test_a_space_measured_by_grid_is_simulated_from_its_log(tmp_path):
         assert all(run["best_ms"] <= space["best_ms"] / 0.99 for run in runs)
 
 
+@pytest.mark.slow
 def test_the_table_compares_the_tuners(invoke, log):
     code, out, err = invoke(log, "--tuner", "ga", "--tuner", "random", "--seeds", 3)
     assert code == 0

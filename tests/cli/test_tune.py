@@ -212,6 +212,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(folder):
     assert [p.name for p in folder.iterdir()] == ["tiny.onnx"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("only", "count"),
     [
@@ -255,6 +256,7 @@ def invoke(folder, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     return run
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("args", "limits"),
     [

@@ -45,6 +45,7 @@ def seen() -> set[tuple[str, str, str]]:
     return set()
 
 
+@pytest.mark.slow
 def test_a_kernel_is_built_without_a_gpu(plan, tmp_path):
     spec = plan.backend.make_builder(plan.device)
     implementation = plan.tasks[0].implementations[0]
@@ -56,6 +57,7 @@ def test_a_kernel_is_built_without_a_gpu(plan, tmp_path):
     assert b"main_kernel" in code
 
 
+@pytest.mark.slow
 def test_the_gpu_baseline_kernel_compiles(plan, tmp_path):
     options = {**plan.backend.make_builder(plan.device).options, "directory": str(tmp_path)}
     with build.sources():
@@ -164,6 +166,7 @@ def test_records_apply_with_and_without_cuda_graphs(nvcc):
     assert plain.identity() == captured.identity()
 
 
+@pytest.mark.slow
 def test_the_metadata_has_the_target_and_the_output_shapes(plan, tmp_path):
     compiled = api.compile(plan, tmp_path / "lib.so")
     assert len(device_code(compiled.path)) == 1

@@ -31,6 +31,7 @@ def row(**environment: str) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_it_lists_the_compiler_and_the_gpu(nvcc, driver):
     result = row(**driver(arch=90))
     assert result["status"] == "pass"
@@ -45,6 +46,7 @@ def test_without_a_gpu_it_is_a_note_with_the_reason(nvcc, driver):
     assert "compiles; nothing to measure on: the driver finds no NVIDIA GPU" in result["detail"]
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_not_nvcc_is_a_note(tmp_path: Path):
     tool = tmp_path / "nvcc"
     tool.write_text("#!/bin/sh\n")

@@ -60,6 +60,7 @@ extern "C" void run(float* sums, const void* data, const void* weights) {{
     return ctypes.CDLL(str(library)).run, (parts, pixels, gather.channels)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "dilation", "channels", "parts", "sizes", "dtype"),

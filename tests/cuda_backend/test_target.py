@@ -101,6 +101,7 @@ def test_driver_problems_are_reported(driver, settings, message):
         gpus.check(described(**driver(**settings)))
 
 
+@pytest.mark.slow
 def test_without_a_driver_the_message_lists_the_remedies(tmp_path):
     done = tvmtune("tune", *RESNET, cwd=tmp_path)
     assert done.returncode == 1
@@ -110,6 +111,7 @@ def test_without_a_driver_the_message_lists_the_remedies(tmp_path):
     assert "--target-attr arch=sm_90" in message
 
 
+@pytest.mark.slow
 def test_tuning_for_an_absent_gpu_fails_immediately(tmp_path):
     done = tvmtune("tune", *RESNET, "--target-attr", "arch=sm_90", cwd=tmp_path)
     assert done.returncode == 1
@@ -117,6 +119,7 @@ def test_tuning_for_an_absent_gpu_fails_immediately(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_gpu_of_another_architecture_counts_as_absent(driver, tmp_path):
     env = driver(arch=80)
     done = tvmtune("tune", *RESNET, "--target-attr", "arch=sm_90", cwd=tmp_path, env=env)

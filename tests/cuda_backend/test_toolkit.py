@@ -32,6 +32,7 @@ def compiler(request: pytest.FixtureRequest) -> Compiler:
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
 def test_a_kernel_is_compiled_to_machine_code(compiler, arch):
     binary = compiler.compile(KERNEL, arch)

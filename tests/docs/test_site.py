@@ -43,6 +43,7 @@ def test_every_page_is_built(site):
     assert pages | {"index", "changelog", "contributing", "benchmarks"} <= built
 
 
+@pytest.mark.slow
 def test_pages_can_be_read_offline(site):
     found = {
         path.name: match[0]
@@ -52,6 +53,7 @@ def test_pages_can_be_read_offline(site):
     assert found == {}
 
 
+@pytest.mark.slow
 def test_the_reference_of_commands_has_every_command_and_option(site):
     from docs.pages import all_options
     from tvmtune.cli import COMMANDS
@@ -62,6 +64,7 @@ def test_the_reference_of_commands_has_every_command_and_option(site):
     assert [o for o in sorted(all_options()) if f"<code>{o}</code>" not in text] == []
 
 
+@pytest.mark.slow
 def test_the_reference_of_python_has_every_public_name(site):
     import tvmtune
 

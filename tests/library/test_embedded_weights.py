@@ -28,6 +28,7 @@ def lowered(plan):
     return plan.backend.lower(plan.prepared, {}, plan.device)
 
 
+@pytest.mark.slow
 def test_only_large_constants_are_taken_out_and_each_once(plan):
     import tvm_ffi
 

@@ -68,16 +68,19 @@ def test_a_missing_linker_is_reported(lowered, device, unharmed, monkeypatch):
     assert "linker" in refusal(lowered, device, unharmed)
 
 
+@pytest.mark.slow
 def test_a_failing_linker_is_quoted(lowered, device, unharmed, monkeypatch):
     monkeypatch.setenv("TVMTUNE_LINKER", "sh -c 'echo first >&2; echo no way >&2; exit 3'")
     assert refusal(lowered, device, unharmed) == f"cannot write {unharmed}: no way"
 
 
+@pytest.mark.slow
 def test_a_killed_linker_is_reported(lowered, device, unharmed, monkeypatch):
     monkeypatch.setenv("TVMTUNE_LINKER", "sh -c 'kill -9 $$'")
     assert "exit status -9" in refusal(lowered, device, unharmed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ld") is None, reason="needs ld")
 def test_a_disk_full_for_the_linker_is_reported(lowered, device, unharmed, monkeypatch):
     # SIGXFSZ is ignored, so that the linker gets an error instead of the signal.
@@ -85,6 +88,7 @@ def test_a_disk_full_for_the_linker_is_reported(lowered, device, unharmed, monke
     assert f"cannot write {unharmed}" in refusal(lowered, device, unharmed)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported(lowered, device, tmp_path):
     """LLVM would end the process on a full disk, so it writes to memory."""
     disk = tmp_path / "disk"
@@ -121,6 +125,7 @@ def test_bugs_do_not_look_like_unwritable_files(lowered, device, unharmed, monke
         export_lib(lowered, device, unharmed)
 
 
+@pytest.mark.slow
 def test_an_error_of_tvm_names_the_file(lowered, device, unharmed, monkeypatch):
     def broken(*_):
         raise tvm.error.InternalError("no object file")
@@ -135,6 +140,7 @@ def test_an_operator_without_a_kernel_is_named(tiny_library, device):
         build(network.to_relax(), device)
 
 
+@pytest.mark.slow
 def test_the_instructions_are_those_of_tvms_default_pipeline(lowered, device):
     import tvm
 
@@ -142,6 +148,7 @@ def test_the_instructions_are_those_of_tvms_default_pipeline(lowered, device):
     assert build(lowered, device).as_text() == usual.as_text()
 
 
+@pytest.mark.slow
 def test_the_library_does_not_depend_on_the_number_of_cores(lowered, device, tmp_path, monkeypatch):
     made = []
     for cores in (1, 3):
@@ -150,6 +157,7 @@ def test_the_library_does_not_depend_on_the_number_of_cores(lowered, device, tmp
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_several_kernels_may_share_an_object_file(lowered, device, tmp_path, monkeypatch):
     usual = export_lib(lowered, device, tmp_path / "usual.so")
     monkeypatch.setattr("tvmtune.library.export.PARTS", 2)
@@ -161,6 +169,7 @@ def test_several_kernels_may_share_an_object_file(lowered, device, tmp_path, mon
         assert all(library.implements_function(name, query_imports=True) for name in kernels)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_calls_another_is_compiled_with_it(device, tmp_path):
     @I.ir_module
     class Calls:

@@ -127,6 +127,7 @@ needs_huge_pages = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_huge_pages
 def test_the_first_run_of_each_load_moves_the_weights(library):
     weights = LAYERS * 4 * WIDTH**2
@@ -136,6 +137,7 @@ def test_the_first_run_of_each_load_moves_the_weights(library):
         assert total == pytest.approx(expected(library), rel=1e-3)
 
 
+@pytest.mark.slow
 @needs_huge_pages
 def test_weights_of_a_linked_static_library_move_too(library, tmp_path):
     network = networks.load(str(library.with_name("model.onnx")))
@@ -159,6 +161,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.sweep
 @needs_huge_pages
 @pytest.mark.parametrize(
     ("before", "variables"),

@@ -268,6 +268,7 @@ def test_hostile_elf_headers_give_one_message(tmp_path, fields):
         assert elf.find_symbol(path, "main") is None
 
 
+@pytest.mark.slow
 def test_a_damaged_symbol_table_is_an_absent_symbol(copy):
     """Each byte of the tables, one after the other, is set to 0xFF; nothing else is raised."""
     name = vm_program.SYMBOL.decode()

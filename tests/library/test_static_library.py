@@ -49,6 +49,7 @@ def run(folder, monkeypatch, command_line):
     return command_line
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("suffix", STATIC)
 def test_inspect_reads_all_forms(run, suffix):
     code, out, err = run("inspect", f"lib{suffix}", "--json")
@@ -82,6 +83,7 @@ def test_ar_reads_the_archive(folder):
     assert "__tvm_ffi__library_bin in devc.o" in done.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("suffix", STATIC)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.97])
 def test_a_damaged_library_is_refused(folder, tmp_path, suffix, share):
@@ -113,6 +115,7 @@ def test_other_devices_have_none(run, folder):
     assert not (folder / "vta.o").exists()
 
 
+@pytest.mark.slow
 def test_for_another_machine(folder, tmp_path):
     (tmp_path / "tiny.onnx").write_bytes((folder / "tiny.onnx").read_bytes())
     write_all(tmp_path, host.backend("arm").make_target({"board": "rk3588"}, None))

@@ -263,6 +263,7 @@ for pause in (0, 0.05):
     )
 
 
+@pytest.mark.slow
 def test_a_process_ends_while_another_thread_computes(pool):
     """At exit the threads end, whatever is being offered to them."""
     for _ in range(12):

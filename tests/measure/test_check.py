@@ -148,6 +148,7 @@ def checked(body: str, folder: Path) -> float:
     return local.check(paths[1], paths[0], kernel_arguments(mod), {})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "body",
     [

@@ -55,6 +55,7 @@ def test_everything_between_is_bfloat16(make):
     assert all("R.astype" in line or line.startswith("gv") for line in wide)  # what goes out
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", [tiny_cnn, tiny_encoder])
 def test_outputs_are_close_to_float32_but_rounded(make):
     found = Bfloat16Network(OnnxNetwork(make(), name="tiny"))

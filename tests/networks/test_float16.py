@@ -39,6 +39,7 @@ def test_the_reference_differs_from_float32_only_by_rounding():
     assert 0 < relative_error(got, want) < 5e-3
 
 
+@pytest.mark.slow
 def test_float16_has_its_own_hashes_and_can_be_reloaded():
     full, half = (networks.load("mobilenet", shapes=SMALL, dtype=t) for t in ("float32", "float16"))
     assert full.structure_hash != half.structure_hash

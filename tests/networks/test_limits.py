@@ -122,6 +122,7 @@ def rewritten(path: Path, change: Callable[[str, bytes], bytes]) -> Path:
     return archive(path, *members)
 
 
+@pytest.mark.slow
 def test_a_program_that_unpacks_to_too_much_is_refused(tmp_path, small_limit):
     def padded(name: str, content: bytes) -> bytes:
         return content + b" " * 100 * MEGABYTE if name.endswith("model.json") else content

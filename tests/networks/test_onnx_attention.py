@@ -162,6 +162,7 @@ def test_attention_of_onnxruntime(case: str, constant: bool):
     )
 
 
+@pytest.mark.slow
 def test_attention_of_onnxruntime_continues_a_past():
     past = floats(2, BATCH, HEADS, PAST, SIZE, seed=7)
     mask = seen(BATCH, PAST + LENGTH).astype("int32")
@@ -236,6 +237,7 @@ def grouped(new: int, total: int, *, packed: bool = False, past: bool = False) -
     return inputs | {"last": ints(*[total - 1] * BATCH), "total": ints(total)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", quick_first([True, False]), ids=["packed", "three inputs"])
 @pytest.mark.parametrize("case", quick_first(["rotary", *sorted({*GROUPED} - {"rotary"})]))
 def test_group_query_attention_of_a_prompt(case: str, packed: bool):
@@ -250,6 +252,7 @@ def test_group_query_attention_of_a_prompt(case: str, packed: bool):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", quick_first(["rotary", "plain", "window", "interleaved", "smooth"])
 )
@@ -266,6 +269,7 @@ def test_group_query_attention_continues_a_past(case: str):
     )
 
 
+@pytest.mark.slow
 def test_group_query_attention_of_prompts_of_different_lengths():
     defined = ([0, 0, 0, 1, 1], [0, 1, 2, 0, LENGTH - 1])
     assert_matches_onnxruntime(
@@ -278,6 +282,7 @@ def test_group_query_attention_of_prompts_of_different_lengths():
     )
 
 
+@pytest.mark.slow
 def test_group_query_attention_continues_sequences_of_different_lengths():
     assert_matches_onnxruntime(
         "ms.GroupQueryAttention",
@@ -290,6 +295,7 @@ def test_group_query_attention_continues_sequences_of_different_lengths():
     )
 
 
+@pytest.mark.slow
 def test_a_cache_with_room_for_later_tokens():
     inputs = grouped(1, PAST, past=True)
     inputs |= cache(GROUPS, room=PAST + 4)
@@ -319,6 +325,7 @@ def test_rotary_embedding(domain: str, rank: int, interleaved: int):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interleaved", quick_first([1, 0]))
 def test_rotary_embedding_of_a_part_of_each_head(interleaved: int):
     tables = {k: v[:, : SIZE // 4] for k, v in TABLE.items()}

@@ -393,6 +393,7 @@ def test_a_sequence_in_a_loop_that_stays_is_refused():
         OnnxNetwork(parser.parse_model(HEADER + text), name="bags").to_relax()
 
 
+@pytest.mark.slow
 def test_bags_of_embeddings_of_pytorch_are_imported(tmp_path: Path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")

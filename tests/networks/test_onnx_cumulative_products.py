@@ -45,6 +45,7 @@ def test_dtypes(dtype: str, tolerance: float):
     assert_matches_evaluator("CumProd", inputs, constant=["axis"], **options)
 
 
+@pytest.mark.slow
 def test_in_a_library(tmp_path: Path):
     text = f"""<ir_version: 10, opset_import: ["" : {OPSET}]>
     net (float[2,6] x) => (float[2,6] y)

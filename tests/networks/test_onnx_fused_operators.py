@@ -237,6 +237,7 @@ def optimized(model: onnx.ModelProto, level: str, path: Path) -> onnx.ModelProto
     return onnx.load(path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("make", "fused"), [(tiny_cnn, "FusedConv"), (tiny_encoder, "FusedMatMul")]
 )

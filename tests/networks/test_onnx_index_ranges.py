@@ -121,6 +121,7 @@ def decoder(*, masked: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
+@pytest.mark.slow
 def test_sequences_are_whole_where_results_beyond_them_are_undefined(tmp_path: Path):
     pytest.importorskip("onnxruntime")
     path = tmp_path / "decoder.onnx"

@@ -57,6 +57,7 @@ def lstm(
     return g.content(g.add(LSTM, inputs, (*shape, states), **options))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("states", [HIDDEN, 4])
 def test_an_lstm_computes_what_litert_computes(time_major, states):
@@ -112,6 +113,7 @@ def quantized_lstm() -> bytes:
     return g.content(g.scaled(made, 1 / 128))
 
 
+@pytest.mark.slow
 def test_a_quantized_lstm_is_computed_in_floats():
     made = network(quantized_lstm())
     for seed in range(3):

@@ -36,11 +36,13 @@ def operands(*heads: int, queries: int = QUERIES, keys: int = KEYS, keys_heads: 
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("heads", [(2, HEADS), (HEADS,), (1, 2, HEADS)], ids=str)
 def test_operands_of_any_rank(heads: tuple[int, ...]):
     assert_tvm_agrees(function_network(attention(), *operands(*heads)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "options",
     [{"is_causal": True}, {"scale": 0.5}, {"scale": 2, "is_causal": True}],
@@ -50,11 +52,13 @@ def test_options(options: dict[str, Any]):
     assert_tvm_agrees(function_network(attention(**options), *operands(2, HEADS)))
 
 
+@pytest.mark.slow
 def test_heads_that_share_keys():
     shared = operands(2, HEADS, keys_heads=2)
     assert_tvm_agrees(function_network(attention(enable_gqa=True), *shared))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "shape", [(2, 1, QUERIES, KEYS), (QUERIES, KEYS), (2, 1, 1, KEYS)], ids=str
 )
@@ -72,6 +76,7 @@ def test_queries_without_a_key_get_zeros():
     assert_equal([got], made.reference(inputs))
 
 
+@pytest.mark.slow
 def test_an_encoder_layer():
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.1)
     assert_tvm_agrees(function_network(layer.eval(), torch.zeros(2, 10, 16)))
@@ -94,6 +99,7 @@ def test_it_becomes_one_kernel_with_AVX2(function: Any):
     assert sum(task.name.startswith("attention") for task in tasks) == 1
 
 
+@pytest.mark.slow
 def test_products_keep_their_axes():
     made = function_network(lambda x, y: x @ y, torch.zeros(2, 3, 4, 5), torch.zeros(3, 5, 6))
     graph = pipeline.prepare(made, this_machine(), "NHWC").graph

@@ -70,6 +70,7 @@ def test_functions_are_those_of_pytorch(function: Callable[..., Any]):
     assert_tvm_agrees(function_network(on_complex(function), *examples))
 
 
+@pytest.mark.slow
 def test_sizes_neither_overflow_nor_vanish():
     def sizes(x: Any) -> Any:
         z = torch.view_as_complex(x)
@@ -97,6 +98,7 @@ class Fourier(torch.nn.Module):
         return torch.fft.irfft2(result, s=x.shape[-2:])
 
 
+@pytest.mark.slow
 def test_a_fourier_neural_operator_with_complex_weights():
     assert_tvm_agrees(function_network(Fourier(4, 3), torch.zeros(2, 4, 10, 12)))
 
@@ -117,6 +119,7 @@ class Rotary(torch.nn.Module):
         return torch.view_as_real(pairs * self.turns[None, :, None]).flatten(3)
 
 
+@pytest.mark.slow
 def test_rotary_positions_by_complex_numbers():
     assert_tvm_agrees(function_network(Rotary(6, 8), torch.zeros(1, 6, 2, 8)))
 

@@ -12,6 +12,7 @@ from networks.torch_models import assert_correct, function_network  # noqa: E402
 from tvmtune.errors import TvmtuneError  # noqa: E402
 
 
+@pytest.mark.slow
 def test_operators_that_core_aten_keeps_are_replaced_by_their_definitions():
     def definitions(x: Any, image: Any) -> Any:
         product = torch.addmv(x[:, 0], x, x[0])
@@ -21,6 +22,7 @@ def test_operators_that_core_aten_keeps_are_replaced_by_their_definitions():
     assert_correct(definitions, torch.randn(4, 5), torch.randn(1, 3, 8, 6))
 
 
+@pytest.mark.slow
 def test_an_operator_without_such_a_definition_is_named():
     def mixed(x: Any, y: Any) -> Any:
         return torch.addmv(x[:, 0], x, x[0]), torch.copysign(x, y)
@@ -30,6 +32,7 @@ def test_an_operator_without_such_a_definition_is_named():
         network.to_relax()
 
 
+@pytest.mark.slow
 def test_windows_overlap():
     def windows(x: Any) -> Any:
         patches = x.unfold(0, 2, 1).unfold(1, 3, 3)

@@ -81,10 +81,12 @@ class Spectrogram(torch.nn.Module):
         return z.abs() ** 2
 
 
+@pytest.mark.slow
 def test_a_spectrogram_of_audio():
     assert_tvm_agrees(function_network(Spectrogram(64), torch.zeros(2, 400)))
 
 
+@pytest.mark.slow
 def test_audio_from_a_spectrogram():
     def vocode(size: Any, phase: Any) -> Any:
         return torch.istft(torch.polar(size, phase), 64, 16, window=torch.hann_window(64))

@@ -18,6 +18,7 @@ def floats(*shape: int) -> Any:
     return torch.from_numpy(RNG.standard_normal(shape).astype("float32"))
 
 
+@pytest.mark.slow
 def test_pairs_of_features_as_dlrm_takes_them():
     rows, columns = torch.tril_indices(4, 4, offset=-1)
 
@@ -29,6 +30,7 @@ def test_pairs_of_features_as_dlrm_takes_them():
     assert_correct(interactions, x)
 
 
+@pytest.mark.slow
 def test_indices_beside_other_axes_are_broadcast_and_applied_together():
     def lookups(x: Any, i: Any, j: Any) -> Any:
         return (
@@ -43,6 +45,7 @@ def test_indices_beside_other_axes_are_broadcast_and_applied_together():
     assert_correct(lookups, floats(3, 5, 5, 4), torch.tensor([2, 0, 1]), torch.tensor([1, 3, 0]))
 
 
+@pytest.mark.slow
 def test_axes_of_indices_that_are_apart_come_first():
     def lookups(x: Any, i: Any, j: Any) -> Any:
         return x[i, :, j], x[:, i, :, j], x[i[:, None], :, :, j]
@@ -50,6 +53,7 @@ def test_axes_of_indices_that_are_apart_come_first():
     assert_correct(lookups, floats(3, 4, 5, 6), torch.tensor([2, 0]), torch.tensor([1, 3]))
 
 
+@pytest.mark.slow
 def test_negative_indices_count_from_the_end():
     def lookups(x: Any, i: Any, j: Any) -> Any:
         return x[:, i, j], x[i, j], x[i, :, j], x[:, i]
@@ -58,6 +62,7 @@ def test_negative_indices_count_from_the_end():
     assert_correct(lookups, floats(3, 4, 5), i, j)
 
 
+@pytest.mark.slow
 def test_rows_and_columns_are_read_one_after_the_other():
     """Along an axis each: no index for every element of the result."""
     rows, columns = torch.tensor([0, -1, 2]), torch.tensor([3, 1])

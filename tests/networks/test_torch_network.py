@@ -99,6 +99,7 @@ def test_an_encoder_takes_ids_and_a_mask_and_gives_two_outputs():
     assert_tvm_agrees(encoder)
 
 
+@pytest.mark.slow
 def test_nested_arguments_are_flattened_and_flags_keep_their_exported_values():
     nested = network(Nested(), *nested_arguments(), False)
     assert [spec.name for spec in nested.inputs] == ["pair_0", "pair_1_0", "more_key"]
@@ -147,6 +148,7 @@ def test_tricky_operators_match_pytorch(function: Any, shapes: Any):
     assert_tvm_agrees(network(Function(function), *(torch.zeros(shape) for shape in shapes)))
 
 
+@pytest.mark.slow
 def test_lookups_accept_int64_indices():
     assert_tvm_agrees(network(Function(lookups), torch.zeros(2, 3, 4), torch.zeros(3, dtype=int)))
 
@@ -174,6 +176,7 @@ def test_batch_norms_are_folded_into_convolutions():
     assert "batch_norm" not in text
 
 
+@pytest.mark.slow
 def test_a_convolution_that_others_use_keeps_its_batch_norm():
     conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
     nn.init.uniform_(norm.running_mean, -1, 1)
@@ -193,6 +196,7 @@ def test_a_convolution_that_others_use_keeps_its_batch_norm():
     assert_tvm_agrees(both)
 
 
+@pytest.mark.slow
 def test_importing_does_not_change_the_network():
     cnn = network(TinyCnn(), image())
     inputs = random_inputs(cnn.inputs)
@@ -201,6 +205,7 @@ def test_importing_does_not_change_the_network():
     np.testing.assert_array_equal(cnn.reference(inputs)[0], before[0])
 
 
+@pytest.mark.slow
 def test_an_open_batch_is_bound_as_in_onnx_files(tmp_path: Path):
     path = str(open_batch(tmp_path / "open.pt2"))
     assert networks.load(path).inputs[0].shape == (1, 3, 16, 16)
@@ -225,6 +230,7 @@ def test_a_network_is_reloaded_from_its_source(tmp_path: Path):
     assert again.weights_hash == first.weights_hash
 
 
+@pytest.mark.slow
 def test_open_dimensions_are_named_with_the_remedy():
     length = torch.export.Dim("length", max=16)
     dims = ({1: length}, {1: length})
@@ -335,6 +341,7 @@ def test_an_unsupported_second_result_is_refused():
     assert "only the first is supported" in text
 
 
+@pytest.mark.slow
 def test_control_flow_is_named():
     def branch(x: Any) -> Any:
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))

@@ -152,6 +152,7 @@ def test_dtypes_are_promoted_as_in_pytorch(function: Any, examples: Any):
     assert_tvm_agrees(function_network(function, *examples))
 
 
+@pytest.mark.slow
 def test_halves_are_rounded_down_without_float64():
     """Some GPUs have none."""
     halved = function_network(lambda x: x * 9 // 2, FLOATS)
@@ -169,6 +170,7 @@ def causal(x: Any) -> Any:
     return (x @ x.transpose(1, 2) + bias).softmax(-1) @ (x + position[:, None].float().sin())
 
 
+@pytest.mark.slow
 def test_what_does_not_depend_on_the_inputs_is_computed_at_import():
     decoder = function_network(causal, torch.zeros(1, 5, 4))
     text = decoder.to_relax().script(show_meta=False)
@@ -204,6 +206,7 @@ def test_a_result_of_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch):
         function_network(torch.relu, FLOATS).to_relax()
 
 
+@pytest.mark.slow
 def test_the_largest_elements_in_any_order():
     def largest(x: Any) -> Any:
         (most, places), (least, _) = (

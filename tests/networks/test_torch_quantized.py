@@ -177,6 +177,7 @@ def test_a_network_that_torchao_quantized(quantizer: str, tmp_path: Path):
     assert are_integer_kernels(names) == INTEGERS
 
 
+@pytest.mark.slow
 def test_a_product_of_a_reshaped_operand_is_an_integer_kernel():
     """PyTorch flattens tokens before a product, and makes them three axes again behind it."""
 
@@ -195,6 +196,7 @@ def test_a_product_of_a_reshaped_operand_is_an_integer_kernel():
     assert_tvm_agrees(made)
 
 
+@pytest.mark.slow
 def test_scales_of_activations_may_be_computed_at_run_time():
     """As the flow's dynamic quantization does."""
 
@@ -207,6 +209,7 @@ def test_scales_of_activations_may_be_computed_at_run_time():
     assert_tvm_agrees(network(dynamic, torch.zeros(5, 7)))
 
 
+@pytest.mark.slow
 def test_weights_may_be_quantized_in_the_program():
     """``convert_pt2e(fold_quantize=False)`` leaves them as floats."""
     weights = torch.randn(70, 80)
@@ -251,6 +254,7 @@ def channels(scales: Any, zeros: Any) -> Any:
     return lambda x: x + ops.dequantize_per_channel(steps, scales, zeros, 0, -128, 127, torch.int8)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("function", "cause"),
     [

@@ -76,6 +76,7 @@ def test_layers_directions_and_batches(layer: Any, stack: dict[str, Any], batch:
     assert_tvm_agrees(network(module, torch.zeros(*extents, FEATURES)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_states_that_are_given(kind: str):
     module = Recurrent(kind, num_layers=2, bidirectional=True, batch_first=True)
@@ -83,6 +84,7 @@ def test_states_that_are_given(kind: str):
     assert_tvm_agrees(network(module, torch.zeros(3, STEPS, FEATURES), *states))
 
 
+@pytest.mark.slow
 def test_a_sequence_without_a_batch():
     assert_tvm_agrees(network(Recurrent("GRU"), torch.zeros(STEPS, FEATURES)))
 
@@ -94,6 +96,7 @@ def test_a_step_is_one_product_and_one_kernel():
     assert not any("sigmoid" in name or "tanh" in name for name in names)
 
 
+@pytest.mark.slow
 def test_weights_that_are_computed_are_decomposed():
     module = Recurrent("LSTM")
     torch.nn.utils.parametrizations.weight_norm(module.layers, "weight_hh_l0")
@@ -102,6 +105,7 @@ def test_weights_that_are_computed_are_decomposed():
     assert_tvm_agrees(normalized)
 
 
+@pytest.mark.slow
 def test_layers_without_dropout_compute_the_same_in_training():
     module = Recurrent("LSTM").train()
     program = torch.export.export(module, (torch.zeros(STEPS, 2, FEATURES),))

@@ -33,6 +33,7 @@ def resized(mode: str, *calls: dict[str, Any]) -> Any:
     return lambda x: tuple(interpolate(x, mode=mode, **call) for call in calls)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_the_nearest_pixels_are_those_of_pytorch(mode: str):
     assert_tvm_agrees(function_network(resized(mode, *SIZES), IMAGE), tolerance=0)
@@ -56,6 +57,7 @@ def test_a_given_scale_is_not_that_of_the_rounded_sizes(mode: str, align_corners
     assert_tvm_agrees(function_network(resized(mode, *calls), IMAGE))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("extents", "modes"),
     [
@@ -85,6 +87,7 @@ def test_antialiasing(mode: str):
     assert_tvm_agrees(function_network(resized(mode, *calls), torch.zeros(2, 3, 7, 8)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
@@ -101,6 +104,7 @@ def test_one_operator_where_that_computes_the_same(mode: str, options: dict[str,
     assert "R.take" not in text
 
 
+@pytest.mark.slow
 def test_dtypes():
     def function(x: Any, pixels: Any) -> Any:
         return (
@@ -114,6 +118,7 @@ def test_dtypes():
     assert_tvm_agrees(function_network(function, *examples), tolerance=1e-12)
 
 
+@pytest.mark.slow
 def test_half_precision_is_computed_in_float32():
     def function(x: Any) -> Any:
         modes = "nearest", "bilinear", "bicubic"

@@ -38,6 +38,7 @@ def test_a_grid_names_x_and_y_of_each_sample(mode: str, align_corners: bool):
     assert_tvm_agrees(function_network(sample, *examples))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("extents", [(1, 1), (1, 6)])
 def test_reflection_at_an_axis_of_one_element(extents: tuple[int, int]):
     def sample(image: Any, grid: Any) -> Any:
@@ -49,6 +50,7 @@ def test_reflection_at_an_axis_of_one_element(extents: tuple[int, int]):
     assert_tvm_agrees(function_network(sample, *examples))
 
 
+@pytest.mark.slow
 def test_samples_in_half_precision():
     def sample(image: Any, grid: Any) -> Any:
         return torch.nn.functional.grid_sample(image, grid, align_corners=False) * 2

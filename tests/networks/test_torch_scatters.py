@@ -22,6 +22,7 @@ def floats(*shape: int) -> Any:
     return torch.from_numpy(RNG.standard_normal(shape).astype("float32"))
 
 
+@pytest.mark.slow
 def test_indices_smaller_than_the_tensor():
     def scatters(x: Any, ids: Any, y: Any) -> Any:
         return (
@@ -35,6 +36,7 @@ def test_indices_smaller_than_the_tensor():
     assert_correct(scatters, floats(3, 5), IDS, floats(2, 4))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("includes_self", [True, False])
 def test_reductions_with_and_without_the_tensors_own_values(includes_self):
     def scatters(x: Any, ids: Any, y: Any) -> Any:
@@ -48,6 +50,7 @@ def test_reductions_with_and_without_the_tensors_own_values(includes_self):
     assert_correct(scatters, floats(3, 4), IDS, floats(2, 3))
 
 
+@pytest.mark.slow
 def test_sums_of_rows_over_the_edges_of_a_graph():
     def messages(x: Any, edges: Any) -> Any:
         sources, targets = edges
@@ -59,6 +62,7 @@ def test_sums_of_rows_over_the_edges_of_a_graph():
     assert_correct(messages, floats(7, 5), torch.from_numpy(RNG.integers(0, 7, (2, 20))))
 
 
+@pytest.mark.slow
 def test_assignments_to_some_axes_whether_adjacent_or_not():
     def put(x: Any, ids: Any, y: Any) -> Any:
         results = [x.clone() for _ in range(6)]
@@ -73,6 +77,7 @@ def test_assignments_to_some_axes_whether_adjacent_or_not():
     assert_correct(put, floats(3, 3, 4), IDS, floats(3, 2, 3, 4))
 
 
+@pytest.mark.slow
 def test_assignments_by_a_mask():
     def put(x: Any, row: Any) -> Any:
         results = [x.clone() for _ in range(7)]
@@ -117,6 +122,7 @@ def test_more_updates_of_an_element_than_its_dtype_can_count(dtype: Any):
     assert_correct(largest, torch.tensor([100, 7], dtype=dtype), torch.zeros(256).long(), many)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
 @pytest.mark.parametrize("kind", ["sum", "prod", "amax", "amin"])
 def test_reductions_in_64_bits(kind: str, dtype: Any):
@@ -127,6 +133,7 @@ def test_reductions_in_64_bits(kind: str, dtype: Any):
     assert_correct(reduced, x, IDS, y)
 
 
+@pytest.mark.slow
 def test_sums_in_half_precision_are_added_in_float32():
     def sums(x: Any, ids: Any, y: Any) -> Any:
         mean = x.scatter_reduce(0, ids, y, "mean", include_self=False)
@@ -140,6 +147,7 @@ def test_sums_in_half_precision_are_added_in_float32():
     assert [float(each[0]) for each in found] == [3000, 1, 3000]
 
 
+@pytest.mark.slow
 def test_truth_values():
     def scatters(x: Any, ids: Any, y: Any) -> Any:
         kinds = ["amax", "amin"]
@@ -155,6 +163,7 @@ def test_truth_values():
     assert_correct(scatters, x, torch.tensor([0, 3, 3, 5, 0, 1]), y)
 
 
+@pytest.mark.slow
 def test_no_indices_and_no_axes():
     def scatters(x: Any, ids: Any, y: Any) -> Any:
         one = x[0, 0]

@@ -65,6 +65,7 @@ def test_a_library_in_another_precision_agrees_with_pytorch(
     assert error(np.asarray(found, "float64"), np.asarray(expected, "float64")) < tolerance
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("ceil_mode", [False, True])
 def test_averages_are_divided_by_the_given_divisor(ceil_mode: bool):
     def averages(x: Any) -> Any:

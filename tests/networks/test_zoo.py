@@ -162,6 +162,7 @@ def test_parameter_counts_match_the_published_ones(name: str):
     assert sum(int(np.prod(w.dims)) for w in trainable) == PARAMETERS[name]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", sized([*SMALL, "resnet-18", "inception_v3"], LARGER, tokens=False))
 def test_every_network_takes_one_sample_and_gives_raw_logits(name: str):
     network = load(name)
@@ -266,6 +267,7 @@ def test_no_spelling_means_two_networks():
         assert {canonical(spelling) for spelling in (name, *entry.aliases)} == {name}
 
 
+@pytest.mark.slow
 def test_the_convolutions_of_resnet_18_after_the_first_are_those_of_the_vta_tutorial():
     _, *rest = convolutions(model_of(networks.load("resnet-18")))
     assert set(rest) == VTA_TASKS
@@ -281,6 +283,7 @@ def test_a_batch_is_a_batch_of_independent_images(name: str):
     np.testing.assert_allclose(together, np.concatenate(alone), atol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SMALL)
 def test_the_batch_changes_the_structure_but_not_the_weights(name: str):
     one, two = load(name), networks.load(name, batch=2)

@@ -301,6 +301,7 @@ def ndk(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"{CROSS} is not installed")
 def test_the_ndk_links_android_libraries(ndk, tmp_path, model, monkeypatch):
     attrs = {"board": "android"}

@@ -182,6 +182,7 @@ def test_other_networks_and_machines_keep_the_direct_algorithm():
         assert not any(name.startswith("bfloat16") for name in names)
 
 
+@pytest.mark.slow
 def test_a_library_for_another_cpu_is_compiled_unchecked_and_lists_what_it_needs(
     tmp_path, monkeypatch
 ):

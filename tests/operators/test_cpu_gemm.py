@@ -196,6 +196,7 @@ def test_a_cpu_that_adds_halves_of_vectors_keeps_those():
     assert not cpu_tiles.suits_vectors(Extents(128, 128, 64, 40, 1), ZEN_4)
 
 
+@pytest.mark.slow
 def test_it_equals_the_direct_algorithm_where_it_reads_a_part_of_the_image():
     atrous = one_conv((1, 256, 14, 14), 64, dilation=12, pads=(12,) * 4)
     plan = api.plan(OnnxNetwork(atrous, name="conv"), attrs=ATTRS)

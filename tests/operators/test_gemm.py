@@ -73,6 +73,7 @@ def test_an_image_of_unknown_height_is_left_to_the_direct_convolution(layout):
     assert fitting([F4], unknown) is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("case", [LONG, PIXEL])
 def test_split_k_equals_the_fused_convolution(case, layout):

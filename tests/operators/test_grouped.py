@@ -69,6 +69,7 @@ def test_it_equals_the_convolution_in_its_default_and_in_sampled_schedules(
     assert_every_schedule_is_right(network, name, tmp_path, attrs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:schedule rule")
 def test_what_broadcasts_the_convolution_is_computed_after_it(tmp_path: Path):
     """Its elements do not belong to one tile."""

@@ -56,6 +56,7 @@ def test_it_equals_the_product_in_its_default_and_in_sampled_schedules(left, rig
     _assert_schedules_are_right(one_product(left, right, constant=True, tail="residual"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tail", ["", "gelu"], ids=["nothing follows", "its value is read twice"])
 @pytest.mark.filterwarnings("error:schedule rule")
 def test_it_equals_the_product_with_other_epilogues(tail):
@@ -76,6 +77,7 @@ def test_the_product_of_transformed_weights_is_that_of_the_weights():
         np.testing.assert_allclose(found, columns, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_zen_4_computes_large_products_so_without_a_record(tmp_path: Path):
     network = one_product((1, 101, 768), (768, 768), constant=True, tail="residual")
     plan, task = _task(network, PREFERRED)

@@ -136,6 +136,7 @@ def test_products_of_bfloat16_by_default_schedules(size):
     assert check(sch, arrays, expected).startswith("tvmtune_tiles_bf16_")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", ["3x3", "strided"])
 def test_candidates_of_the_search(case):
     """Whatever is sampled: all are right, and none computes the products without tiles."""

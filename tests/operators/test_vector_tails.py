@@ -39,6 +39,7 @@ def lanes_of(mod: Any) -> list[int]:
     return [int(n) for n in re.findall(r"in T.vectorized\((?:T.int64\()?(\d+)", mod.script())]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("columns", "lanes"),
     [

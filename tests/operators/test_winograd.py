@@ -135,6 +135,7 @@ def test_transforms_with_integers_equal_the_direct_convolution(shape, out, pads)
     assert error(computed, direct(data, weight, pads)) < 1e-4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("compute", [winograd.convolution, winograd_rows.convolution])
 @pytest.mark.parametrize(("channels", "out"), [(24, 40), (12, 36)])
 def test_vectors_may_be_short(channels, out, compute):
@@ -286,6 +287,7 @@ def test_a_network_of_frames_computes_them_by_winograd(pads, tmp_path):
     agrees_with_reference(model, tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "compute", [winograd.convolution, winograd_fused.convolution], ids=["whole", "fused"]
 )
@@ -305,6 +307,7 @@ def test_f2_rounds_no_more_than_the_direct_algorithm_and_f4_less_than_with_integ
     assert f2 < f4 < integers / 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(2, 16, 7, 9), (1, 32, 14, 14)])
 def test_a_fused_kernel_equals_the_direct_one(shape):
     network = prepared(one_conv(shape, 16, tail=("bias", "relu")))
@@ -572,6 +575,7 @@ def test_rows_are_preferred_if_there_are_enough_for_all_cores():
     assert task.untuned_exact.name == "winograd-2x2-rows"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shape", "out", "attrs", "fastest", "exact"),
     [
@@ -626,6 +630,7 @@ def test_a_network_transforms_its_weights_at_run_time(shape, pads, suffix, tmp_p
     agrees_with_reference(model, tmp_path)
 
 
+@pytest.mark.slow
 def test_weights_are_transformed_for_a_few_channels_at_a_time_and_prefetched():
     compute = winograd_fused.convolution
     mod = by_default(program(F4, (1, 7, 7, 64), 512, (1, 1, 1, 1), compute))

@@ -142,6 +142,7 @@ def test_attention_is_one_kernel_that_equals_its_definition(
     assert error(got, want) < 1e-5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("attrs", [AVX2, OWN], ids=["AVX2", "this machine"])
 @pytest.mark.parametrize("factor", [300, 1e9, 1e12])
 def test_large_scores_and_denormal_weights(factor: float, attrs: dict[str, str], tmp_path: Path):

@@ -28,6 +28,7 @@ def chain(length: int) -> tvm.IRModule:
     return builder.get()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("length", "kernels"), [(1, 1), (6, 1), (7, 2), (20, 4)])
 def test_long_chains_of_clamps_are_cut(length: int, kernels: int):
     """TVM's simplifier takes four times as long for each: of 20, it would not return."""

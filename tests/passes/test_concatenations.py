@@ -46,6 +46,7 @@ def results(mod: tvm.IRModule) -> list[Any]:
     return [each.numpy() for each in machine["main"](*map(tvm.runtime.tensor, arrays))]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("chosen", "parts"),
     [

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tvm
 from tvm import relax, te
 from tvm.script import tirx as T
@@ -108,6 +109,7 @@ def test_a_kernel_for_another_device_is_kept():
     assert calls(folding.fold(program(on_gpu))) == 1
 
 
+@pytest.mark.slow
 def test_results_are_not_kept():
     """TVM keeps the mutator that makes them."""
 

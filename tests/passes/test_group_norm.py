@@ -97,6 +97,7 @@ def operators(mod: tvm.IRModule) -> list[str]:
     return [operator_of(binding.value) for binding in bindings(mod)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mean", [0, 30, 1000])
 @pytest.mark.parametrize(
     ("shape", "groups"),
@@ -130,6 +131,7 @@ def test_the_error_does_not_grow_with_the_square_of_the_mean(shape, groups, mean
     assert relative_error(y, want) < 1e-6 + 1e-7 * mean
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize(("shape", "groups"), [((1, 16, 6, 6), 4), ((2, 12, 5, 5), 1)])
 def test_group_norms_exported_by_pytorch_move_no_channels(shape, groups, layout, tmp_path: Path):
@@ -145,6 +147,7 @@ def test_group_norms_exported_by_pytorch_move_no_channels(shape, groups, layout,
     assert relative_error(y, want) < 1e-5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("half", "kind", "tolerance"),
     [(Float16Network, "float16", 2e-3), (Bfloat16Network, "float32", 2e-2)],
@@ -157,6 +160,7 @@ def test_half_precision_is_summed_in_float32(half, kind, tolerance, tmp_path: Pa
     assert relative_error(y.astype("float32"), normalized(x, 4)) < tolerance
 
 
+@pytest.mark.slow
 def test_float64_is_summed_in_float64(tmp_path: Path):
     network = instance_norm((1, 6, 9, 9), TensorProto.DOUBLE)
     library = Library.open(api.compile(api.plan(network), tmp_path / "norm.so").path)
@@ -165,6 +169,7 @@ def test_float64_is_summed_in_float64(tmp_path: Path):
     assert relative_error(y, normalized(x, 6)) < 1e-12
 
 
+@pytest.mark.slow
 def test_bfloat16_in_a_file_is_accepted(tmp_path: Path):
     weights = [
         helper.make_tensor(n, TensorProto.BFLOAT16, [4], [v] * 4) for n, v in (("s", 1), ("t", 0))
@@ -183,6 +188,7 @@ def test_bfloat16_in_a_file_is_accepted(tmp_path: Path):
     assert relative_error(y, normalized(x, 4)) < 2e-2
 
 
+@pytest.mark.slow
 def test_the_scale_may_be_an_input_and_what_was_reshaped_an_output(tmp_path: Path):
     shape, groups = (2, 8, 5, 5), 2
     nodes = [

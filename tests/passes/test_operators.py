@@ -123,6 +123,7 @@ def test_pooling(kind, layout):
     assert_correct(between_convolutions(POOLS[kind]), layout)
 
 
+@pytest.mark.slow
 def test_several_poolings_in_one_network():
     g = Graph()
     x = g.input(2, 4, 9, 10)
@@ -247,6 +248,7 @@ def test_nhwc_transposes_only_the_input_and_the_output(rank):
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_activations():
     g = Graph()
     x = g.input(3, 40)
@@ -283,6 +285,7 @@ def test_reductions_and_softmax(opset):
     assert_correct(g.network(*outputs))
 
 
+@pytest.mark.slow
 def test_matrix_products():
     g = Graph()
     a, b = g.input(2, 3, 4, 5), g.input(2, 1, 5, 6)
@@ -295,6 +298,7 @@ def test_matrix_products():
     assert_correct(g.network(*outputs))
 
 
+@pytest.mark.slow
 def test_moving_elements():
     g = Graph()
     x = g.input(2, 3, 4)
@@ -312,6 +316,7 @@ def test_moving_elements():
     assert_correct(g.network(*outputs))
 
 
+@pytest.mark.slow
 def test_gathering_and_scattering():
     g = Graph()
     table, x = g.weight(50, 8), g.input(3, 4)
@@ -339,6 +344,7 @@ def test_an_index_out_of_range_neither_crashes_nor_changes_other_results():
     assert np.array_equal(wild[[0, 3]], right[[0, 3]])
 
 
+@pytest.mark.slow
 def test_logic_comparisons_and_types():
     g = Graph()
     x, y = g.input(3, 4), g.input(4)

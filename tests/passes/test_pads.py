@@ -93,18 +93,21 @@ def convolutions(model: onnx.ModelProto) -> list[Any]:
     return found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("model", "padding"), FOLDED.values(), ids=FOLDED)
 def test_zeros_around_images_are_folded(model, padding, tmp_path):
     assert convolutions(model) == [padding]
     assert_right(model, tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("model", KEPT.values(), ids=KEPT)
 def test_other_pads_are_kept(model, tmp_path):
     assert "pad" in convolutions(model)
     assert_right(model, tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("widths", "own"), [((-1, -1, -1, -1), 1), ((1, -1, 0, 0), 1), ((-1, -2, 0, 1), 0)], ids=str
 )
@@ -122,6 +125,7 @@ def test_pixels_are_dropped_before_a_convolution_adds_zeros(widths, own, tmp_pat
     assert_computed(function_network(convolution, torch.zeros(1, 8, 9, 9)), tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("other", [0.02, 0.03])
 def test_quantized_pads_are_folded_if_they_do_not_change_the_scale(other, tmp_path):
     rng = np.random.default_rng(0)

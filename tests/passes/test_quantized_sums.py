@@ -79,6 +79,7 @@ def run(mod: tvm.IRModule, *inputs: np.ndarray) -> np.ndarray:
     return machine["main"](*map(tvm.runtime.tensor, inputs))[0].numpy()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 9), ("int8", -128)])
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def resized(size: tuple[int, int], **attributes: str) -> OnnxNetwork:
     return OnnxNetwork(helper.make_model(graph, opset_imports=opsets, ir_version=9), name="resize")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric"])
 def test_a_resize_to_the_same_size_is_dropped(mode: str, coordinates: str, tmp_path: Path):

@@ -96,6 +96,7 @@ def test_an_index_out_of_range_changes_nothing(threads):
     assert not found.any()
 
 
+@pytest.mark.slow
 def test_an_index_out_of_range_of_a_later_axis_changes_no_other_row():
     data = np.zeros((4, 3), "float32")
     places = np.array([[0, 3], [1, -4], [0, 1]])

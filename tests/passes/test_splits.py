@@ -63,6 +63,7 @@ def test_a_split_into_one_part():
     assert np.allclose(run(pipeline.legalize(graph, this_machine()), x), -x)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_reads_parts_of_several_splits():
     """TVM's fusion dropped an operand of it in some of its runs."""
 

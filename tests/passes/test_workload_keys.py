@@ -44,6 +44,7 @@ def test_keys_are_equal_in_two_processes(tmp_path):
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.slow
 def test_keys_depend_on_shapes_and_not_on_weights(tmp_path):
     def keys(name: str, **arguments: int) -> tuple[set[str], set[str]]:
         network = api.load(str(saved(tiny_cnn(**arguments), tmp_path / name)))

@@ -76,6 +76,7 @@ def test_a_global_scale_is_the_reach_of_all_activations():
     assert {low for low, _ in ranges.values()} == {0, -8}  # what follows a ReLU has no sign
 
 
+@pytest.mark.slow
 def test_layers_can_be_kept_in_float_by_position_name_and_pattern():
     network = cnn.residual()
     names = [layer["name"] for layer in found(network)["layers"]]

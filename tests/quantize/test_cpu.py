@@ -76,6 +76,7 @@ def test_only_integer_kernels_are_tuned():
     assert any("depthwise" in task.name for task in plan.tasks)
 
 
+@pytest.mark.slow
 def test_everything_after_the_first_convolution_is_quantized():
     """Also layers before the pooling at which VTA's region begins."""
     g = GraphBuilder("early")
@@ -87,6 +88,7 @@ def test_everything_after_the_first_convolution_is_quantized():
     assert len(plan.tasks) == 2
 
 
+@pytest.mark.slow
 def test_float_operators_before_the_first_integer_kernel_leave_channels_last():
     """Transposing a whole feature map takes as long as pooling it."""
     g = GraphBuilder("stem")
@@ -174,6 +176,7 @@ def test_unsuitable_options_are_refused(network, options, message):
         api.plan(network, "cpu", attrs=WITHOUT, **options)
 
 
+@pytest.mark.slow
 def test_a_backend_without_int8_says_so(tmp_path):
     words = ["compile", "resnet-18", "--dtype", "int8", "-o", "lib.so"]
     words += ["--target", "mali", "--target-attr", "board=rk3399"]

@@ -106,6 +106,7 @@ def test_the_padding_of_an_image_is_copied_once_and_that_of_others_per_tile():
     assert copied_first == {(1, 3, 3, 1, 16, 4): True, (1, 3, 3, 4, 16, 4): False}
 
 
+@pytest.mark.slow
 def test_tasks_do_not_depend_on_calibration():
     """So a log can be resumed, and compiled from, with other calibration data."""
     for network in (cnn.residual(), cnn.mixed(), transformer()):

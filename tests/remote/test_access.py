@@ -153,6 +153,7 @@ def test_a_farm_with_a_secret(farm: served.Farm, file: Path, tmp_path: Path) -> 
         assert heard == protocol.integer(access.SECRET_NEEDED), "and no summary"
 
 
+@pytest.mark.slow
 def test_a_board_asks_for_a_proof_for_its_match_key(
     farm: served.Farm, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

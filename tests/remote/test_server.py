@@ -170,6 +170,7 @@ def test_idle_and_garbage_connections_do_not_block_others(farm: served.Farm) -> 
         line.close()
 
 
+@pytest.mark.slow
 def test_a_wrong_key_is_answered_with_mismatch(farm: served.Farm) -> None:
     _, board = farm.board("b")
     for key in (b"client:other", b"client:", b"server:b", b"b", b" "):

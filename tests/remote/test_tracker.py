@@ -157,6 +157,7 @@ def test_a_server_that_is_not_a_tracker_is_reported(farm: served.Farm) -> None:
     nowhere.expect(r"no tracker at no-such-host.invalid:1 \(.*\): trying again")
 
 
+@pytest.mark.slow
 def test_a_board_unreachable_for_clients_warns(farm: served.Farm) -> None:
     words = command("serve", "--key", "b", "--port", served.free_port())
     running = farm.start([*words, "--tracker", "192.0.2.1:9190"])
@@ -164,6 +165,7 @@ def test_a_board_unreachable_for_clients_warns(farm: served.Farm) -> None:
     running.expect("serving ")
 
 
+@pytest.mark.slow
 def test_garbage_does_not_stop_the_tracker(farm: served.Farm) -> None:
     running, tracker = farm.tracker()
     strangers = [b"", b"GET / HTTP/1.1\r\n\r\n", protocol.integer(protocol.TRACKER_MAGIC + 1)]

@@ -136,6 +136,7 @@ def test_a_granted_board_that_nobody_comes_for_is_granted_again(farm: served.Far
         assert connection.request("b", served.LIMIT) is not None
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_a_board_behind_ssh(farm: served.Farm, sshd: int, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
@@ -165,6 +166,7 @@ def test_a_board_behind_ssh(farm: served.Farm, sshd: int, tmp_path: Path) -> Non
     wait_until_gone()
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_ssh_ends_with_its_process_even_if_that_is_killed(farm: served.Farm, sshd: int) -> None:
     _, board = farm.board("b")
@@ -188,6 +190,7 @@ def test_ssh_ends_with_its_process_even_if_that_is_killed(farm: served.Farm, ssh
     wait_until_gone()
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_failures_are_one_message(
     farm: served.Farm, sshd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +220,7 @@ def test_failures_are_one_message(
         pass
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_what_the_board_answers_is_the_cause(
     farm: served.Farm, sshd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -241,6 +245,7 @@ def test_what_the_board_answers_is_the_cause(
         pass
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_who_took_the_local_port_is_not_the_board(
     farm: served.Farm, sshd: int, monkeypatch: pytest.MonkeyPatch

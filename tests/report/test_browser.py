@@ -140,6 +140,7 @@ def test_nothing_in_a_log_runs(browser, log, tmp_path):
         assert tab.page.evaluate("window.ran") is None
 
 
+@pytest.mark.slow
 def test_the_code_is_unpacked_when_it_is_opened(browser, tmp_path):
     log = read_log(min(shipped.FOLDER.glob("x86*.json.xz")))
     keep = sorted({t.task for t in log.trials}, key=lambda k: log.tasks[k]["flop"])[:1]
@@ -157,6 +158,7 @@ def test_the_code_is_unpacked_when_it_is_opened(browser, tmp_path):
         assert tab.problems == []
 
 
+@pytest.mark.slow
 def test_tables_are_sorted_by_a_click(browser, log, tmp_path):
     with opened(browser, made(tmp_path / "a.html", Report([log]))) as tab:
         column = tab.page.locator("table.tasks th").filter(has_text="best, ms")
@@ -167,6 +169,7 @@ def test_tables_are_sorted_by_a_click(browser, log, tmp_path):
         assert [float(row[6]) for row in tab.rows("table.tasks tbody tr")] == values[::-1]
 
 
+@pytest.mark.slow
 def test_a_comparison(browser, tmp_path):
     logs = [
         read_log(sample.write(tmp_path / "a.json")),
@@ -210,6 +213,7 @@ def test_the_page_of_a_growing_log_loads_itself_again(browser, log, tmp_path):
         tab.page.wait_for_selector(".live", state="detached", timeout=60_000)
 
 
+@pytest.mark.slow
 def test_a_matrix(browser, tmp_path):
     rows = matrix.Matrix(
         [

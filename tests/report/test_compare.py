@@ -34,6 +34,7 @@ def test_ratios_and_intervals(tmp_path):
     assert made.warnings == []
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_as_often_as_it_says(tmp_path):
     """Two logs of the same speed: the interval holds 1 in about 19 of 20 comparisons."""
     draw = random.Random(0)

@@ -42,6 +42,7 @@ def test_a_file_in_the_way_is_kept(log, tmp_path):
     assert (tmp_path / "taken").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_every_chart_becomes_a_picture(log, tmp_path):
     report = Report([log, log])
     paths = export.write_png(report.charts(), tmp_path / "pictures")

@@ -115,11 +115,13 @@ def test_cpp_with_a_static_library(folder, values):
     assert printed(run(folder, "python3", "-c", code)) == pytest.approx(values, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_reading_the_metadata(folder):
     output = run(folder, "python3", "-c", block("python", "# reading the metadata"))
     assert output.strip() == "model"
 
 
+@pytest.mark.slow
 def test_every_key_of_the_metadata_is_documented(folder):
     table = TEXT[TEXT.index("## Metadata") : TEXT.index("## How runtimes")]
     keys = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| `.*?\|", table, re.MULTILINE))))

@@ -33,6 +33,7 @@ def encoder(tmp_path_factory):
     return make_library(tiny_encoder(), tmp_path_factory.mktemp("encoder"), threads=1)
 
 
+@pytest.mark.slow
 def test_it_describes_and_computes_a_network_as_onnx_runtime_does(encoder):
     theirs = ort(encoder.with_name("model.onnx"))
     with tvmtune.InferenceSession(encoder) as ours:
@@ -51,6 +52,7 @@ def test_it_describes_and_computes_a_network_as_onnx_runtime_does(encoder):
                 np.testing.assert_allclose(y, reference, atol=1e-4 * np.abs(reference).max())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("names", "feed", "message"),
     [

@@ -22,6 +22,7 @@ from tvmtune.runtime.library import Library
 two_cpus = pytest.mark.skipif(len(allowed_cpus()) < 2, reason="needs two CPUs")
 
 
+@pytest.mark.slow
 def test_outputs_equal_those_of_the_network(tiny_library, opened):
     network = networks.load(str(tiny_library.with_name("model.onnx")))
     inputs = random_inputs(opened.inputs, 5)
@@ -31,6 +32,7 @@ def test_outputs_equal_those_of_the_network(tiny_library, opened):
     assert verify.run_check(opened, opened.metadata["check"]).passed
 
 
+@pytest.mark.slow
 def test_outputs_are_copies(opened):
     inputs = random_inputs(opened.inputs, 0)
     (first,) = opened.run(inputs)
@@ -50,6 +52,7 @@ def test_several_inputs_and_outputs(tmp_path):
     assert (library.run(inputs)[0] == library.run(swapped)[0]).all()
 
 
+@pytest.mark.slow
 def test_a_library_with_a_wrong_weight_fails_the_check(wrong):
     library = Library.open(wrong)
     result = verify.run_check(library, library.metadata["check"])
@@ -164,6 +167,7 @@ def test_impossible_numbers_of_threads_are_refused(tiny_library, threads):
         Library.open(tiny_library, threads=threads)
 
 
+@pytest.mark.slow
 def test_a_file_that_was_replaced_is_opened_beside_the_old_one(copy, wrong, opened):
     """The loader would return the old library, which it knows by this path."""
     inputs = opened.random_inputs()

@@ -50,6 +50,7 @@ def test_a_softmax_over_another_axis_of_the_same_extent_does_not_repeat_planes_f
     assert cpu_rows.schedule(mod, AVX512, 2) is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(1, 128, 768), (2, 50, 100), (197, 96), (6, 24)])
 def test_layer_norm(shape):
     def normalize(x, scale, offset):
@@ -96,6 +97,7 @@ def test_a_broadcast_is_no_transposition():
     assert re.search(r"range\((T\.int64\()?1031\b", scheduled(kernel(broadcast, (256,))))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("axes", [(1, 2, 3), (3, 2)])
 @pytest.mark.parametrize("cores", [1, 2, 8])
 def test_parts_of_a_whole_mean_are_computed_in_parallel(axes, cores):

@@ -128,6 +128,7 @@ def tiled(trace, extents, around=1):
     return trace
 
 
+@pytest.mark.slow
 def test_a_trace_with_an_instruction_applies_in_a_process_that_has_made_no_space(tmp_path):
     target = {"kind": "llvm", "mcpu": "cascadelake", "num-cores": 1}
     instruction = dot_instructions.for_bytes(target)

@@ -249,6 +249,7 @@ def by_decisions(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_a_schedule_applies_to_another_epilogue():
     def kernel(*tail: str) -> tvm.IRModule:
         return next(
@@ -281,6 +282,7 @@ def sum_of(*order: str, relu: bool = False) -> tvm.IRModule:
     return tvm.IRModule({"main": func})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("donor", "other", "fits"),
     [

@@ -48,6 +48,7 @@ def test_a_product_with_a_choice_after_it_is_tiled(choice, tmp_path: Path):
     agrees_with_reference(model(choice), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_selects_is_not_copied_for_each_read():
     chain, last = [], "sums"
     for i in range(9):

@@ -42,6 +42,7 @@ def test_the_size_of_the_template_space_is_known():
     assert space.size == 28 * 5  # 64 into 3 and 16 into 2 factors
 
 
+@pytest.mark.slow
 def test_the_default_schedule_of_a_template_is_correct():
     import tvm
 

@@ -256,6 +256,7 @@ def test_weights_are_packed_when_the_network_is_compiled():
     assert len(packed) > len(plain), "channels are split into blocks"
 
 
+@pytest.mark.slow
 def test_the_lowered_network_takes_the_plain_input():
     function = plain_cnn()["main"]
     assert isinstance(function, relax.Function)
@@ -283,6 +284,7 @@ def test_kernels_that_are_written_by_hand_are_not():
     assert not is_plain(site.func, site.func)
 
 
+@pytest.mark.slow
 def test_a_record_that_no_longer_applies_is_replaced_by_the_default_with_a_warning():
     plan = cnn()
     task, other = named(plan, "conv2d_add_relu"), named(plan, "matmul")
@@ -293,6 +295,7 @@ def test_a_record_that_no_longer_applies_is_replaced_by_the_default_with_a_warni
     assert programs(lowered) == programs(plain_cnn())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("trace", [None, [], "nonsense", [[["NoSuchStep", [], [], []]], []]])
 def test_a_record_with_a_damaged_trace_is_replaced_by_the_default(trace):
     plan = plan_of(one_conv())
@@ -344,6 +347,7 @@ def test_metadata_counts_the_records_and_names_the_algorithms(tmp_path):
     assert rows[stem.name]["bytes"] == 4 * sum(args)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("implementation", ["direct", "winograd-4x4"])
 def test_a_record_of_the_same_anchor_is_adapted(implementation):
     source, plan = (plan_of(one_conv(tail=tail)) for tail in (("bias",), ("bias", "relu")))
@@ -390,6 +394,7 @@ def test_every_kernel_is_called():
     assert kernels == {site.name for site in call_sites(mod)}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cores", [1, 3])
 def test_lowering_depends_neither_on_extraction_nor_on_the_number_of_cores(monkeypatch, cores):
     plan = plan_of(tiny_cnn())

@@ -212,6 +212,7 @@ def test_wrong_outputs_are_never_returned(monkeypatch):
         assert_falls_back(Doubles(), [torch.randn(4, 6)], "differs from eager mode's by 5.0e-04")
 
 
+@pytest.mark.slow
 def test_weights_that_change_all_the_time_end_compiling(monkeypatch):
     class Right:
         threads = 1

@@ -91,6 +91,7 @@ def test_a_second_session_continues_the_first(tmp_path):
     assert sum(t.tuner == "default" for t in log_read.trials) == 2
 
 
+@pytest.mark.slow
 def test_a_continued_log_gets_the_default_schedule_of_this_version(tmp_path):
     log, mod = tmp_path / "log.json", small.addition(8)
     for trials, space in ((1, None), (2, small.tiled(mod)), (9, small.tiled(mod))):

@@ -98,6 +98,7 @@ def test_a_log_that_lacks_much_of_its_space_is_rejected(tmp_path):
         simulate.play(space, "random", {}, seed=0)
 
 
+@pytest.mark.slow
 def test_few_missing_points_are_counted_as_misses(tmp_path):
     log = read_log(survey(tmp_path, part=0.97))
     (space,) = logged_spaces.spaces_of(log)

@@ -260,6 +260,7 @@ def test_the_search_continues_without_a_model_if_nothing_works():
     assert "none of the" in args.model.note
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_fitted_leaves_random_search(monkeypatch):
     import xgboost
 

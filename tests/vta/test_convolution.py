@@ -111,6 +111,7 @@ def test_other_configurations_are_bit_exact(changed):
         assert_correct(conv, Epilogue(True), knobs, on)
 
 
+@pytest.mark.slow
 def test_a_dense_layer_is_a_convolution_of_one_pixel():
     on = Config()
     conv = Convolution(1, 1, 1, 512, 1024, 1, 1)

@@ -20,6 +20,7 @@ from vta.packed import feasible_knobs
 from vta.test_convolution import RESNET_18
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("conv", list(RESNET_18)[1::4], ids=str)
 def test_segments_take_the_cycles_of_the_whole_program(conv):
     on, epilogue = Config(), Epilogue(True)

@@ -48,6 +48,7 @@ def smaller(conv: Convolution) -> Convolution:
     return dataclasses.replace(conv, height=size, width=size, in_channels=ins, out_channels=outs)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("conv", [smaller(conv) for conv in RESNET_18], ids=str)
 def test_a_small_layer_like_those_of_resnet_18(conv):
     on = Config()
@@ -65,6 +66,7 @@ def test_a_full_layer_of_resnet_18(conv):
     assert np.array_equal(FastSimulator(program).run(memory)[Y], want)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(8))
 def test_any_convolution(seed):
     """Strides, paddings, kernels of 1 to 7, channels, groups, batches, epilogues, knobs."""
@@ -88,6 +90,7 @@ def test_any_convolution(seed):
         done += 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
 def test_a_convolution_on_other_hardware(changed):
     on = config(**changed)
@@ -96,6 +99,7 @@ def test_a_convolution_on_other_hardware(changed):
         assert_same(generate(conv, Epilogue(True), knobs, on), arrays(conv, Epilogue(True), on)[0])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "on",
     [

@@ -122,6 +122,7 @@ def test_a_program_is_independent_of_the_engines_speed(tmp_path):
     reference.run_all_orders(program, {0: given})
 
 
+@pytest.mark.slow
 def test_tasks_are_named_as_in_the_tutorial():
     plan = api.plan(networks.load("resnet-18"), "vta")
     assert [(task.name, task.weight) for task in plan.tasks] == [

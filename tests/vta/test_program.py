@@ -177,6 +177,7 @@ def test_size_of_buffers():
     assert len(built.instructions) == 2
 
 
+@pytest.mark.slow
 def test_a_file_that_unpacks_to_more_than_a_board_holds_is_refused(tmp_path):
     path = tmp_path / "p.npz"
     with (

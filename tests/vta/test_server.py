@@ -166,6 +166,7 @@ class Loaded:
         pass
 
 
+@pytest.mark.slow
 def test_the_server_times_runs(simulated):
     program, given, wanted = example()
     assert ask(simulated, "PUT", path_of(program), program.to_bytes())[0] == 204
@@ -175,6 +176,7 @@ def test_the_server_times_runs(simulated):
     assert float(headers["Server-Timing"].removeprefix("run;dur=")) > 0
 
 
+@pytest.mark.slow
 def test_a_restarted_server_gets_its_programs_again(tmp_path):
     program, given, wanted = example()
     words = bare(tmp_path)
@@ -224,6 +226,7 @@ def test_invalid_requests_are_rejected(simulated, method, path, body, headers, s
     assert ask(simulated, "GET", "/")[0] == 200
 
 
+@pytest.mark.slow
 def test_invalid_inputs_and_programs_are_rejected(simulated):
     program, given, _ = example()
     there = RemoteAccelerator(str(simulated.where))

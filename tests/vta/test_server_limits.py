@@ -120,6 +120,7 @@ def test_an_answer_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join(60)
 
 
+@pytest.mark.slow
 def test_programs_that_run_for_long_are_refused() -> None:
     assert work.operations(endless()) > 3 * 2**28 * 4 * 256 * 0.99
     with serving(SimulatedAccelerator(bounded=True)) as started:

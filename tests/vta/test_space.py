@@ -43,6 +43,7 @@ def test_a_schedule_represents_any_knobs(conv):
         assert read_knobs(annotated(mod, conv, Config(), knobs).mod) == knobs
 
 
+@pytest.mark.slow
 def test_indistinguishable_features_are_extracted_only_once(monkeypatch):
     looks = []
     whole = CostModel.features
