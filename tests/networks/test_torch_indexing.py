@@ -71,3 +71,38 @@ def test_rows_and_columns_are_read_one_after_the_other():
     assert_correct(
         lambda x: (x[:, rows[:, None], columns], x[rows[:, None], columns]), floats(3, 4, 5)
     )
+
+
+def in_slices(x: Any, y: Any) -> Any:
+    x = x.clone()
+    x[1:] = y[:2]
+    x[:, -2:] = 1
+    x[..., 1:3] *= 2
+    return x
+
+
+def in_strides(x: Any, y: Any) -> Any:
+    return torch.slice_scatter(x, y[:, ::2], 1, step=2), torch.slice_scatter(x, y[:2], 0, 0, 3, 2)
+
+
+def in_one_place(x: Any, y: Any) -> Any:
+    return torch.select_scatter(x, y[:, 0], 1, -1), torch.select_scatter(x, y[..., 1], 2, 0)
+
+
+def in_all_or_none(x: Any, y: Any) -> Any:
+    return torch.slice_scatter(x, y, 1), torch.slice_scatter(x, y[:, :0], 1, 2, 2)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("assignment", [in_slices, in_strides, in_one_place, in_all_or_none])
+def test_assignments_to_slices(assignment: Any):
+    assert_correct(assignment, floats(3, 4, 5), floats(3, 4, 5))
+
+
+def test_a_number_in_another_dtype_is_assigned_to_a_slice():
+    def assign(x: Any, y: Any) -> Any:
+        x = x.clone()
+        x[1:3] = y
+        return x
+
+    assert_correct(assign, torch.arange(6), torch.tensor([2.5, 3.5]))

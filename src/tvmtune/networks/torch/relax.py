@@ -84,6 +84,7 @@ def to_relax(
     fold_batch_norms(program)
     fold(program)
     complex_numbers.split_weights(program)
+    complex_numbers.read_parts(program)
     importer = Importer(_weights(program))
     _check_operators(program, convertible, label)
     try:

@@ -22,6 +22,8 @@ from tvmtune.networks.relax_operators import Operators, dtype, shape
 from tvmtune.networks.torch.converters.arithmetic import dtype_name
 from tvmtune.networks.torch.program import arguments
 
+_aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Complex:
@@ -103,7 +105,7 @@ def split_weights(program: Any) -> None:
         node = nodes[spec.arg.name]
         parts = torch.view_as_real(tensor.detach().resolve_conj().contiguous())
         with program.graph.inserting_after(node):
-            whole = program.graph.call_function(torch.ops.aten.view_as_complex.default, (node,))
+            whole = program.graph.call_function(_aten.view_as_complex.default, (node,))
         whole.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(whole, delete_user_cb=lambda user, made=whole: user is not made)
         node.meta["val"] = node.meta["val"].new_empty(parts.shape, dtype=parts.dtype)
@@ -112,6 +114,20 @@ def split_weights(program: Any) -> None:
         program.constants[target] = parts
         argument = TensorArgument(name=node.name)
         signature.input_specs[place] = InputSpec(InputKind.CONSTANT_TENSOR, argument, target)
+    program.graph_module.recompile()
+
+
+def read_parts(program: Any) -> None:
+    """Replace ``z.real``, which PyTorch exports as an element of a pair of both parts, by that part, in
+    place: the other need not be computed."""
+    graph = program.graph
+    for pair in graph.find_nodes(op="call_function", target=_aten.view_as_real.default):
+        axis = pair.meta["val"].dim() - 1
+        for node in list(pair.users):
+            if node.target is _aten.select.int and node.args[1] % (axis + 1) == axis:
+                node.target = (_aten.real if node.args[2] in (0, -2) else _aten.imag).default
+                node.args = pair.args
+    graph.eliminate_dead_code()
     program.graph_module.recompile()
 
 
@@ -125,6 +141,14 @@ def _view_as_complex(node: Any, importer: Any) -> Complex:
 def _view_as_real(node: Any, importer: Any) -> Any:
     z = importer.env[node.args[0]]
     return Operators(importer.block_builder).stack([z.real, z.imag], axis=-1)
+
+
+def _real(node: Any, importer: Any) -> Any:
+    return importer.env[node.args[0]].real
+
+
+def _imag(node: Any, importer: Any) -> Any:
+    return importer.env[node.args[0]].imag
 
 
 def _from_parts(node: Any, importer: Any) -> Complex:
@@ -274,10 +298,12 @@ CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
     "div.Tensor": _divide,
     "exp.default": _exp,
     "full_like.default": _full_like,
+    "imag.default": _imag,
     "matmul.default": _matmul,
     "mm.default": _matmul,
     "mul.Tensor": _multiply,
     "polar.default": _polar,
+    "real.default": _real,
     "reciprocal.default": _reciprocal,
     "sub.Tensor": _subtract,
     "view_as_complex.default": _view_as_complex,
@@ -285,7 +311,7 @@ CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
 }
 """By operator and overload, of nodes that take or return complex tensors."""
 
-_JOINED = {"copy.default": 2, "slice_scatter.default": 2}
+_JOINED = {"copy.default": 2, "select_scatter.default": 2, "slice_scatter.default": 2}
 """How many of an operator's arguments are complex if its result is; one of others."""
 
 BY_PARTS = {
@@ -306,6 +332,7 @@ BY_PARTS = {
     "permute.default",
     "repeat.default",
     "select.int",
+    "select_scatter.default",
     "slice.Tensor",
     "slice_scatter.default",
     "split_with_sizes.default",

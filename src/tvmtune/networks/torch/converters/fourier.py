@@ -1,7 +1,7 @@
 """Fourier transforms, as products with matrices of cosines and sines (:mod:`tvmtune.networks.fourier`).
 
-Those of many points take two steps [Cooley and Tukey 1965, "An algorithm for the machine calculation of
-complex Fourier series"]: with A * B points, A points from each B-th sample, then B points.
+Those of more than some 200 points take two steps [Cooley and Tukey 1965, "An algorithm for the machine
+calculation of complex Fourier series"]: with A * B points, A from each B-th sample, then B points.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from tvmtune.networks.relax_operators import Operators, dtype, shape
 from tvmtune.networks.torch.converters.complex_numbers import Complex
 from tvmtune.networks.torch.program import arguments
 
-FEWEST = 1024
-"""Points from which on two steps are faster than one."""
+_LANES = 16
+"""Columns of which products compute a multiple, at most."""
+
+_MOVES = 250
+"""What moving a value between two steps costs, in operations of products: with 256 or 512 points, the
+difference between measured times and those of the products alone (Zen 4)."""
 
 
 def _of_real(node: Any, importer: Any) -> Complex:
@@ -94,7 +98,7 @@ def _along(
         halved
     ):  # the other half has the conjugates, but for the first value, and the middle of an even
         weights[1 : (points + 1) // 2] *= 2
-    split = _split(points)
+    split = _split(points, results, len(parts), real=halved)
     if split is None:
         matrix = factors(samples, results, points, parts=len(parts), inverse=inverse)
         parts = _product(op, parts, weights[:, None] * matrix, real=halved)
@@ -107,12 +111,20 @@ def _along(
     return parts
 
 
-def _split(points: int) -> tuple[int, int] | None:
-    """The factors of a number of points, as equal as possible, or None if one step is better."""
-    if points < FEWEST:
-        return None
-    small = next(i for i in range(math.isqrt(points), 0, -1) if points % i == 0)
-    return (points // small, small) if small > 4 else None
+def _split(points: int, results: int, parts: int, *, real: bool) -> tuple[int, int] | None:
+    """The factors A and B of a number of points by which two steps take the shortest time, or None if
+    one step is faster."""
+    computed = 1 if real else 2
+
+    def operations(split: tuple[int, int]) -> int:
+        """Per point."""
+        a, b = (math.ceil(factor / _LANES) * _LANES for factor in split)
+        return 4 * parts * a + 4 * computed * b + _MOVES
+
+    splits = [(points // b, b) for b in range(2, points // 2 + 1) if points % b == 0]
+    best = min(splits, key=operations, default=None)
+    at_once = 2 * parts * computed * results
+    return best if best is not None and operations(best) < at_once else None
 
 
 def _in_two_steps(
@@ -159,19 +171,22 @@ def _turned(op: Operators, parts: list[Any], turns: np.ndarray) -> list[Any]:
 def _product(
     op: Operators, parts: list[Any], matrix: np.ndarray, *, real: bool = False
 ) -> list[Any]:
-    """(..., n) times a complex (n, k) matrix, of which the real part is returned, or both, in one real
-    product."""
-    blocks = [[matrix.real, matrix.imag], [-matrix.imag, matrix.real]]
-    columns = 1 if real else 2
-    weights = np.block([row[:columns] for row in blocks[: len(parts)]])
-    axis = len(shape(parts[0])) - 1
-    rows = op.concat(parts, axis=axis) if len(parts) > 1 else parts[0]
-    kind = dtype(rows)
-    product = op.matmul(rows, relax.const(np.ascontiguousarray(weights, kind), kind))
-    if real:
-        return [product]
-    half = matrix.shape[1]
-    return [op.strided_slice(product, [axis], [i * half], [(i + 1) * half]) for i in range(2)]
+    """(..., n) times a complex (n, k) matrix: both parts of the results, or the real ones alone.
+
+    Each is a product of its own, so that one which nothing reads is not computed.
+    """
+    kind = dtype(parts[0])
+
+    def times(part: Any, weights: np.ndarray) -> Any:
+        return op.matmul(part, relax.const(np.ascontiguousarray(weights, kind), kind))
+
+    results = [times(parts[0], each) for each in (matrix.real, matrix.imag)[: 1 if real else 2]]
+    if len(parts) > 1:
+        others = (-matrix.imag, matrix.real)
+        results = [
+            op.add(r, times(parts[1], each)) for r, each in zip(results, others, strict=False)
+        ]
+    return results
 
 
 CONVERTERS = {

@@ -1,8 +1,9 @@
-"""Lookups by several indices, scatters and assignments to indices.
+"""Lookups by several indices, scatters and assignments to indices and slices.
 
 The importer lacks scatters with reductions, and ignores that an index may be smaller than the tensor.
 Its ``index_put`` supports only values of the indices' shape and an index for each axis, and its kernel
-adds in several threads at once to the same element.
+adds in several threads at once to the same element. Assignments to slices are scatters to the importer,
+which no schedule computes in threads or vectors.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tvm import relax
 from tvmtune.networks.relax_operators import Operators, shape, wrapped
 from tvmtune.networks.scatters import scatter
 from tvmtune.networks.torch.converters.arithmetic import dtype_name, value
+from tvmtune.networks.torch.program import arguments
 
 _REDUCTIONS = {
     "add": "add",
@@ -259,6 +261,47 @@ def _put_where(node: Any, importer: Any, data: Any, values: Any, accumulate: boo
     return emit(relax.op.where(is_chosen, new, data))
 
 
+def _slice_scatter(node: Any, importer: Any) -> Any:
+    given = arguments(node)
+    extents = list(node.meta["val"].shape)
+    axis = given["dim"] % len(extents)
+    taken = range(extents[axis])[slice(given["start"], given["end"], given["step"])]
+    return _assigned(node, importer, axis, taken)
+
+
+def _select_scatter(node: Any, importer: Any) -> Any:
+    given = arguments(node)
+    extents = list(node.meta["val"].shape)
+    axis = given["dim"] % len(extents)
+    place = given["index"] % extents[axis]
+    return _assigned(node, importer, axis, range(place, place + 1))
+
+
+def _assigned(node: Any, importer: Any, axis: int, taken: range) -> Any:
+    """The first argument with the second in these places along an axis."""
+    op, dtype = Operators(importer.block_builder), node.meta["val"].dtype
+    old, new = (value(node, importer, argument, dtype) for argument in node.args[:2])
+    extents = shape(old)
+    if not taken:
+        return old
+    new = op.reshape(new, [*extents[:axis], len(taken), *extents[axis + 1 :]])
+    if taken.step == 1:
+        ends = ((0, taken.start), (taken.stop, extents[axis]))
+        before, after = (
+            [op.strided_slice(old, [axis], [begin], [end])] if end > begin else []
+            for begin, end in ends
+        )
+        parts = [*before, new, *after]
+        return op.concat(parts, axis=axis) if len(parts) > 1 else new
+    places = np.zeros(extents[axis], "int64")
+    places[taken] = np.arange(len(taken))
+    is_new = np.isin(np.arange(extents[axis]), taken).reshape(
+        [-1] + [1] * (len(extents) - axis - 1)
+    )
+    spread = op.take(new, relax.const(places, "int64"), axis=axis, mode="clip")
+    return op.where(relax.const(is_new), spread, old)
+
+
 def _permuted(builder: Any, tensor: Any, order: list[int]) -> Any:
     if order == list(range(len(order))):
         return tensor
@@ -275,4 +318,6 @@ CONVERTERS = {
     "scatter.value_reduce": _scatter(),
     "scatter_add.default": _scatter("add"),
     "scatter_reduce.two": _scatter_reduce,
+    "select_scatter.default": _select_scatter,
+    "slice_scatter.default": _slice_scatter,
 }
