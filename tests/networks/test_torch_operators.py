@@ -12,7 +12,7 @@ from tvmtune.errors import TvmtuneError
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import function_network  # noqa: E402
+from networks.torch_models import assert_correct, function_network  # noqa: E402
 
 FLOATS, IDS = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)
 
@@ -216,3 +216,39 @@ def test_the_largest_elements_in_any_order():
         return most.sum(1), x.gather(1, places).sum(1), least.sum(0)
 
     assert_tvm_agrees(function_network(largest, torch.zeros(4, 5)))
+
+
+def test_the_kth_smallest_elements_and_their_places():
+    def found(x: Any) -> Any:
+        return (*torch.kthvalue(x, 2, 1), *torch.kthvalue(x, 3, 0, keepdim=True))
+
+    assert_tvm_agrees(function_network(found, torch.zeros(4, 5)))
+
+
+def test_functions_of_pairs():
+    def found(x: Any, y: Any) -> Any:
+        odd = torch.where(y > 0, y, float("nan"))
+        signs = torch.copysign(x, y.round()), torch.copysign(x, -0.0)
+        sizes = torch.hypot(x, y), torch.hypot(x * 1e25, y * 1e25) / 1e25, torch.hypot(x * 0, y * 0)
+        return torch.exp2(x), torch.fmax(x, odd), torch.fmin(odd, y), *signs, torch.stack(sizes)
+
+    assert_tvm_agrees(function_network(found, FLOATS, FLOATS))
+    signs = torch.tensor([0.0, -0.0, math.inf, -math.inf])
+    assert_correct(torch.copysign, torch.arange(1.0, 5.0), signs)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("order", [2.0, 1.0, 0.0, 3.0, math.inf])
+def test_distances_between_rows(order: float):
+    def distances(x: Any, y: Any) -> Any:
+        return torch.cdist(x, y, order), torch.cdist(x[0], y[1], order)
+
+    examples = torch.zeros(2, 5, 3), torch.zeros(2, 4, 3)
+    assert_tvm_agrees(function_network(distances, *examples))
+
+
+def test_a_bilinear_form_of_two_inputs():
+    torch.manual_seed(0)
+    layer = torch.nn.Bilinear(3, 4, 5)
+    examples = torch.zeros(2, 6, 3), torch.zeros(2, 6, 4)
+    assert_tvm_agrees(function_network(lambda x, y: layer(x, y), *examples))

@@ -78,3 +78,14 @@ def test_averages_are_divided_by_the_given_divisor(ceil_mode: bool):
         )
 
     assert_tvm_agrees(function_network(averages, torch.zeros(2, 3, 6, 8)))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("shape", "outputs"),
+    [((2, 3, 7, 9), (5, 4)), ((1, 3, 8, 6), (4, 4)), ((1, 2, 5, 4, 7), (3, 2, 7)), ((2, 3, 7), 4)],
+)
+def test_adaptive_maxima(shape: tuple[int, ...], outputs: Any):
+    rank = len(shape) - 2
+    pool = getattr(torch.nn.functional, f"adaptive_max_pool{rank}d")
+    assert_tvm_agrees(function_network(lambda x: pool(x, outputs), torch.zeros(shape)))

@@ -147,8 +147,11 @@ def _kind(node: fx.Node) -> str:
 
 def _lookups(kind: str, args: Sequence[Any]) -> Iterator[tuple[Any, int]]:
     """Indices, and the extent of what each indexes."""
-    if kind in ("embedding", "embedding_bag"):
+    if kind == "embedding":
         yield args[1], _extents(args[0])[0]
+    elif "embedding_bag" in kind:
+        yield args[1], _extents(args[0])[0]
+        yield args[2], 1  # where bags begin: the first at 0, the others not before that
     elif kind == "one_hot" and len(args) > 1 and args[1] > 0:
         yield args[0], args[1]
     elif kind in _ALONG_AN_AXIS:

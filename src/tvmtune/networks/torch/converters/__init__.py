@@ -11,6 +11,7 @@ from tvmtune.networks.torch.converters import (
     arithmetic,
     attention,
     complex_numbers,
+    embedding_bags,
     fourier,
     indexing,
     normalization,
@@ -30,6 +31,7 @@ __all__ = ["COMPLEX_CONVERTERS", "CONVERTERS"]
 CONVERTERS = {
     **arithmetic.CONVERTERS,
     **attention.CONVERTERS,
+    **embedding_bags.CONVERTERS,
     **indexing.CONVERTERS,
     **normalization.CONVERTERS,
     **products.CONVERTERS,

@@ -153,6 +153,40 @@ def _reciprocal(x: Any) -> Any:
     return relax.op.divide(relax.const(1.0, str(x.ty.dtype)), x)
 
 
+def magnitude(x: Any, y: Any) -> Any:
+    """The root of the sum of both squares, where that is no finite number, or vanishes, too."""
+    op, zero, one = relax.op, *(relax.const(n, str(x.ty.dtype)) for n in (0.0, 1.0))
+    large, small = op.maximum(op.abs(x), op.abs(y)), op.minimum(op.abs(x), op.abs(y))
+    ratio = op.divide(small, op.where(op.equal(large, zero), one, large))
+    return op.multiply(large, op.sqrt(op.add(one, op.multiply(ratio, ratio))))
+
+
+def _exp2(x: Any) -> Any:
+    return relax.op.exp(relax.op.multiply(x, relax.const(math.log(2), str(x.ty.dtype))))
+
+
+def _copysign(node: Any, importer: Any) -> Any:
+    op, dtype = Operators(importer.block_builder), node.meta["val"].dtype
+    x, sign = op.abs(value(node, importer, node.args[0], dtype)), node.args[1]
+    if not isinstance(sign, torch.fx.Node):
+        return op.multiply(x, math.copysign(1.0, sign))
+    y = value(node, importer, sign, dtype)
+    zero, one = (relax.const(number, dtype_name(dtype)) for number in (0, 1))
+    # 1 / -0.0 is less than 0, unlike -0.0; 1 / -inf is not.
+    is_negative = op.logical_or(op.less(y, zero), op.less(op.divide(one, y), zero))
+    return op.where(is_negative, op.negative(x), x)
+
+
+def _without_nan(extremum: Callable[..., Any]) -> Callable[..., Any]:
+    """An extremum of two values: the other one if one is NaN."""
+
+    def combine(x: Any, y: Any) -> Any:
+        found = relax.op.where(relax.op.isnan(y), x, extremum(x, y))
+        return relax.op.where(relax.op.isnan(x), y, found)
+
+    return combine
+
+
 def _cat(node: Any, importer: Any) -> Any:
     given, result = arguments(node), node.meta["val"]
     # Those of shape (0,) join tensors of any rank.
@@ -228,6 +262,7 @@ _FUNCTIONS = {
     "cos": relax.op.cos,
     "cosh": relax.op.cosh,
     "erf": relax.op.erf,
+    "exp2": _exp2,
     "exp": relax.op.exp,
     "log": relax.op.log,
     "reciprocal": _reciprocal,
@@ -256,11 +291,16 @@ CONVERTERS = {
     },
     "bitwise_not.default": _bitwise(relax.op.bitwise_not, relax.op.logical_not),
     "cat.default": _cat,
+    "copysign.Scalar": _copysign,
+    "copysign.Tensor": _copysign,
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,
     "div.Scalar_mode": _division,
     "div.Tensor_mode": _division,
     "elu.default": _elu,
+    "fmax.default": _binary(_without_nan(relax.op.maximum)),
+    "fmin.default": _binary(_without_nan(relax.op.minimum)),
+    "hypot.default": _binary(magnitude),
     "logical_and.default": _logical(relax.op.logical_and),
     "logical_not.default": _logical(relax.op.logical_not),
     "logical_or.default": _logical(relax.op.logical_or),

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree  # there is no public name for it
 from tvm import relax
 
 from tvmtune.networks.relax_operators import Operators, dtype, shape
-from tvmtune.networks.torch.converters.arithmetic import dtype_name
+from tvmtune.networks.torch.converters.arithmetic import dtype_name, magnitude
 from tvmtune.networks.torch.program import arguments
 
 _aten = torch.ops.aten
@@ -162,13 +162,8 @@ def _polar(node: Any, importer: Any) -> Complex:
 
 
 def _abs(node: Any, importer: Any) -> Any:
-    op, z = Operators(importer.block_builder), importer.env[node.args[0]]
-    # The larger part is taken out of the root: its square may be no finite number, or vanish.
-    first, second = op.abs(z.real), op.abs(z.imag)
-    large, small = op.maximum(first, second), op.minimum(first, second)
-    is_zero = op.equal(large, 0.0)
-    ratio = op.divide(small, op.where(is_zero, relax.const(1.0, str(large.ty.dtype)), large))
-    return op.multiply(large, op.sqrt(op.add(op.square(ratio), 1.0)))
+    z = importer.env[node.args[0]]
+    return importer.block_builder.emit(magnitude(z.real, z.imag))
 
 
 def _angle(node: Any, importer: Any) -> Any:

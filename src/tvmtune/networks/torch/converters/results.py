@@ -39,4 +39,15 @@ def _topk(node: Any, importer: Any) -> Any:
     )
 
 
-CONVERTERS = {"getitem": _getitem, "topk.default": _topk}
+def _kth_smallest(node: Any, importer: Any) -> Any:
+    given, op = arguments(node), Operators(importer.block_builder)
+    rank = node.args[0].meta["val"].dim()
+    axis, k = given["dim"] % rank, given["k"]
+    attributes = {"k": k, "axis": axis, "ret_type": "both", "largest": False, "dtype": "int64"}
+    smallest = op.topk(importer.env[node.args[0]], **attributes)
+    found = [importer.block_builder.emit(relax.TupleGetItem(smallest, i)) for i in range(2)]
+    found = [op.strided_slice(each, [axis], [k - 1], [k]) for each in found]
+    return relax.Tuple(found if given["keepdim"] else [op.squeeze(each, [axis]) for each in found])
+
+
+CONVERTERS = {"kthvalue.default": _kth_smallest, "getitem": _getitem, "topk.default": _topk}

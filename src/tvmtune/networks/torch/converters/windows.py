@@ -1,7 +1,7 @@
 """Operators with a sliding window.
 
 The importer's convolutions return float32 for any operands, it lacks transposed ones in three
-dimensions, and it ignores the divisor of averages.
+dimensions and adaptive maxima, and it ignores the divisor of averages.
 """
 
 from __future__ import annotations
@@ -72,7 +72,30 @@ def _for_each(value: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
+def _adaptive_maximum(node: Any, importer: Any) -> Any:
+    """Without the places of the maxima. Along each axis, window i of n is from the element at i / n of
+    the extent to that at (i + 1) / n, rounded away from its middle."""
+    op, x = Operators(importer.block_builder), importer.env[node.args[0]]
+    counts = node.args[1]
+    for axis, count in enumerate(counts, len(shape(x)) - len(counts)):
+        extents = shape(x)
+        extent = extents[axis]
+        if extent % count == 0:
+            split = [*extents[:axis], count, extent // count, *extents[axis + 1 :]]
+            x = op.max(op.reshape(x, split), axis=axis + 1)
+            continue
+        windows = [(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
+        parts = [
+            op.max(op.strided_slice(x, [axis], [begin], [end]), axis=axis, keepdims=True)
+            for begin, end in windows
+        ]
+        x = op.concat(parts, axis=axis)
+    return x
+
+
 CONVERTERS = {
+    "adaptive_max_pool2d.default": _adaptive_maximum,
+    "adaptive_max_pool3d.default": _adaptive_maximum,
     "avg_pool2d.default": _average(2),
     "avg_pool3d.default": _average(3),
     "convolution.default": _convolution,
