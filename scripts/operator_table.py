@@ -158,8 +158,9 @@ def _torch() -> list[str]:
             "numbers are refused."
         ),
         _wrapped(
-            "Of complex numbers, which a program may have within, but not as inputs or outputs: "
-            f"{_names(sorted(COMPLEX_CONVERTERS.keys() | complex_numbers.BY_PARTS))}."
+            "On complex tensors, which a program may have between its inputs and outputs, these "
+            "operators are supported, padding with 0 only, and powers up to 4: "
+            f"{_names(sorted((COMPLEX_CONVERTERS.keys() | complex_numbers.BY_PARTS) - {'getitem'}))}."
         ),
         _wrapped(
             f"Of `torch.ops.{quantized.NAMESPACE}`, by tvmtune's converters, for "

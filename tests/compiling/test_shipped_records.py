@@ -268,7 +268,8 @@ def sections(file: Path) -> list[tuple[dict, set[str]]]:
 
 
 def sample(file: Path) -> list[tuple[dict, set[str]]]:
-    """Few sections that together have records of all implementations in the file."""
+    """Few sections that together have records of all implementations in the file. The soak run checks
+    the others."""
     of_task: dict[str, set[str]] = {}
     for trial in read_log(file).trials:
         of_task.setdefault(trial.task, set()).add(trial.implementation)
@@ -278,7 +279,7 @@ def sample(file: Path) -> list[tuple[dict, set[str]]]:
     ]
     chosen: list[int] = []
     while left := set().union(*used).difference(*(used[i] for i in chosen)):
-        # Planning takes a time for each task, and some for the network.
+        # Planning a network takes as long as ten tasks, and the time of its own.
         gains = [
             len(found & left) / (10 + len(keys))
             for found, (_, keys) in zip(used, candidates, strict=True)

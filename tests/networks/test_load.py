@@ -85,6 +85,15 @@ def test_a_path_is_a_file_even_if_the_zoo_has_the_name(file: Path, monkeypatch: 
         networks.load(Path("resnet-18"))
 
 
+def test_a_name_that_ends_as_files_do_is_a_file(file: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without its dot, ``g.pt2`` would be a spelling of gpt2."""
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(UsageError, match=r"g\.pt2 does not exist"):
+        networks.load("g.pt2")
+    file.rename("resnet18.onnx")
+    assert networks.load("resnet18.onnx").source["file"].endswith("resnet18.onnx")
+
+
 def test_a_file_without_suffix_or_separator_is_found(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(file.parent)
     file.rename(file.with_suffix(""))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from networks.in_tvm import assert_tvm_agrees
+from kernels import this_machine
+from networks.in_tvm import assert_tvm_agrees, run_in_tvm
 from tvmtune.errors import TvmtuneError
+from tvmtune.passes.pipeline import legalize
 
 torch = pytest.importorskip("torch")
 
 from networks.torch_models import function_network  # noqa: E402
+from tvmtune.networks.torch.converters import complex_numbers  # noqa: E402
 
 PAIR = (2, 3, 4, 2)
 """The shape of a tensor whose last axis has the parts of complex numbers."""
@@ -37,29 +42,71 @@ def patched(x: Any, y: Any) -> Any:
     return image
 
 
+def filled(x: Any, y: Any) -> Any:
+    z = x.clone()
+    z[:, 0] = 0
+    z[..., 1] = 2 + 1j
+    z[:, 1] *= 3
+    z[1, :, :2] = y.real[1, :, :2]
+    return z
+
+
+def of_mixed_dtypes(x: Any, y: Any) -> Any:
+    return x * y.real.double(), x + y.to(torch.complex128), torch.complex(x.real[:, :, :1], y.real)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "sums": lambda x, y: (x + y, x - y, -x),
+    "sums": lambda x, y: (
+        x + y,
+        x - y,
+        -x,
+        torch.add(x, y, alpha=2),
+        torch.sub(x, y.real, alpha=3),
+    ),
     "sums with real values": lambda x, y: (x + y.real, y.imag - x, x + 2, 1 - x, x + 2j),
-    "products": lambda x, y: (x * y, x * WEIGHTS),
+    "products": lambda x, y: (x * y, x * WEIGHTS, x**2, x**3),
     "products with real values": lambda x, y: (x * y.real, y.imag * x, 2 * x, x * 1j),
-    "quotients": lambda x, y: (x / (y + 3), 1 / (x + 3), x / 2, x / (y.real + 3)),
-    "conjugates": lambda x, y: (x.conj() * y, torch.conj_physical(x)),
+    "quotients": lambda x, y: (x / y, 1 / x, x / 2, x / y.real, y.real / x),
+    "conjugates": lambda x, y: (x.conj() * y, torch.conj_physical(x), x.conj().imag),
     "parts": lambda x, y: (x.real, x.imag, torch.complex(x.imag, y.real)),
-    "sizes": lambda x, y: (x.abs(), torch.abs(x - x).sum() + y.abs()),
-    "angles": lambda x, y: (x + 3).angle(),
-    "angles of real values": lambda x, y: x + y.real.angle(),
+    "sizes and angles": lambda x, y: (x.abs(), (x - x).abs() + y.angle(), y.real.angle()),
     "polar": lambda x, y: torch.polar(x.real, y.real),
-    "exponentials": lambda x, y: torch.exp(x) + y,
+    "exponentials and logarithms": lambda x, y: (torch.exp(x) + y, torch.log(x)),
     "matrices": lambda x, y: (x @ y.mT, torch.einsum("bij,ij->bj", x, WEIGHTS)),
-    "matrices, one real": lambda x, y: x @ torch.complex(y.real, 0 * y.real).mT,
+    "layers": lambda x, y: torch.nn.functional.linear(x, WEIGHTS, WEIGHTS[:, 0]) + y[..., :3],
+    "choices": lambda x, y: (
+        torch.where(x.real > 0, x, y),
+        torch.where(y.imag > 0, x, 0),
+        x.tril(),
+    ),
     "moves": lambda x, y: (x.permute(2, 0, 1).reshape(4, 6), x[:, 1:, ::2], x.flip(1), x[1]),
     "more moves": lambda x, y: (torch.cat([x, y], 1), torch.stack([x, y]), x.roll(1, 2)),
+    "repetitions": lambda x, y: (
+        x.repeat(2, 1, 1),
+        x[:, :1].squeeze(1),
+        x.unfold(2, 3, 1),
+        y.detach(),
+    ),
     "splits": lambda x, y: tuple(x.split([1, 3], 2)) + tuple(y.chunk(2, 0)),
     "lookups": lambda x, y: (x[:, [2, 0]], x[..., None].expand(2, 3, 4, 2) + y[..., None]),
-    "reductions": lambda x, y: (x.sum(1), x.sum(), y.mean((0, 2))),
+    "more lookups": lambda x, y: (
+        x.gather(1, torch.zeros(2, 1, 4, dtype=torch.int64)),
+        x.index_put((torch.tensor([1]), torch.tensor([2])), y[0, 0]),
+    ),
+    "reductions": lambda x, y: (x.sum(1), x.sum(), y.mean((0, 2)), y.cumsum(1)),
     "zeros around": lambda x, y: torch.nn.functional.pad(x, (1, 2)) + y.sum(),
     "assignments": patched,
-    "casts": lambda x, y: (x.real.to(torch.complex64) + y, x.to(torch.complex128)),
+    "assignments to one place": filled,
+    "casts": lambda x, y: (
+        x.real.to(torch.complex64) + y,
+        x.to(torch.complex128),
+        y.to(torch.float32),
+    ),
+    "mixed dtypes": of_mixed_dtypes,
+    "constants like a tensor": lambda x, y: (
+        torch.ones_like(x),
+        torch.full_like(y, 2, dtype=torch.float32),
+    ),
 }
 
 
@@ -71,12 +118,46 @@ def test_functions_are_those_of_pytorch(function: Callable[..., Any]):
 
 
 @pytest.mark.slow
-def test_sizes_neither_overflow_nor_vanish():
-    def sizes(x: Any) -> Any:
-        z = torch.view_as_complex(x)
-        return torch.stack([(z * 1e25).abs() / 1e25, (z * 1e-25).abs() * 1e25])
+def test_all_operators_that_are_computed_by_parts_are_among_them(monkeypatch: pytest.MonkeyPatch):
+    seen = set()
+    by_parts = complex_numbers.by_parts
 
-    assert_tvm_agrees(function_network(sizes, torch.zeros(PAIR)))
+    def recorded(node: Any, *others: Any) -> Any:
+        seen.add(node.target.__name__)
+        return by_parts(node, *others)
+
+    monkeypatch.setattr(complex_numbers, "by_parts", recorded)
+    for function in FUNCTIONS.values():
+        function_network(on_complex(function), torch.zeros(PAIR), torch.zeros(PAIR)).to_relax()
+    assert seen == complex_numbers.BY_PARTS
+
+
+def test_sizes_and_quotients_neither_overflow_nor_vanish():
+    def found(x: Any, y: Any) -> Any:
+        x, y = torch.view_as_complex(x), torch.view_as_complex(y)
+        quotients = [(x * s) / (y * s) for s in (1e25, 1e-25)]
+        inverses = [(1 / (y * s)) * s for s in (1e25, 1e-25)]
+        sizes = torch.stack([(x * 1e25).abs() / 1e25, (x * 1e-25).abs() * 1e25])
+        return sizes, torch.view_as_real(torch.stack([*quotients, *inverses]))
+
+    assert_tvm_agrees(function_network(found, torch.zeros(PAIR), torch.zeros(PAIR)))
+
+
+def test_sizes_and_angles_of_special_values():
+    inf, nan = math.inf, math.nan
+    pairs = [(nan, 1), (1, nan), (inf, inf), (inf, nan), (nan, -inf), (0, 0), (-inf, 2), (3, -4)]
+    network = function_network(lambda x: torch.view_as_complex(x).abs(), torch.zeros(len(pairs), 2))
+    inputs = {"x_0": np.array(pairs, "float32")}
+    np.testing.assert_allclose(run_in_tvm(network, inputs), network.reference(inputs), rtol=1e-6)
+    network = function_network(torch.angle, torch.zeros(5, dtype=torch.float64))
+    inputs = {"x_0": np.array([-0.0, 0.0, -2.0, inf, nan])}
+    np.testing.assert_array_equal(run_in_tvm(network, inputs), network.reference(inputs))
+
+
+def test_a_part_that_nothing_reads_is_not_computed():
+    network = function_network(lambda x: torch.fft.fft(x).real, torch.zeros(3, 8))
+    kernels = legalize(network.to_relax(), this_machine()).functions_items()
+    assert sum("matmul" in str(variable.name_hint) for variable, _ in kernels) == 1
 
 
 class Fourier(torch.nn.Module):
@@ -127,7 +208,7 @@ def test_rotary_positions_by_complex_numbers():
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: torch.tan(x).real, "'tan'.*complex numbers are not supported by this operator"),
+        (lambda x: torch.tan(x).real, "'tan'.*not among the operators for complex tensors"),
         (
             lambda x: torch.nn.functional.pad(x, (1, 1), value=2.0).real,
             "'constant_pad_nd'.*complex padding other than 0",

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from networks.in_tvm import assert_tvm_agrees
+from networks.in_tvm import assert_equal, assert_tvm_agrees, run_in_tvm
 from tvmtune.errors import TvmtuneError
+from tvmtune.networks.inputs import random_inputs
 
 torch = pytest.importorskip("torch")
 
 from networks.torch_models import function_network  # noqa: E402
+from tvmtune.networks.torch.converters import fourier  # noqa: E402
 
 fft = torch.fft
 
@@ -68,6 +70,42 @@ TRANSFORMS = {
 def test_transforms_are_those_of_pytorch(case: tuple[Any, ...]):
     transform, shape, *dtype = case
     assert_tvm_agrees(function_network(transform, torch.zeros(shape, dtype=(*dtype, None)[0])))
+
+
+@pytest.mark.parametrize("points", [64, 400, 1000])
+def test_values_that_are_real_by_definition_have_no_imaginary_part(points: int):
+    def found(x: Any) -> Any:
+        ends = torch.fft.rfft(x)[:, :: points // 2]
+        return ends.imag + ends.abs(), ends.angle()
+
+    network = function_network(
+        lambda x: (*found(x), fft.rfft(x).imag[:, -1]), torch.zeros(9, points)
+    )
+    inputs = random_inputs(network.inputs, 1)
+    computed, expected = run_in_tvm(network, inputs), network.reference(inputs)
+    assert_equal(computed[:2], expected[:2])
+    assert not computed[2].any()
+
+
+@pytest.mark.parametrize(
+    ("samples", "results", "parts", "real", "fewest"),
+    [
+        ("points", "half", 1, False, 224),
+        ("points", "points", 1, False, 112),
+        ("points", "points", 2, False, 64),
+        ("half", "points", 2, True, 224),
+    ],
+)
+def test_many_points_take_two_steps(samples, results, parts, real, fewest):
+    """As measured: rows of 128 real values take less time in one step, of 256 in two."""
+
+    def steps(points: int) -> int:
+        extents = {"points": points, "half": points // 2 + 1}
+        given = extents[samples], extents[results], parts
+        return 1 if fourier._split(points, *given, real=real) is None else 2
+
+    found = [points for points in range(16, 1024, 16) if steps(points) == 2]
+    assert found[0] == fewest
 
 
 class Spectrogram(torch.nn.Module):

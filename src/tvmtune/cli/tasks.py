@@ -120,7 +120,7 @@ def _table(plan: Plan, tasks: list[Task]) -> None:
     total = sum(t.weight * t.flop for t in tasks)
     table = Table(
         title=f"{plan.network.name} ({plan.prepared.layout}) on {plan.device.model}, "
-        f"{plan.device.threads} threads: {counted(len(tasks), 'task')}, {total / 1e9:.3f} GFLOP",
+        f"{plan.device.threads} threads: {counted(len(tasks), 'task')}, {total / 1e9:.4g} GFLOP",
         title_justify="left",
     )
     for column in ("#", "name", "output", "weight", "GFLOP", "key", "implementations"):

@@ -25,6 +25,14 @@ def version_of(*distributions: str) -> str | None:
     return None
 
 
+def tvm_version() -> str:
+    """That of the installed TVM. Raises :class:`TvmtuneError` if its distribution is not found."""
+    version = version_of("apache-tvm")
+    if version is None:
+        raise TvmtuneError(f"apache-tvm is not installed. Run: {pins_remedy()}")
+    return version
+
+
 def versions() -> dict[str, str | None]:
     """Versions of the packages that results depend on; None if not installed. Imports none of them."""
     return {

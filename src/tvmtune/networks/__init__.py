@@ -52,7 +52,8 @@ def load(
     another size. ``arguments`` are those of a kernel file's operator. ``dtype`` is one of
     :data:`DTYPES`: float16 and bfloat16 are for the zoo and ONNX files, int8 for backends that
     quantize; with float32 a network keeps its own dtypes. ``calibration`` has the options of int8. A
-    zoo name wins over a file of the same name; ``./name`` or a :class:`~pathlib.Path` means the file.
+    zoo name wins over a file of the same name, unless it ends as files do: ``g.pt2`` is not GPT-2.
+    ``./name`` or a :class:`~pathlib.Path` means the file.
 
     Raises :class:`UsageError` for an unknown name, a missing file, or shapes, arguments or a batch that
     do not fit, and :class:`TvmtuneError` for a file without a sound network.
@@ -64,8 +65,9 @@ def load(
         raise UsageError(f"dtype '{dtype}' is not known.{nearest(dtype, list(DTYPES))}")
     if calibration is not None and dtype != "int8":
         raise UsageError(f"{quantization.OPTIONS} are for --dtype int8: omit them")
-    name = zoo.canonical(name_or_path) if isinstance(name_or_path, str) else None
     path, label = Path(name_or_path), os.fspath(name_or_path)
+    may_be_name = isinstance(name_or_path, str) and path.suffix.lower() not in FORMATS
+    name = zoo.canonical(label) if may_be_name else None
     if arguments and (name is not None or not format_of(path.suffix).takes_arguments):
         raise ArgumentError(
             f"{next(iter(arguments))}: only kernel files (.py) take arguments, and "

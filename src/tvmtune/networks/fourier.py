@@ -19,5 +19,9 @@ def factors(
     """
     if 4 * samples * parts * results * 2 > LARGEST:
         raise ValueError(f"a transform of {points} points is too large")
-    turns = np.outer(np.arange(samples), np.arange(results)) % points / points
-    return np.exp((2j if inverse else -2j) * np.pi * turns)
+    places = np.outer(np.arange(samples), np.arange(results)) % points
+    found = np.exp((2j if inverse else -2j) * np.pi * places / points)
+    # Exact zeros keep results real that are so by definition, and their angles.
+    found.real[4 * places % (2 * points) == points] = 0
+    found.imag[2 * places % points == 0] = 0
+    return found

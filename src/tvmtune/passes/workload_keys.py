@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvmtune.machine.package_versions import version_of
+from tvmtune.machine.package_versions import tvm_version
 from tvmtune.types import digest
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def structure(mod: tvm.IRModule) -> str:
 def workload_key(mod: tvm.IRModule) -> str:
     """The exact key of a workload."""
     # The empty string once stood for a space: keys in logs must stay valid.
-    return digest([structure(mod), version_of("apache-tvm"), SPACE_VERSION, ""])
+    return digest([structure(mod), tvm_version(), SPACE_VERSION, ""])
 
 
 def anchor_key(mod: tvm.IRModule) -> str:
@@ -59,7 +59,7 @@ def anchor_key(mod: tvm.IRModule) -> str:
             buffers(block.writes),
             # what the block computes, strides and dilation included; variables count by position
             tvm_ffi.structural_hash(block, map_free_vars=True),
-            version_of("apache-tvm"),
+            tvm_version(),
             SPACE_VERSION,
         ]
     )

@@ -35,7 +35,7 @@ def begin(
 def check_tvm(log: Log, why: str) -> None:
     """Raise :class:`TvmtuneError` if the log was measured with another version of TVM; ``why`` says why
     that matters and what to do."""
-    mine = str(package_versions.version_of("apache-tvm"))
+    mine = package_versions.tvm_version()
     others = {str(h.get("versions", {}).get("apache-tvm", "unknown")) for h in log.headers} - {mine}
     if others:
         raise TvmtuneError(

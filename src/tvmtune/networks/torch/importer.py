@@ -56,6 +56,10 @@ class Importer(ExportedProgramImporter):
 
 def _check_result(expected: Any, result: Any) -> None:
     """Raise NotImplementedError if a tensor has another dtype or shape than in PyTorch."""
+    if isinstance(expected, torch.Tensor) and expected.is_complex() != isinstance(result, Complex):
+        raise NotImplementedError(
+            "the importer takes real numbers for complex ones, or the reverse"
+        )
     if isinstance(expected, torch.Tensor) and isinstance(result, Complex):
         for part in (result.real, result.imag):
             _check_result(real_like(expected), part)

@@ -34,6 +34,10 @@ _DTYPES = {
 """NumPy's names of the dtypes that inputs and outputs may have."""
 
 
+_TAKE_PARTS = "take both parts, and make it complex with torch.view_as_complex"
+_RETURN_PARTS = "return torch.view_as_real of it"
+
+
 def bind(
     program: ExportedProgram,
     *,
@@ -57,7 +61,8 @@ def bind(
     static, symbols = resolve(declared, batch=batch, shapes=shapes, label=label)
     _check_ranges(program, symbols, declared, label)
     specs = tuple(
-        TensorSpec(name, static[name], _dtype(value, name, label)) for name, value in inputs.items()
+        TensorSpec(name, static[name], _dtype(value, name, label, _TAKE_PARTS))
+        for name, value in inputs.items()
     )
     names = _output_names(program)
     if _is_plain(program) and all(_is_static(value) for value in inputs.values()):
@@ -72,7 +77,7 @@ def bind(
                 f"{list(map(str, value.shape))}; only static shapes are supported"
             )
     outputs = tuple(
-        TensorSpec(name, tuple(map(int, value.shape)), _dtype(value, name, label))
+        TensorSpec(name, tuple(map(int, value.shape)), _dtype(value, name, label, _RETURN_PARTS))
         for name, value in zip(names, values, strict=True)
     )
     return bound, specs, outputs
@@ -237,12 +242,12 @@ def _is_static(value: torch.Tensor) -> bool:
     return all(isinstance(dim, int) for dim in _declared(value))
 
 
-def _dtype(value: torch.Tensor, name: str, label: str) -> str:
+def _dtype(value: torch.Tensor, name: str, label: str, remedy: str) -> str:
+    """NumPy's name of a dtype; ``remedy`` is what to do about a complex one."""
     if value.dtype.is_complex:
         raise TvmtuneError(
             f"'{name}' of {label} is of the dtype {value.dtype}, but a library takes and returns real "
-            "tensors: export the network with torch.view_as_complex of its input or "
-            "torch.view_as_real of its output"
+            f"tensors: {remedy}, and export the network again"
         )
     if value.dtype not in _DTYPES:
         raise TvmtuneError(

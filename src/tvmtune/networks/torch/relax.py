@@ -23,6 +23,7 @@ from tvmtune.networks.model_file import kind_and_line
 from tvmtune.networks.torch.converters import (
     attention,
     complex_numbers,
+    indexing,
     quantized,
     recurrent,
     resize,
@@ -71,6 +72,7 @@ def to_relax(
         _aten.matmul.default,
         *resize.WHOLE,
         *views.WHOLE,
+        *indexing.WHOLE,
         *attention.whole_calls(program),
         *recurrent.whole_layers(program, _weights(program)),
     }
@@ -123,11 +125,13 @@ def _expand(program: ExportedProgram, convertible: set[str]) -> ExportedProgram:
 
 
 def _definable(program: ExportedProgram, convertible: set[str]) -> set[torch._ops.OpOverload]:
-    return {
-        each
-        for each in _called(program)
-        if each.__name__ not in convertible and each in decomposition_table
+    lacking = {each for each in _called(program) if each.__name__ not in convertible}
+    of_complex = {
+        node.target
+        for node in program.graph.nodes
+        if node.op == "call_function" and not complex_numbers.is_supported(node)
     }
+    return {each for each in lacking | of_complex if each in decomposition_table}
 
 
 def _called(program: ExportedProgram) -> set[torch._ops.OpOverload]:

@@ -155,10 +155,20 @@ def _reciprocal(x: Any) -> Any:
 
 def magnitude(x: Any, y: Any) -> Any:
     """The root of the sum of both squares, where that is no finite number, or vanishes, too."""
-    op, zero, one = relax.op, *(relax.const(n, str(x.ty.dtype)) for n in (0.0, 1.0))
+    op, kind = relax.op, str(x.ty.dtype)
     large, small = op.maximum(op.abs(x), op.abs(y)), op.minimum(op.abs(x), op.abs(y))
-    ratio = op.divide(small, op.where(op.equal(large, zero), one, large))
-    return op.multiply(large, op.sqrt(op.add(one, op.multiply(ratio, ratio))))
+    one, infinity, nan = (relax.const(number, kind) for number in (1.0, math.inf, math.nan))
+    ratio = op.where(op.equal(large, small), one, op.divide(small, large))
+    size = op.multiply(large, op.sqrt(op.add(one, op.multiply(ratio, ratio))))
+    size = op.where(op.logical_or(op.isnan(x), op.isnan(y)), nan, size)
+    return op.where(op.logical_or(op.isinf(x), op.isinf(y)), infinity, size)
+
+
+def _angle(x: Any) -> Any:
+    """Of real numbers."""
+    zero, half = (relax.const(number, str(x.ty.dtype)) for number in (0.0, math.pi))
+    angle = relax.op.where(relax.op.less(x, zero), half, zero)
+    return relax.op.where(relax.op.isnan(x), x, angle)
 
 
 def _exp2(x: Any) -> Any:
@@ -255,6 +265,7 @@ _BINARY = {
 _FUNCTIONS = {
     "acos": relax.op.acos,
     "acosh": relax.op.acosh,
+    "angle": _angle,
     "asin": relax.op.asin,
     "asinh": relax.op.asinh,
     "atan": relax.op.atan,
@@ -276,6 +287,7 @@ _FUNCTIONS = {
 }
 
 CONVERTERS = {
+    "_neg_view.default": _function(relax.op.negative),
     **{f"{name}.default": _function(operator) for name, operator in _FUNCTIONS.items()},
     **{
         f"{name}.{overload}": _binary(operator)

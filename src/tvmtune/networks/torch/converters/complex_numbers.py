@@ -49,6 +49,12 @@ def takes_part(node: Any) -> bool:
     return node.meta.get("val") is not None and any(map(is_complex, (node, *node.all_input_nodes)))
 
 
+def is_supported(node: Any) -> bool:
+    """Whether a node has no part in complex numbers, or an operator that is defined here for them."""
+    name = str(getattr(node.target, "__name__", node.target))
+    return not takes_part(node) or name.startswith("_fft_") or name in {*CONVERTERS, *BY_PARTS}
+
+
 def by_parts(node: Any, importer: Any, convert: Callable[[Any], Any]) -> Complex:
     """The value of a node whose operator moves or adds elements: ``convert`` makes each of its parts.
 
@@ -56,10 +62,9 @@ def by_parts(node: Any, importer: Any, convert: Callable[[Any], Any]) -> Complex
     """
     name = str(node.target.__name__)
     if name not in BY_PARTS:
-        raise NotImplementedError("complex numbers are not supported by this operator")
-    joined = pytree.tree_leaves(node.args[: _JOINED.get(name, 1)])
-    if not all(map(is_complex, joined)):
-        raise NotImplementedError("it joins real and complex tensors, which is not supported")
+        raise NotImplementedError(
+            "it is not among the operators for complex tensors that docs/operators.md lists"
+        )
     if name == "constant_pad_nd.default" and arguments(node)["value"] != 0:
         raise NotImplementedError("complex padding other than 0 is not supported")
     results = []
@@ -71,18 +76,29 @@ def by_parts(node: Any, importer: Any, convert: Callable[[Any], Any]) -> Complex
 
 @contextlib.contextmanager
 def _as_real(node: Any, importer: Any, part: str) -> Iterator[None]:
-    """In this context the node and its complex operands are real and have one part of their values."""
-    kept = {each: each.meta["val"] for each in (node, *node.all_input_nodes) if is_complex(each)}
-    values = {each: importer.env[each] for each in kept if each is not node}
+    """In this context the node and its operands are real and have one part of their values. Operands
+    that are joined to complex ones may be real."""
+    joined = pytree.tree_leaves(node.args[: _JOINED.get(node.target.__name__, 1)])
+    operands = {*joined, *filter(is_complex, node.all_input_nodes)}
+    kept = {each: each.meta["val"] for each in (node, *operands)}
+    values = {each: importer.env[each] for each in operands}
     try:
         for each, meta in kept.items():
             each.meta["val"] = pytree.tree_map_only(torch.Tensor, real_like, meta)
-        importer.env.update({each: getattr(found, part) for each, found in values.items()})
+        for each in operands:
+            importer.env[each] = _part(importer, values[each], part)
         yield
     finally:
         importer.env.update(values)
         for each, meta in kept.items():
             each.meta["val"] = meta
+
+
+def _part(importer: Any, found: Any, part: str) -> Any:
+    if isinstance(found, Complex):
+        return getattr(found, part)
+    op = Operators(importer.block_builder)
+    return found if part == "real" else op.zeros_like(found)
 
 
 def real_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +168,9 @@ def _imag(node: Any, importer: Any) -> Any:
 
 
 def _from_parts(node: Any, importer: Any) -> Complex:
-    return Complex(*(importer.env[argument] for argument in node.args))
+    op, extents = Operators(importer.block_builder), list(node.meta["val"].shape)
+    parts = (importer.env[argument] for argument in node.args)
+    return Complex(*(op.broadcast_to(x, extents) if shape(x) != extents else x for x in parts))
 
 
 def _polar(node: Any, importer: Any) -> Complex:
@@ -167,8 +185,8 @@ def _abs(node: Any, importer: Any) -> Any:
 
 
 def _angle(node: Any, importer: Any) -> Any:
-    op, z = Operators(importer.block_builder), _operand(node.args[0], importer, torch.complex64)
-    return op.atan2(_whole(op, z).imag, z.real)
+    z = importer.env[node.args[0]]
+    return Operators(importer.block_builder).atan2(z.imag, z.real)
 
 
 def _conjugate(node: Any, importer: Any) -> Complex:
@@ -176,31 +194,61 @@ def _conjugate(node: Any, importer: Any) -> Complex:
     return Complex(z.real, Operators(importer.block_builder).negative(z.imag))
 
 
-def _cast(node: Any, importer: Any) -> Complex:
-    op, wanted = Operators(importer.block_builder), node.meta["val"]
-    if not wanted.is_complex():
-        raise NotImplementedError("a complex tensor has no real dtype; take its real part (z.real)")
-    z = _whole(op, _operand(node.args[0], importer, wanted.dtype))
-    part = part_dtype(wanted.dtype)
-    return Complex(op.astype(z.real, part), op.astype(z.imag, part))
+def _cast(node: Any, importer: Any) -> Any:
+    """To a real dtype, as PyTorch does it: the real part."""
+    op, wanted = Operators(importer.block_builder), node.meta["val"].dtype
+    z = _operand(node.args[0], importer, wanted)
+    if not wanted.is_complex:
+        return z.real
+    return _whole(op, z)
 
 
 def _add(node: Any, importer: Any) -> Complex:
-    op = Operators(importer.block_builder)
-    return _sum(node, importer, op.add)
+    return _sum(node, importer, Operators(importer.block_builder).add)
 
 
 def _subtract(node: Any, importer: Any) -> Complex:
-    op = Operators(importer.block_builder)
-    return _sum(node, importer, op.subtract)
+    return _sum(node, importer, Operators(importer.block_builder).subtract)
 
 
 def _sum(node: Any, importer: Any, combine: Callable[[Any, Any], Any]) -> Complex:
-    if arguments(node)["alpha"] != 1:
-        raise NotImplementedError("alpha is not supported for complex numbers")
-    op, operands = Operators(importer.block_builder), _operands(node, importer)
-    a, b = (_whole(op, operand) for operand in operands)
-    return Complex(combine(a.real, b.real), combine(a.imag, b.imag))
+    alpha = arguments(node).get("alpha", 1)
+    if isinstance(alpha, complex):
+        raise NotImplementedError("a complex alpha is not supported")
+    op, (a, b) = Operators(importer.block_builder), _operands(node, importer)
+    parts = zip((a.real, _imag_of(a)), (b.real, _imag_of(b)), strict=True)
+    if alpha != 1:
+        parts = ((x, op.multiply(y, float(alpha))) for x, y in parts)  # type: ignore[assignment]
+    extents = list(node.meta["val"].shape)
+    results = (combine(x, y) for x, y in parts)
+    return Complex(*(op.broadcast_to(x, extents) if shape(x) != extents else x for x in results))
+
+
+def _where(node: Any, importer: Any) -> Complex:
+    op, condition = Operators(importer.block_builder), importer.env[node.args[0]]
+    dtype, extents = node.meta["val"].dtype, list(node.meta["val"].shape)
+    a, b = (_operand(argument, importer, dtype) for argument in node.args[1:3])
+    pairs = ((a.real, b.real), (_imag_of(a), _imag_of(b)))
+    results = (op.where(condition, x, y) for x, y in pairs)
+    return Complex(*(op.broadcast_to(x, extents) if shape(x) != extents else x for x in results))
+
+
+def _power(node: Any, importer: Any) -> Complex:
+    """A small whole power, by products."""
+    z, exponent = importer.env[node.args[0]], node.args[1]
+    if exponent not in (1, 2, 3, 4):
+        raise NotImplementedError(
+            "of powers of complex numbers, those by 1, 2, 3 and 4 are supported"
+        )
+    op, result = Operators(importer.block_builder), z
+    for _ in range(int(exponent) - 1):
+        result = _product(op, op.multiply, result, z)
+    return result
+
+
+def _log(node: Any, importer: Any) -> Complex:
+    op = Operators(importer.block_builder)
+    return Complex(op.log(_abs(node, importer)), _angle(node, importer))
 
 
 def _multiply(node: Any, importer: Any) -> Complex:
@@ -212,7 +260,10 @@ def _matmul(node: Any, importer: Any) -> Complex:
 
 
 def _products(node: Any, importer: Any, multiply: Callable[[Any, Any], Any]) -> Complex:
-    op, (a, b) = Operators(importer.block_builder), _operands(node, importer)
+    return _product(Operators(importer.block_builder), multiply, *_operands(node, importer))
+
+
+def _product(op: Operators, multiply: Callable[[Any, Any], Any], a: Complex, b: Complex) -> Complex:
     if b.imag is None:
         return Complex(multiply(a.real, b.real), multiply(a.imag, b.real))
     if a.imag is None:
@@ -225,20 +276,22 @@ def _divide(node: Any, importer: Any) -> Complex:
     op, (a, b) = Operators(importer.block_builder), _operands(node, importer)
     if b.imag is None:
         return Complex(op.divide(a.real, b.real), op.divide(a.imag, b.real))
-    return _quotient(op, _whole(op, a), b)
+    return _quotient(op, a, b)
 
 
 def _reciprocal(node: Any, importer: Any) -> Complex:
     op, b = Operators(importer.block_builder), importer.env[node.args[0]]
-    one, zero = (relax.const(number, dtype(b.real)) for number in (1.0, 0.0))
-    return _quotient(op, Complex(one, zero), b)
+    return _quotient(op, Complex(relax.const(1.0, dtype(b.real)), None), b)
 
 
 def _quotient(op: Operators, a: Complex, b: Complex) -> Complex:
-    square = op.add(op.square(b.real), op.square(b.imag))
-    real = op.add(op.multiply(a.real, b.real), op.multiply(a.imag, b.imag))
-    imag = op.subtract(op.multiply(a.imag, b.real), op.multiply(a.real, b.imag))
-    return Complex(op.divide(real, square), op.divide(imag, square))
+    """Of numbers whose squares are no finite ones, or vanish, too."""
+    large = op.maximum(op.abs(b.real), op.abs(b.imag))
+    real, imag = op.divide(b.real, large), op.divide(b.imag, large)
+    square = op.add(op.square(real), op.square(imag))
+    inverse = Complex(op.divide(real, square), op.divide(op.negative(imag), square))
+    product = _product(op, op.multiply, a, inverse)
+    return Complex(op.divide(product.real, large), op.divide(product.imag, large))
 
 
 def _exp(node: Any, importer: Any) -> Complex:
@@ -247,38 +300,44 @@ def _exp(node: Any, importer: Any) -> Complex:
     return Complex(op.multiply(size, op.cos(z.imag)), op.multiply(size, op.sin(z.imag)))
 
 
-def _full_like(node: Any, importer: Any) -> Complex:
-    op, result, number = Operators(importer.block_builder), node.meta["val"], complex(node.args[1])
+def _full_like(node: Any, importer: Any) -> Any:
+    op, result, number = Operators(importer.block_builder), node.meta["val"], node.args[1]
     extents, part = list(result.shape), part_dtype(result.dtype)
-    return Complex(*(op.full(extents, relax.const(x, part)) for x in (number.real, number.imag)))
+    if not result.is_complex():
+        return op.full(extents, relax.const(number, part))
+    whole = complex(number)
+    return Complex(*(op.full(extents, relax.const(x, part)) for x in (whole.real, whole.imag)))
 
 
 def _operands(node: Any, importer: Any) -> tuple[Complex, Complex]:
     """Both operands, of which at least one is complex."""
-    dtype = node.meta["val"].dtype
-    first, second = (_operand(argument, importer, dtype) for argument in node.args[:2])
+    common = node.meta["val"].dtype
+    first, second = (_operand(argument, importer, common) for argument in node.args[:2])
     return first, second
 
 
-def _operand(argument: Any, importer: Any, dtype: torch.dtype) -> Complex:
-    """A node or a number, with parts of those of the complex ``dtype``; the imaginary part of a real
-    one is None."""
-    part = part_dtype(dtype)
-    if isinstance(argument, fx.Node):
-        found = importer.env[argument]
-        if isinstance(found, Complex):
-            return found
-        return Complex(Operators(importer.block_builder).astype(found, part), None)
+def _operand(argument: Any, importer: Any, common: torch.dtype) -> Complex:
+    """A node or a number, whose parts have the dtype of those of ``common``. The imaginary part of a
+    real one is None."""
+    part = part_dtype(common)
     if isinstance(argument, complex):
         return Complex(relax.const(argument.real, part), relax.const(argument.imag, part))
-    return Complex(relax.const(argument, part), None)
+    if not isinstance(argument, fx.Node):
+        return Complex(relax.const(argument, part), None)
+    op, found = Operators(importer.block_builder), importer.env[argument]
+    if isinstance(found, Complex):
+        return Complex(op.astype(found.real, part), op.astype(found.imag, part))
+    return Complex(op.astype(found, part), None)
+
+
+def _imag_of(z: Complex) -> Any:
+    """The imaginary part of an operand, a scalar if it is real."""
+    return relax.const(0.0, dtype(z.real)) if z.imag is None else z.imag
 
 
 def _whole(op: Operators, z: Complex) -> Complex:
     """With zeros as the imaginary part of a real operand."""
-    if z.imag is not None:
-        return z
-    return Complex(z.real, op.full(shape(z.real), relax.const(0.0, dtype(z.real))))
+    return Complex(z.real, op.zeros_like(z.real)) if z.imag is None else z
 
 
 CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -293,16 +352,19 @@ CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
     "div.Tensor": _divide,
     "exp.default": _exp,
     "full_like.default": _full_like,
+    "log.default": _log,
     "imag.default": _imag,
     "matmul.default": _matmul,
     "mm.default": _matmul,
     "mul.Tensor": _multiply,
     "polar.default": _polar,
+    "pow.Tensor_Scalar": _power,
     "real.default": _real,
     "reciprocal.default": _reciprocal,
     "sub.Tensor": _subtract,
     "view_as_complex.default": _view_as_complex,
     "view_as_real.default": _view_as_real,
+    "where.self": _where,
 }
 """By operator and overload, of nodes that take or return complex tensors."""
 
@@ -315,6 +377,7 @@ BY_PARTS = {
     "clone.default",
     "constant_pad_nd.default",
     "copy.default",
+    "cumsum.default",
     "expand.default",
     "flip.default",
     "gather.default",
@@ -331,9 +394,7 @@ BY_PARTS = {
     "slice.Tensor",
     "slice_scatter.default",
     "split_with_sizes.default",
-    "squeeze.dim",
     "squeeze.dims",
-    "sum.default",
     "sum.dim_IntList",
     "unfold.default",
     "unsqueeze.default",

@@ -1,6 +1,6 @@
 """Fourier transforms, as products with matrices of cosines and sines (:mod:`tvmtune.networks.fourier`).
 
-Those of more than some 200 points take two steps [Cooley and Tukey 1965, "An algorithm for the machine
+Many points, mostly more than 200, take two steps [Cooley and Tukey 1965, "An algorithm for the machine
 calculation of complex Fourier series"]: with A * B points, A from each B-th sample, then B points.
 """
 
@@ -19,7 +19,7 @@ from tvmtune.networks.torch.converters.complex_numbers import Complex
 from tvmtune.networks.torch.program import arguments
 
 _LANES = 16
-"""Columns of which products compute a multiple, at most."""
+"""Products compute whole blocks of so many columns."""
 
 _MOVES = 250
 """What moving a value between two steps costs, in operations of products: with 256 or 512 points, the
@@ -94,11 +94,10 @@ def _along(
         parts = [op.permute_dims(part, order) for part in parts]
     samples = shape(parts[0])[-1]
     weights = np.full(samples, scale)
-    if (
-        halved
-    ):  # the other half has the conjugates, but for the first value, and the middle of an even
+    # The other half has the conjugates of all but the first value and the middle one of an even number.
+    if halved:
         weights[1 : (points + 1) // 2] *= 2
-    split = _split(points, results, len(parts), real=halved)
+    split = _split(points, samples, results, len(parts), real=halved)
     if split is None:
         matrix = factors(samples, results, points, parts=len(parts), inverse=inverse)
         parts = _product(op, parts, weights[:, None] * matrix, real=halved)
@@ -111,19 +110,24 @@ def _along(
     return parts
 
 
-def _split(points: int, results: int, parts: int, *, real: bool) -> tuple[int, int] | None:
+def _split(
+    points: int, samples: int, results: int, parts: int, *, real: bool
+) -> tuple[int, int] | None:
     """The factors A and B of a number of points by which two steps take the shortest time, or None if
-    one step is faster."""
+    one step is faster.
+
+    B is even if the number is: then the middle value of a real transform stays real.
+    """
     computed = 1 if real else 2
 
     def operations(split: tuple[int, int]) -> int:
-        """Per point."""
         a, b = (math.ceil(factor / _LANES) * _LANES for factor in split)
-        return 4 * parts * a + 4 * computed * b + _MOVES
+        return points * (4 * parts * a + 4 * computed * b + _MOVES)
 
     splits = [(points // b, b) for b in range(2, points // 2 + 1) if points % b == 0]
+    splits = [(a, b) for a, b in splits if points % 2 or not b % 2]
     best = min(splits, key=operations, default=None)
-    at_once = 2 * parts * computed * results
+    at_once = 2 * samples * parts * computed * results
     return best if best is not None and operations(best) < at_once else None
 
 

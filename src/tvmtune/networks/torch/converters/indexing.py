@@ -21,6 +21,9 @@ from tvmtune.networks.scatters import scatter
 from tvmtune.networks.torch.converters.arithmetic import dtype_name, value
 from tvmtune.networks.torch.program import arguments
 
+WHOLE = {torch.ops.aten.select_scatter.default}
+"""Operators that are to be converted as they are. PyTorch replaces them by a choice of each element."""
+
 _REDUCTIONS = {
     "add": "add",
     "amax": "max",
