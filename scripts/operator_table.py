@@ -129,15 +129,14 @@ def _torch() -> list[str]:
 
     from tvmtune.networks.torch.converters import (
         COMPLEX_CONVERTERS,
-        CONVERTERS,
         complex_numbers,
         quantized,
     )
     from tvmtune.networks.torch.importer import Importer
 
-    ours = {*CONVERTERS, *(COMPLEX_CONVERTERS.keys() - Importer().create_convert_map())}
+    importer = Importer()
     overloads = defaultdict(list)
-    for name in {*Importer().convert_map} - {*quantized.CONVERTERS}:
+    for name in {*importer.convert_map} - {*quantized.CONVERTERS}:
         operator, _, overload = name.partition(".")
         target = getattr(getattr(torch.ops.aten, operator, None), overload or "none", None)
         if target is not None and not _random(target):
@@ -145,7 +144,7 @@ def _torch() -> list[str]:
     lines = ["| operator | overloads | converter |", "|---|---|---|"]
     for operator, names in sorted(overloads.items()):
         listed = ", ".join(f"`{name.partition('.')[2]}`" for name in sorted(names))
-        count = sum(name in ours for name in names)
+        count = sum(name in importer.ours for name in names)
         converter = "tvmtune" if count == len(names) else "tvmtune, TVM" if count else "TVM"
         lines.append(f"| `{operator}` | {listed} | {converter} |")
     return [

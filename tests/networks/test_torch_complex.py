@@ -16,7 +16,7 @@ from tvmtune.passes.pipeline import legalize
 
 torch = pytest.importorskip("torch")
 
-from networks.torch_models import function_network  # noqa: E402
+from networks.torch_models import TorchNetwork, function_network  # noqa: E402
 from tvmtune.networks.torch.converters import complex_numbers  # noqa: E402
 
 PAIR = (2, 3, 4, 2)
@@ -182,6 +182,27 @@ class Fourier(torch.nn.Module):
 @pytest.mark.slow
 def test_a_fourier_neural_operator_with_complex_weights():
     assert_tvm_agrees(function_network(Fourier(4, 3), torch.zeros(2, 4, 10, 12)))
+
+
+def test_complex_weights_of_all_kinds_remain_when_a_network_is_imported():
+    def weights() -> torch.Tensor:
+        return torch.randn(
+            80, 80, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)
+        )
+
+    layer = torch.nn.Module()
+    layer.register_buffer("kept", weights())
+    layer.register_buffer("passing", 2 * weights(), persistent=False)
+    layer.register_parameter("learned", torch.nn.Parameter(3 + weights()))
+    constant = 1j + weights()
+    layer.forward = lambda x: torch.view_as_real(
+        torch.view_as_complex(x) * layer.kept * layer.passing * layer.learned * constant
+    )
+    network = TorchNetwork(
+        torch.export.export(layer, (torch.zeros(80, 80, 2),)), name="net", label="net.pt2"
+    )
+    assert_tvm_agrees(network)
+    assert_tvm_agrees(network, seed=2)
 
 
 class Rotary(torch.nn.Module):

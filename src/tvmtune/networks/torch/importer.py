@@ -23,9 +23,11 @@ class Importer(ExportedProgramImporter):
         """``constants`` are the weights of the program, by the names of their nodes."""
         super().__init__()
         self.constants = constants or {}
-        converters = {name: self._bound(convert) for name, convert in COMPLEX_CONVERTERS.items()}
-        converters |= self.create_convert_map()
-        converters |= {name: self._bound(convert) for name, convert in CONVERTERS.items()}
+        theirs = self.create_convert_map()
+        ours = {n: c for n, c in COMPLEX_CONVERTERS.items() if n not in theirs} | CONVERTERS
+        self.ours = {*ours}
+        """The operators that tvmtune converts, at least for real tensors or if they take no others."""
+        converters = {**theirs, **{name: self._bound(convert) for name, convert in ours.items()}}
         self.convert_map: dict[str, Any] = {
             name: self._checked(convert) for name, convert in converters.items()
         }

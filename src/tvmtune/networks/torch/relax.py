@@ -20,6 +20,7 @@ from tvmtune.errors import TvmtuneError
 from tvmtune.networks.fix_imported_module import fix
 from tvmtune.networks.importer_helpers import check_signature, end_block, local_in, quiet
 from tvmtune.networks.model_file import kind_and_line
+from tvmtune.networks.torch import complex_tensors
 from tvmtune.networks.torch.converters import (
     attention,
     complex_numbers,
@@ -80,13 +81,15 @@ def to_relax(
         decompositions.pop(whole, None)
     with quiet():
         program = program.run_decompositions(decompositions)
+    # What follows changes them in place, and the program that was given has the same ones.
+    program._constants = {**program.constants}
     _check_state(program, label)
     convertible = {*Importer().convert_map}
     program = _expand(program, convertible)
     fold_batch_norms(program)
     fold(program)
-    complex_numbers.split_weights(program)
-    complex_numbers.read_parts(program)
+    complex_tensors.split_weights(program)
+    complex_tensors.read_parts(program)
     importer = Importer(_weights(program))
     _check_operators(program, convertible, label)
     try:

@@ -14,15 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils import _pytree as pytree  # there is no public name for it
 from tvm import relax
 
 from tvmtune.networks.relax_operators import Operators, dtype, shape
 from tvmtune.networks.torch.converters.arithmetic import dtype_name, magnitude
 from tvmtune.networks.torch.program import arguments
-
-_aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -39,9 +36,9 @@ def is_complex(node: Any) -> bool:
     return bool(values) and isinstance(values[0], torch.Tensor) and values[0].is_complex()
 
 
-def part_dtype(dtype: torch.dtype) -> str:
+def part_dtype(whole: torch.dtype) -> str:
     """``float32`` of ``torch.complex64``; of real dtypes their own name."""
-    return dtype_name(torch.empty((), dtype=dtype).real.dtype)
+    return dtype_name(torch.empty((), dtype=whole).real.dtype)
 
 
 def takes_part(node: Any) -> bool:
@@ -105,46 +102,8 @@ def real_like(tensor: torch.Tensor) -> torch.Tensor:
     """One part of a (fake) tensor, with the strides of the whole."""
     if not tensor.is_complex():
         return tensor
-    dtype = getattr(torch, part_dtype(tensor.dtype))
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
-
-
-def split_weights(program: Any) -> None:
-    """Replace complex weights by real ones with the parts as last axis, in place."""
-    tensors = {**program.state_dict, **program.constants}
-    signature = program.graph_signature
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    for place, spec in enumerate(signature.input_specs):
-        tensor = tensors.get(spec.target)
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_complex():
-            continue
-        node = nodes[spec.arg.name]
-        parts = torch.view_as_real(tensor.detach().resolve_conj().contiguous())
-        with program.graph.inserting_after(node):
-            whole = program.graph.call_function(_aten.view_as_complex.default, (node,))
-        whole.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(whole, delete_user_cb=lambda user, made=whole: user is not made)
-        node.meta["val"] = node.meta["val"].new_empty(parts.shape, dtype=parts.dtype)
-        target = f"tvmtune_parts_{place}"
-        program.constants.pop(spec.target, None)
-        program.constants[target] = parts
-        argument = TensorArgument(name=node.name)
-        signature.input_specs[place] = InputSpec(InputKind.CONSTANT_TENSOR, argument, target)
-    program.graph_module.recompile()
-
-
-def read_parts(program: Any) -> None:
-    """Replace ``z.real``, which PyTorch exports as an element of a pair of both parts, by that part, in
-    place: the other need not be computed."""
-    graph = program.graph
-    for pair in graph.find_nodes(op="call_function", target=_aten.view_as_real.default):
-        axis = pair.meta["val"].dim() - 1
-        for node in list(pair.users):
-            if node.target is _aten.select.int and node.args[1] % (axis + 1) == axis:
-                node.target = (_aten.real if node.args[2] in (0, -2) else _aten.imag).default
-                node.args = pair.args
-    graph.eliminate_dead_code()
-    program.graph_module.recompile()
+    part = getattr(torch, part_dtype(tensor.dtype))
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=part, device=tensor.device)
 
 
 def _view_as_complex(node: Any, importer: Any) -> Complex:
@@ -226,8 +185,9 @@ def _sum(node: Any, importer: Any, combine: Callable[[Any, Any], Any]) -> Comple
 
 def _where(node: Any, importer: Any) -> Complex:
     op, condition = Operators(importer.block_builder), importer.env[node.args[0]]
-    dtype, extents = node.meta["val"].dtype, list(node.meta["val"].shape)
-    a, b = (_operand(argument, importer, dtype) for argument in node.args[1:3])
+    result = node.meta["val"]
+    a, b = (_operand(argument, importer, result.dtype) for argument in node.args[1:3])
+    extents = list(result.shape)
     pairs = ((a.real, b.real), (_imag_of(a), _imag_of(b)))
     results = (op.where(condition, x, y) for x, y in pairs)
     return Complex(*(op.broadcast_to(x, extents) if shape(x) != extents else x for x in results))
@@ -242,7 +202,7 @@ def _power(node: Any, importer: Any) -> Complex:
         )
     op, result = Operators(importer.block_builder), z
     for _ in range(int(exponent) - 1):
-        result = _product(op, op.multiply, result, z)
+        result = product(op, op.multiply, result, z)
     return result
 
 
@@ -260,10 +220,12 @@ def _matmul(node: Any, importer: Any) -> Complex:
 
 
 def _products(node: Any, importer: Any, multiply: Callable[[Any, Any], Any]) -> Complex:
-    return _product(Operators(importer.block_builder), multiply, *_operands(node, importer))
+    return product(Operators(importer.block_builder), multiply, *_operands(node, importer))
 
 
-def _product(op: Operators, multiply: Callable[[Any, Any], Any], a: Complex, b: Complex) -> Complex:
+def product(op: Operators, multiply: Callable[[Any, Any], Any], a: Complex, b: Complex) -> Complex:
+    """By ``multiply`` of parts, element by element or of matrices. The imaginary part of a real factor
+    is None."""
     if b.imag is None:
         return Complex(multiply(a.real, b.real), multiply(a.imag, b.real))
     if a.imag is None:
@@ -290,8 +252,8 @@ def _quotient(op: Operators, a: Complex, b: Complex) -> Complex:
     real, imag = op.divide(b.real, large), op.divide(b.imag, large)
     square = op.add(op.square(real), op.square(imag))
     inverse = Complex(op.divide(real, square), op.divide(op.negative(imag), square))
-    product = _product(op, op.multiply, a, inverse)
-    return Complex(op.divide(product.real, large), op.divide(product.imag, large))
+    quotient = product(op, op.multiply, a, inverse)
+    return Complex(op.divide(quotient.real, large), op.divide(quotient.imag, large))
 
 
 def _exp(node: Any, importer: Any) -> Complex:

@@ -15,7 +15,7 @@ from tvm import relax
 
 from tvmtune.networks.fourier import factors
 from tvmtune.networks.relax_operators import Operators, dtype, shape
-from tvmtune.networks.torch.converters.complex_numbers import Complex
+from tvmtune.networks.torch.converters.complex_numbers import Complex, product
 from tvmtune.networks.torch.program import arguments
 
 _LANES = 16
@@ -163,13 +163,10 @@ def _in_two_steps(
 
 def _turned(op: Operators, parts: list[Any], turns: np.ndarray) -> list[Any]:
     """Complex values times ``turns``."""
-    real, imag = parts
-    kind = dtype(real)
-    cosine, sine = (relax.const(each.astype(kind)) for each in (turns.real, turns.imag))
-    return [
-        op.subtract(op.multiply(real, cosine), op.multiply(imag, sine)),
-        op.add(op.multiply(real, sine), op.multiply(imag, cosine)),
-    ]
+    kind = dtype(parts[0])
+    by = Complex(*(relax.const(each.astype(kind)) for each in (turns.real, turns.imag)))
+    turned = product(op, op.multiply, Complex(*parts), by)
+    return [turned.real, turned.imag]
 
 
 def _product(
