@@ -71,15 +71,24 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "parts": lambda x, y: (x.real, x.imag, torch.complex(x.imag, y.real)),
     "sizes and angles": lambda x, y: (x.abs(), (x - x).abs() + y.angle(), y.real.angle()),
     "polar": lambda x, y: torch.polar(x.real, y.real),
-    "exponentials and logarithms": lambda x, y: (torch.exp(x) + y, torch.log(x)),
+    "exponentials and logarithms": lambda x, y: (torch.exp(x) + y, torch.log(x), x.sqrt()),
     "matrices": lambda x, y: (x @ y.mT, torch.einsum("bij,ij->bj", x, WEIGHTS)),
-    "layers": lambda x, y: torch.nn.functional.linear(x, WEIGHTS, WEIGHTS[:, 0]) + y[..., :3],
+    "layers": lambda x, y: (
+        torch.nn.functional.linear(x, WEIGHTS, WEIGHTS[:, 0]),
+        torch.nn.functional.conv1d(y, WEIGHTS[None, :, :2]),
+    ),
     "choices": lambda x, y: (
         torch.where(x.real > 0, x, y),
         torch.where(y.imag > 0, x, 0),
         x.tril(),
     ),
-    "moves": lambda x, y: (x.permute(2, 0, 1).reshape(4, 6), x[:, 1:, ::2], x.flip(1), x[1]),
+    "moves": lambda x, y: (
+        x.permute(2, 0, 1).reshape(4, 6),
+        x[:, 1:, ::2],
+        x.flip(1),
+        x[1],
+        x.diagonal(0, 1, 2),
+    ),
     "more moves": lambda x, y: (torch.cat([x, y], 1), torch.stack([x, y]), x.roll(1, 2)),
     "repetitions": lambda x, y: (
         x.repeat(2, 1, 1),
@@ -92,8 +101,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "more lookups": lambda x, y: (
         x.gather(1, torch.zeros(2, 1, 4, dtype=torch.int64)),
         x.index_put((torch.tensor([1]), torch.tensor([2])), y[0, 0]),
+        x.scatter(1, torch.ones(2, 1, 4, dtype=torch.int64), y[:, :1]),
     ),
-    "reductions": lambda x, y: (x.sum(1), x.sum(), y.mean((0, 2)), y.cumsum(1)),
+    "reductions": lambda x, y: (x.sum(1), x.sum(), y.mean((0, 2)), y.cumsum(1), x.mean()),
     "zeros around": lambda x, y: torch.nn.functional.pad(x, (1, 2)) + y.sum(),
     "assignments": patched,
     "assignments to one place": filled,

@@ -219,6 +219,16 @@ def _matmul(node: Any, importer: Any) -> Complex:
     return _products(node, importer, Operators(importer.block_builder).matmul)
 
 
+def _root(node: Any, importer: Any) -> Complex:
+    op, size, angle = (
+        Operators(importer.block_builder),
+        _abs(node, importer),
+        _angle(node, importer),
+    )
+    root, half = op.sqrt(size), op.multiply(angle, 0.5)
+    return Complex(op.multiply(root, op.cos(half)), op.multiply(root, op.sin(half)))
+
+
 def _products(node: Any, importer: Any, multiply: Callable[[Any, Any], Any]) -> Complex:
     return product(Operators(importer.block_builder), multiply, *_operands(node, importer))
 
@@ -318,11 +328,13 @@ CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
     "imag.default": _imag,
     "matmul.default": _matmul,
     "mm.default": _matmul,
+    "mul.Scalar": _multiply,
     "mul.Tensor": _multiply,
     "polar.default": _polar,
     "pow.Tensor_Scalar": _power,
     "real.default": _real,
     "reciprocal.default": _reciprocal,
+    "sqrt.default": _root,
     "sub.Tensor": _subtract,
     "view_as_complex.default": _view_as_complex,
     "view_as_real.default": _view_as_real,
@@ -335,6 +347,7 @@ _JOINED = {"copy.default": 2, "select_scatter.default": 2, "slice_scatter.defaul
 
 BY_PARTS = {
     "alias.default",
+    "as_strided.default",
     "cat.default",
     "clone.default",
     "constant_pad_nd.default",
@@ -347,10 +360,12 @@ BY_PARTS = {
     "index.Tensor",
     "index_put.default",
     "index_select.default",
+    "mean.default",
     "mean.dim",
     "neg.default",
     "permute.default",
     "repeat.default",
+    "scatter.src",
     "select.int",
     "select_scatter.default",
     "slice.Tensor",
