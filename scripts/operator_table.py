@@ -127,11 +127,7 @@ def _table(
 def _torch() -> list[str]:
     import torch
 
-    from tvmtune.networks.torch.converters import (
-        COMPLEX_CONVERTERS,
-        complex_numbers,
-        quantized,
-    )
+    from tvmtune.networks.torch.converters import ON_COMPLEX, quantized
     from tvmtune.networks.torch.importer import Importer
 
     importer = Importer()
@@ -159,7 +155,7 @@ def _torch() -> list[str]:
         _wrapped(
             "On complex tensors, which a program may have between its inputs and outputs, these "
             "operators are supported, padding with 0 only, and powers up to 4: "
-            f"{_names(sorted((COMPLEX_CONVERTERS.keys() | complex_numbers.BY_PARTS) - {'getitem'}))}."
+            f"{_names(sorted(ON_COMPLEX - {'getitem'}))}."
         ),
         _wrapped(
             f"Of `torch.ops.{quantized.NAMESPACE}`, by tvmtune's converters, for "

@@ -26,7 +26,7 @@ class Importer(ExportedProgramImporter):
         theirs = self.create_convert_map()
         ours = {n: c for n, c in COMPLEX_CONVERTERS.items() if n not in theirs} | CONVERTERS
         self.ours = {*ours}
-        """The operators that tvmtune converts, at least for real tensors or if they take no others."""
+        """The operators whose calls on real tensors, or if they have none on such, tvmtune converts."""
         converters = {**theirs, **{name: self._bound(convert) for name, convert in ours.items()}}
         self.convert_map: dict[str, Any] = {
             name: self._checked(convert) for name, convert in converters.items()
@@ -58,16 +58,16 @@ class Importer(ExportedProgramImporter):
 
 def _check_result(expected: Any, result: Any) -> None:
     """Raise NotImplementedError if a tensor has another dtype or shape than in PyTorch."""
-    if isinstance(expected, torch.Tensor) and expected.is_complex() != isinstance(result, Complex):
+    if not isinstance(expected, torch.Tensor):
+        return
+    if expected.is_complex() != isinstance(result, Complex):
         raise NotImplementedError(
             "the importer takes real numbers for complex ones, or the reverse"
         )
-    if isinstance(expected, torch.Tensor) and isinstance(result, Complex):
+    if isinstance(result, Complex):
         for part in (result.real, result.imag):
             _check_result(real_like(expected), part)
-    if not isinstance(expected, torch.Tensor) or not isinstance(
-        getattr(result, "ty", None), relax.TensorType
-    ):
+    if not isinstance(getattr(result, "ty", None), relax.TensorType):
         return
     found = type_text(result.ty)
     wanted = tensor_text(list(expected.shape), dtype_name(expected.dtype))

@@ -22,6 +22,7 @@ from tvmtune.networks.importer_helpers import check_signature, end_block, local_
 from tvmtune.networks.model_file import kind_and_line
 from tvmtune.networks.torch import complex_tensors
 from tvmtune.networks.torch.converters import (
+    ON_COMPLEX,
     attention,
     complex_numbers,
     indexing,
@@ -132,9 +133,10 @@ def _definable(program: ExportedProgram, convertible: set[str]) -> set[torch._op
     of_complex = {
         node.target
         for node in program.graph.nodes
-        if node.op == "call_function" and not complex_numbers.is_supported(node)
+        if node.op == "call_function" and complex_numbers.takes_part(node)
     }
-    return {each for each in lacking | of_complex if each in decomposition_table}
+    lacking |= {each for each in of_complex if each.__name__ not in ON_COMPLEX}
+    return {each for each in lacking if each in decomposition_table}
 
 
 def _called(program: ExportedProgram) -> set[torch._ops.OpOverload]:

@@ -26,7 +26,7 @@ from tvmtune.networks.torch.converters import (
     windows,
 )
 
-__all__ = ["COMPLEX_CONVERTERS", "CONVERTERS"]
+__all__ = ["COMPLEX_CONVERTERS", "CONVERTERS", "ON_COMPLEX"]
 
 CONVERTERS = {
     **arithmetic.CONVERTERS,
@@ -48,3 +48,6 @@ CONVERTERS = {
 
 COMPLEX_CONVERTERS = {**complex_numbers.CONVERTERS, **fourier.CONVERTERS}
 """Those of nodes that take or return complex tensors."""
+
+ON_COMPLEX = {*COMPLEX_CONVERTERS, *complex_numbers.BY_PARTS}
+"""All operators that are supported on complex tensors."""

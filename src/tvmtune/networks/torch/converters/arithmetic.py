@@ -156,7 +156,8 @@ def _reciprocal(x: Any) -> Any:
 def magnitude(x: Any, y: Any) -> Any:
     """The root of the sum of both squares, where that is no finite number, or vanishes, too."""
     op, kind = relax.op, str(x.ty.dtype)
-    large, small = op.maximum(op.abs(x), op.abs(y)), op.minimum(op.abs(x), op.abs(y))
+    first, second = op.abs(x), op.abs(y)
+    large, small = op.maximum(first, second), op.minimum(first, second)
     one, infinity, nan = (relax.const(number, kind) for number in (1.0, math.inf, math.nan))
     ratio = op.where(op.equal(large, small), one, op.divide(small, large))
     size = op.multiply(large, op.sqrt(op.add(one, op.multiply(ratio, ratio))))
@@ -273,8 +274,8 @@ _FUNCTIONS = {
     "cos": relax.op.cos,
     "cosh": relax.op.cosh,
     "erf": relax.op.erf,
-    "exp2": _exp2,
     "exp": relax.op.exp,
+    "exp2": _exp2,
     "log": relax.op.log,
     "reciprocal": _reciprocal,
     "rsqrt": relax.op.rsqrt,

@@ -46,12 +46,6 @@ def takes_part(node: Any) -> bool:
     return node.meta.get("val") is not None and any(map(is_complex, (node, *node.all_input_nodes)))
 
 
-def is_supported(node: Any) -> bool:
-    """Whether a node has no part in complex numbers, or an operator that is defined here for them."""
-    name = str(getattr(node.target, "__name__", node.target))
-    return not takes_part(node) or name.startswith("_fft_") or name in {*CONVERTERS, *BY_PARTS}
-
-
 def by_parts(node: Any, importer: Any, convert: Callable[[Any], Any]) -> Complex:
     """The value of a node whose operator moves or adds elements: ``convert`` makes each of its parts.
 
@@ -127,14 +121,16 @@ def _imag(node: Any, importer: Any) -> Any:
 
 
 def _from_parts(node: Any, importer: Any) -> Complex:
-    op, extents = Operators(importer.block_builder), list(node.meta["val"].shape)
-    parts = (importer.env[argument] for argument in node.args)
-    return Complex(*(op.broadcast_to(x, extents) if shape(x) != extents else x for x in parts))
+    return _spread(node, importer, *(importer.env[argument] for argument in node.args))
 
 
 def _polar(node: Any, importer: Any) -> Complex:
     op = Operators(importer.block_builder)
     size, angle = (importer.env[argument] for argument in node.args)
+    return _of_polar(op, size, angle)
+
+
+def _of_polar(op: Operators, size: Any, angle: Any) -> Complex:
     return Complex(op.multiply(size, op.cos(angle)), op.multiply(size, op.sin(angle)))
 
 
@@ -175,22 +171,18 @@ def _sum(node: Any, importer: Any, combine: Callable[[Any, Any], Any]) -> Comple
     if isinstance(alpha, complex):
         raise NotImplementedError("a complex alpha is not supported")
     op, (a, b) = Operators(importer.block_builder), _operands(node, importer)
-    parts = zip((a.real, _imag_of(a)), (b.real, _imag_of(b)), strict=True)
+    added = [b.real, _imag_of(b)]
     if alpha != 1:
-        parts = ((x, op.multiply(y, float(alpha))) for x, y in parts)  # type: ignore[assignment]
-    extents = list(node.meta["val"].shape)
-    results = (combine(x, y) for x, y in parts)
-    return Complex(*(op.broadcast_to(x, extents) if shape(x) != extents else x for x in results))
+        added = [op.multiply(part, float(alpha)) for part in added]
+    return _spread(node, importer, combine(a.real, added[0]), combine(_imag_of(a), added[1]))
 
 
 def _where(node: Any, importer: Any) -> Complex:
     op, condition = Operators(importer.block_builder), importer.env[node.args[0]]
-    result = node.meta["val"]
-    a, b = (_operand(argument, importer, result.dtype) for argument in node.args[1:3])
-    extents = list(result.shape)
-    pairs = ((a.real, b.real), (_imag_of(a), _imag_of(b)))
-    results = (op.where(condition, x, y) for x, y in pairs)
-    return Complex(*(op.broadcast_to(x, extents) if shape(x) != extents else x for x in results))
+    common = node.meta["val"].dtype
+    a, b = (_operand(argument, importer, common) for argument in node.args[1:3])
+    real = op.where(condition, a.real, b.real)
+    return _spread(node, importer, real, op.where(condition, _imag_of(a), _imag_of(b)))
 
 
 def _power(node: Any, importer: Any) -> Complex:
@@ -225,8 +217,7 @@ def _root(node: Any, importer: Any) -> Complex:
         _abs(node, importer),
         _angle(node, importer),
     )
-    root, half = op.sqrt(size), op.multiply(angle, 0.5)
-    return Complex(op.multiply(root, op.cos(half)), op.multiply(root, op.sin(half)))
+    return _of_polar(op, op.sqrt(size), op.multiply(angle, 0.5))
 
 
 def _products(node: Any, importer: Any, multiply: Callable[[Any, Any], Any]) -> Complex:
@@ -268,8 +259,7 @@ def _quotient(op: Operators, a: Complex, b: Complex) -> Complex:
 
 def _exp(node: Any, importer: Any) -> Complex:
     op, z = Operators(importer.block_builder), importer.env[node.args[0]]
-    size = op.exp(z.real)
-    return Complex(op.multiply(size, op.cos(z.imag)), op.multiply(size, op.sin(z.imag)))
+    return _of_polar(op, op.exp(z.real), z.imag)
 
 
 def _full_like(node: Any, importer: Any) -> Any:
@@ -302,6 +292,12 @@ def _operand(argument: Any, importer: Any, common: torch.dtype) -> Complex:
     return Complex(op.astype(found, part), None)
 
 
+def _spread(node: Any, importer: Any, *parts: Any) -> Complex:
+    """Both parts in the shape of the node's value: one that was a scalar may lack axes."""
+    op, extents = Operators(importer.block_builder), list(node.meta["val"].shape)
+    return Complex(*(x if shape(x) == extents else op.broadcast_to(x, extents) for x in parts))
+
+
 def _imag_of(z: Complex) -> Any:
     """The imaginary part of an operand, a scalar if it is real."""
     return relax.const(0.0, dtype(z.real)) if z.imag is None else z.imag
@@ -324,8 +320,8 @@ CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
     "div.Tensor": _divide,
     "exp.default": _exp,
     "full_like.default": _full_like,
-    "log.default": _log,
     "imag.default": _imag,
+    "log.default": _log,
     "matmul.default": _matmul,
     "mm.default": _matmul,
     "mul.Scalar": _multiply,

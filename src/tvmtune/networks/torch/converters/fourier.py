@@ -124,8 +124,8 @@ def _split(
         a, b = (math.ceil(factor / _LANES) * _LANES for factor in split)
         return points * (4 * parts * a + 4 * computed * b + _MOVES)
 
-    splits = [(points // b, b) for b in range(2, points // 2 + 1) if points % b == 0]
-    splits = [(a, b) for a, b in splits if points % 2 or not b % 2]
+    step = 1 if points % 2 else 2
+    splits = [(points // b, b) for b in range(2, points // 2 + 1, step) if points % b == 0]
     best = min(splits, key=operations, default=None)
     at_once = 2 * samples * parts * computed * results
     return best if best is not None and operations(best) < at_once else None

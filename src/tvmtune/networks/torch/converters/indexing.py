@@ -266,25 +266,21 @@ def _put_where(node: Any, importer: Any, data: Any, values: Any, accumulate: boo
 
 def _slice_scatter(node: Any, importer: Any) -> Any:
     given = arguments(node)
-    extents = list(node.meta["val"].shape)
-    axis = given["dim"] % len(extents)
-    taken = range(extents[axis])[slice(given["start"], given["end"], given["step"])]
-    return _assigned(node, importer, axis, taken)
+    return _assigned(node, importer, slice(given["start"], given["end"], given["step"]))
 
 
 def _select_scatter(node: Any, importer: Any) -> Any:
-    given = arguments(node)
-    extents = list(node.meta["val"].shape)
-    axis = given["dim"] % len(extents)
-    place = given["index"] % extents[axis]
-    return _assigned(node, importer, axis, range(place, place + 1))
+    place = arguments(node)["index"]
+    return _assigned(node, importer, slice(place, place + 1 or None))
 
 
-def _assigned(node: Any, importer: Any, axis: int, taken: range) -> Any:
-    """The first argument with the second in these places along an axis."""
+def _assigned(node: Any, importer: Any, places: slice) -> Any:
+    """The first argument with the second in these places along the axis ``dim``."""
     op, dtype = Operators(importer.block_builder), node.meta["val"].dtype
     old, new = (value(node, importer, argument, dtype) for argument in node.args[:2])
     extents = shape(old)
+    axis = arguments(node)["dim"] % len(extents)
+    taken = range(extents[axis])[places]
     if not taken:
         return old
     new = op.reshape(new, [*extents[:axis], len(taken), *extents[axis + 1 :]])
@@ -296,12 +292,12 @@ def _assigned(node: Any, importer: Any, axis: int, taken: range) -> Any:
         )
         parts = [*before, new, *after]
         return op.concat(parts, axis=axis) if len(parts) > 1 else new
-    places = np.zeros(extents[axis], "int64")
-    places[taken] = np.arange(len(taken))
+    sources = np.zeros(extents[axis], "int64")
+    sources[places] = np.arange(len(taken))
     is_new = np.isin(np.arange(extents[axis]), taken).reshape(
         [-1] + [1] * (len(extents) - axis - 1)
     )
-    spread = op.take(new, relax.const(places, "int64"), axis=axis, mode="clip")
+    spread = op.take(new, relax.const(sources, "int64"), axis=axis, mode="clip")
     return op.where(relax.const(is_new), spread, old)
 
 

@@ -50,4 +50,4 @@ def _kth_smallest(node: Any, importer: Any) -> Any:
     return relax.Tuple(found if given["keepdim"] else [op.squeeze(each, [axis]) for each in found])
 
 
-CONVERTERS = {"kthvalue.default": _kth_smallest, "getitem": _getitem, "topk.default": _topk}
+CONVERTERS = {"getitem": _getitem, "kthvalue.default": _kth_smallest, "topk.default": _topk}
