@@ -72,6 +72,15 @@ class Network(Protocol):
 
 
 @runtime_checkable
+class Stateful(Protocol):
+    """A network that keeps tensors from run to run, such as the cache of a language model."""
+
+    state: Mapping[str, np.ndarray]
+    """The values with which they begin, by name. Each is an input and an output of this name: a run's
+    output is the input of the next, and a run may overwrite the input."""
+
+
+@runtime_checkable
 class Templated(Protocol):
     """A network with schedule templates written by its author."""
 
@@ -454,6 +463,17 @@ class Trial:
 def is_operator(network: Network) -> bool:
     """Whether it is a single operator from a kernel file."""
     return isinstance(network, Templated)
+
+
+def state_of(network: Network) -> Mapping[str, np.ndarray]:
+    """The network's state: see :class:`Stateful`. Empty for others."""
+    return network.state if isinstance(network, Stateful) else {}
+
+
+def state_positions(network: Network) -> list[int]:
+    """Positions of the inputs that are state."""
+    state = state_of(network)
+    return [n for n, spec in enumerate(network.inputs) if spec.name in state]
 
 
 def batch_of(source: JSON, inputs: Sequence[TensorSpec]) -> int:

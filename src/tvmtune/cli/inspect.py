@@ -66,8 +66,14 @@ def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
         yield f"  {name}", json.dumps(value) if isinstance(value, dict) else str(value)
     yield "  structure", network["structure_hash"]
     yield "  weights", network["weights_hash"]
-    for part in ("inputs", "outputs"):
-        for index, spec in enumerate(stored[part]):
+    state = {entry["name"] for entry in stored.get("state", ())}
+    parts = {
+        "inputs": [spec for spec in stored["inputs"] if spec["name"] not in state],
+        "outputs": [spec for spec in stored["outputs"] if spec["name"] not in state],
+        "state": [spec for spec in stored["inputs"] if spec["name"] in state],
+    }
+    for part, specs in parts.items():
+        for index, spec in enumerate(specs):
             shape = "x".join(map(str, spec["shape"])) or "scalar"
             yield "" if index else part, f"{spec['name']}: {shape} {spec['dtype']}"
     yield "device", f"{device['backend']}: {device.get('model') or 'unnamed'}"

@@ -11,6 +11,9 @@
     ``layout``.
 ``inputs``, ``outputs``
     In the order of the call: ``name``, ``shape``, ``dtype``.
+``state``
+    Only for networks that keep tensors from run to run: for each its ``name``, that of an input and an
+    output, and its ``initial`` values (:mod:`tvmtune.library.initial_state`).
 ``device``, ``threads``
     The device that it was tuned for (:meth:`tvmtune.types.Device.to_json`), and its CPU threads.
 ``cpu_features``
@@ -42,9 +45,9 @@ from typing import TYPE_CHECKING
 
 from tvmtune import fields
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.library import STATIC, elf, trailer
+from tvmtune.library import STATIC, elf, initial_state, trailer
 from tvmtune.machine import board_identity, cpu_features
-from tvmtune.types import TensorSpec
+from tvmtune.types import TensorSpec, state_of
 
 if TYPE_CHECKING:
     import os
@@ -83,6 +86,7 @@ def describe(
     estimate = None
     if latencies and None not in latencies:
         estimate = 1e3 * sum(task["weight"] * task["latency"] for task in tasks)
+    state = initial_state.encode(state_of(network))
     return {
         "format": trailer.FORMAT,
         "tvmtune": versions["tvmtune"],
@@ -96,6 +100,7 @@ def describe(
         },
         "inputs": [spec.to_json() for spec in network.inputs],
         "outputs": [spec.to_json() for spec in network.outputs],
+        **({"state": state} if state else {}),
         "device": device.to_json(),
         "threads": device.threads,
         "cpu_features": cpu_features.required(device.target, dtypes),
@@ -179,6 +184,7 @@ def _check(data: JSON) -> None:
             "check": fields.OBJECT_OR_NULL,
             "machine": thing,
             "modelled": some,
+            "state": some,
         },
     )
     hashes = {"structure_hash": text, "weights_hash": text}
@@ -193,6 +199,11 @@ def _check(data: JSON) -> None:
     for entry in fields.each([*data["inputs"], *data["outputs"]], thing, "inputs"):
         fields.check(entry, {"name": text, "shape": some, "dtype": text})
         fields.each(entry["shape"], integer, "shape")
+    names = [{each["name"] for each in data[part]} for part in ("inputs", "outputs")]
+    for entry in fields.each(data.get("state", []), thing, "state"):
+        fields.check(entry, {"name": text, "initial": fields.TEXT_OR_NULL})
+        if not all(entry["name"] in each for each in names):
+            raise ValueError(f"'state' has '{entry['name']}', which is no input and output")
     fields.each(data.get("cpu_features", []), text, "cpu_features")
     tasks = data["tasks"]
     counts = dict.fromkeys(("total", "exact", "anchor", "default"), integer)

@@ -61,7 +61,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """An elementwise operator between the scores and the softmax."""
 
     operator: str
@@ -72,14 +72,14 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Attention:
+class Attention:
     queries: Any
     """(..., M, D)"""
     keys: Any
     """(..., D, N)"""
     values: Any
     """(..., N, E)"""
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     """In the order of their computation."""
     nan_to_zero: bool
     """Whether the weights are zero where softmax is not a number, as of queries without a key."""
@@ -101,7 +101,7 @@ def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
 
     made: dict[Any, Callable[[Any], Any]] = {}
     for variable, value in values.items():
-        found = _match(value, only_read)
+        found = match(value, only_read)
         if found is None:
             continue
         heads, queries, depth, keys, columns = _sizes(found)
@@ -137,7 +137,7 @@ def _rounded(extent: int, step: int) -> int:
     return -(-extent // step) * step
 
 
-def _match(value: Any, only_read: Callable[..., Any]) -> _Attention | None:
+def match(value: Any, only_read: Callable[..., Any]) -> Attention | None:
     """The attention whose result is ``value``."""
     if operator_of(value) != "matmul":
         return None
@@ -160,7 +160,7 @@ def _match(value: Any, only_read: Callable[..., Any]) -> _Attention | None:
     heads = {None if shape is None or len(shape) < 3 else (*shape[:-2],) for shape in shapes}
     if None in heads or len(heads) > 1:
         return None
-    return _Attention(queries, keys, value.args[1], tuple(steps), nan_to_zero)
+    return Attention(queries, keys, value.args[1], tuple(steps), nan_to_zero)
 
 
 def _without_nan(where: Any, only_read: Callable[..., Any]) -> Any:
@@ -174,13 +174,13 @@ def _without_nan(where: Any, only_read: Callable[..., Any]) -> Any:
     return only_read(kept, 2)
 
 
-def _scores(expr: Any, only_read: Callable[..., Any]) -> tuple[Any, list[_Step]] | None:
+def _scores(expr: Any, only_read: Callable[..., Any]) -> tuple[Any, list[Step]] | None:
     """The product that the scores come from, and the steps after it."""
     call = only_read(expr)
     operator = operator_of(call)
     if operator == "matmul":
         return call, []
-    if operator not in _COMPUTE:
+    if operator not in COMPUTE:
         return None
     for place, operand in enumerate(call.args):
         if static_shape(operand) != static_shape(call) or str(operand.ty.dtype) != "float32":
@@ -188,7 +188,7 @@ def _scores(expr: Any, only_read: Callable[..., Any]) -> tuple[Any, list[_Step]]
         found = _scores(operand, only_read)
         if found is not None:
             others = tuple(_number(each) for n, each in enumerate(call.args) if n != place)
-            return found[0], [*found[1], _Step(operator, place, others)]
+            return found[0], [*found[1], Step(operator, place, others)]
     return None
 
 
@@ -200,14 +200,14 @@ def _number(operand: Any) -> Any:
     return operand
 
 
-def _sizes(attention: _Attention) -> tuple[int, ...]:
+def _sizes(attention: Attention) -> tuple[int, ...]:
     """Heads, queries, columns of a query, keys, and columns of a value."""
     *heads, queries, depth = (int(n) for n in attention.queries.ty.shape)
     keys, columns = (int(n) for n in list(attention.values.ty.shape)[-2:])
     return product(heads), queries, depth, keys, columns
 
 
-def _call(attention: _Attention, tiles: Tiles, mutator: Any) -> Any:
+def _call(attention: Attention, tiles: Tiles, mutator: Any) -> Any:
     others = [each for step in attention.steps for each in step.others]
     tensors = [
         mutator.visit_expr(each)
@@ -219,7 +219,7 @@ def _call(attention: _Attention, tiles: Tiles, mutator: Any) -> Any:
 
 
 def _program(
-    steps: Sequence[_Step], tiles: Tiles, nan_to_zero: bool, q: Any, k: Any, v: Any, *others: Any
+    steps: Sequence[Step], tiles: Tiles, nan_to_zero: bool, q: Any, k: Any, v: Any, *others: Any
 ) -> Any:
     """The kernel in TE. Queries, keys and columns are rounded up to whole blocks, tiles and vectors:
     queries repeat the last one, which is not stored, keys get a weight of zero, and columns are not
@@ -272,9 +272,9 @@ def _program(
         value = scores[at]
         for step, others in zip(steps, operands, strict=True):
             position = (*head, query(row), key(part, lane))
-            read = [_element(each, position) for each in others]
+            read = [element(each, position) for each in others]
             read.insert(step.place, value)
-            value = _COMPUTE[step.operator](*read)
+            value = COMPUTE[step.operator](*read)
         return value
 
     # Stored: computed again for the weights, it could be rounded otherwise than for the maximum, by a
@@ -339,7 +339,7 @@ def _widened(tensor: Any, width: int) -> Any:
     )
 
 
-def _element(operand: Any, position: Sequence[Any]) -> Any:
+def element(operand: Any, position: Sequence[Any]) -> Any:
     """The element of an operand, which is broadcast to the scores, at a position of theirs."""
     from tvm import tirx
 
@@ -368,7 +368,7 @@ def _where(condition: Any, one: Any, other: Any) -> Any:
     return tirx.Select(condition, one, other)
 
 
-_COMPUTE: dict[str, Callable[..., Any]] = {
+COMPUTE: dict[str, Callable[..., Any]] = {
     "add": lambda one, other: one + other,
     "divide": lambda one, other: one / other,
     "maximum": _maximum,

@@ -26,27 +26,44 @@ def blocks(func: Any) -> list[Any]:
 def renamed(func: Any, names: Mapping[str, str]) -> Any:
     """``func`` with new names for some blocks, by their names."""
     return _changed(
-        func, lambda block: (names.get(str(block.name_hint), block.name_hint), block.annotations)
+        func,
+        lambda block: (
+            names.get(str(block.name_hint), block.name_hint),
+            block.annotations,
+            block.body,
+        ),
     )
 
 
 def annotated(func: Any, annotations: Callable[[Any], Mapping[str, Any]]) -> Any:
     """``func`` with the blocks' annotations as ``annotations`` returns them."""
-    return _changed(func, lambda block: (block.name_hint, annotations(block)))
+    return _changed(func, lambda block: (block.name_hint, annotations(block), block.body))
 
 
-def _changed(func: Any, change: Callable[[Any], tuple[str, Mapping[str, Any]]]) -> Any:
+def with_body(func: Any, name: str, body: Any) -> Any:
+    """``func`` with another body of the block ``name``."""
+    return _changed(
+        func,
+        lambda block: (
+            block.name_hint,
+            block.annotations,
+            body if str(block.name_hint) == name else block.body,
+        ),
+    )
+
+
+def _changed(func: Any, change: Callable[[Any], tuple[str, Mapping[str, Any], Any]]) -> Any:
     from tvm import s_tir
     from tvm_ffi import structural_map
 
     def visit(block: Any) -> Any:
-        name, annotations = change(block)
+        name, annotations, body = change(block)
         return s_tir.SBlock(
             block.iter_vars,
             block.reads,
             block.writes,
             name,
-            block.body,
+            body,
             block.init,
             block.alloc_buffers,
             block.match_buffers,

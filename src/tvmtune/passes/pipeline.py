@@ -20,6 +20,7 @@ from tvmtune.passes import (
     concatenations,
     constants,
     elementwise_layouts,
+    few_queries,
     folding,
     fusable_calls,
     group_norm,
@@ -116,6 +117,7 @@ def prepare(
     if device.runtime == "cpu" and not keep_convolutions:
         cores = int(device.target.get("num-cores") or 1)
         graph = attention.fuse(seldom_read_taps.split(graph), device.target, cores)
+        graph = few_queries.fuse(graph, device.target)
     graph = _run(graph, device, [relax.transform.DeadCodeElimination()])
     return Prepared(network=network, device=device, layout=chosen, graph=graph)
 

@@ -13,6 +13,9 @@ from typing import Any
 from tvmtune.passes.cpu_threads import cpu_threads
 from tvmtune.types import product
 
+NAME = "scatter"
+"""The block of such a kernel. The loop in it, over threads, copies data and then applies updates."""
+
 Row = Callable[[Sequence[Any], Any], Any]
 """From a position in the loops over the updates, and the indices, the row of the output; -1 if an index
 is out of range."""
@@ -90,8 +93,8 @@ def _scattered(
         lambda inputs, outputs: loops(inputs, outputs[0]),
         dtype=data.dtype,
         out_buffers=[buffer],
-        name="scatter",
-        tag="scatter",
+        name=NAME,
+        tag=NAME,
     )
 
 

@@ -81,9 +81,10 @@ class InferenceSession:
     """A library as a session of ONNX Runtime: NumPy arrays in and out.
 
     Any thread may use it; calls of several threads run one after another, each on all of the
-    session's threads. ``path``: a library of ``tvmtune compile`` or ``tune``. ``threads``: CPU threads
-    to compute with, by default as many as it was tuned for, or as this process may use if these are
-    fewer. Raises :class:`UsageError` if there is no such file or there are fewer CPUs than
+    session's threads. What the network keeps from run to run, such as the cache of a language model,
+    stays in the session. ``path``: a library of ``tvmtune compile`` or ``tune``. ``threads``: CPU
+    threads to compute with, by default as many as it was tuned for, or as this process may use if these
+    are fewer. Raises :class:`UsageError` if there is no such file or there are fewer CPUs than
     ``threads``, :class:`TvmtuneError` if the library is damaged or cannot run here.
 
     A session may be used as a context manager, which closes it.
@@ -96,8 +97,9 @@ class InferenceSession:
         except BaseException:
             self._thread.close()
             raise
-        self._inputs = self._library.inputs
-        self._outputs = self._library.outputs
+        state = self._library.state
+        self._inputs = [spec for spec in self._library.inputs if spec not in state]
+        self._outputs = [spec for spec in self._library.outputs if spec not in state]
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs, in the network's order: their names, static shapes and types."""
@@ -132,6 +134,21 @@ class InferenceSession:
         outputs = self._thread.call(self._run, {k: np.asarray(v) for k, v in input_feed.items()})
         return [outputs[places[name]] for name in output_names] if output_names else outputs
 
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Copies of what the network keeps from run to run, by name; empty for most networks."""
+        return self._thread.call(self._opened().get_state)
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Begin the next run with this state, for example that of another session.
+
+        Raises :class:`UsageError` if names, shapes or dtypes differ from :meth:`get_state`.
+        """
+        self._thread.call(self._opened().set_state, state)
+
+    def reset(self) -> None:
+        """Begin the next run with the state of the first."""
+        self._thread.call(self._opened().reset)
+
     def close(self) -> None:
         """Free the library and end the session's thread; calling it again does nothing."""
         self._library = None
@@ -150,4 +167,9 @@ class InferenceSession:
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         assert self._library is not None  # the thread ends before it is freed
-        return self._library.run(inputs)
+        return self._library.step(inputs)
+
+    def _opened(self) -> Library:
+        if self._library is None:
+            raise UsageError("the session is closed")
+        return self._library

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tvmtune.errors import UsageError
-from tvmtune.library import metadata, trailer
+from tvmtune.library import initial_state, metadata, trailer
 from tvmtune.networks.inputs import check_inputs, random_inputs
 from tvmtune.runtime.timing import WARM_UP, measure
 from tvmtune.types import TensorSpec
@@ -15,8 +17,6 @@ from tvmtune.types import TensorSpec
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-
-    import numpy as np
 
     from tvmtune.remote.client.lease import BoardLease
     from tvmtune.runtime.session import KernelTime, LibrarySession
@@ -35,6 +35,9 @@ class Library:
     """See :mod:`tvmtune.library.metadata`."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    state: tuple[TensorSpec, ...]
+    """What the network keeps from run to run, such as the cache of a language model: the last of both
+    its inputs and its outputs."""
 
     def __init__(self, metadata_: JSON, session: LibrarySession) -> None:
         self.metadata = metadata_
@@ -42,6 +45,10 @@ class Library:
         self.outputs = metadata.specs(metadata_["outputs"])
         self.session = session
         self._ready = False
+        self._initial = {entry["name"]: entry for entry in metadata_.get("state", ())}
+        self.state = tuple(spec for spec in self.inputs if spec.name in self._initial)
+        self._next: dict[str, np.ndarray] = {}
+        self.reset()
 
     @classmethod
     def open(
@@ -105,11 +112,51 @@ class Library:
     def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Run once; returns copies of the outputs, in the order of :attr:`outputs`.
 
-        Raises UsageError if names, shapes or dtypes of the inputs do not match :attr:`inputs`.
+        State that is not among ``inputs`` has its initial values; that of :meth:`step` does not matter,
+        and does not change. Raises UsageError if names, shapes or dtypes of the inputs do not match
+        :attr:`inputs`.
         """
         self.set_inputs(inputs)
         self.session.invoke()
         return self.session.outputs()
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Run once with the state that the last step left, and keep its new values on the device.
+
+        ``inputs``: those that are not state. Returns copies of the outputs that are not state. Raises
+        UsageError if names, shapes or dtypes of the inputs do not match.
+        """
+        names = [spec.name for spec in self.inputs]
+        check_inputs(inputs, [spec for spec in self.inputs if spec not in self.state])
+        self.session.set_inputs([inputs.get(name, self._next.get(name)) for name in names])
+        self._ready = True
+        self.session.invoke()
+        outputs = [spec.name for spec in self.outputs]
+        self.session.keep({names.index(s.name): outputs.index(s.name) for s in self.state})
+        self._next = {}
+        return self.session.outputs(len(self.outputs) - len(self.state))
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Copies of the state with which the next step begins, by name."""
+        names = [spec.name for spec in self.inputs]
+        return {
+            spec.name: self._next[spec.name].copy()
+            if spec.name in self._next
+            else self.session.kept(names.index(spec.name))
+            for spec in self.state
+        }
+
+    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Begin the next step with this state, for example that of a library that read the prompt.
+
+        Raises UsageError if names, shapes or dtypes do not match :attr:`state`.
+        """
+        check_inputs(state, self.state, origin="the state")
+        self._next = {name: np.array(value) for name, value in state.items()}
+
+    def reset(self) -> None:
+        """Begin the next step with the initial state."""
+        self._next = {spec.name: self._initial_value(spec) for spec in self.state}
 
     def random_inputs(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Random inputs from ``seed``; integers are in the ranges that the library's check uses."""
@@ -118,8 +165,11 @@ class Library:
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         """Copy the inputs to the device, for :meth:`invoke` and :meth:`time`.
 
-        Raises UsageError if names, shapes or dtypes of the inputs do not match :attr:`inputs`.
+        State that is not among ``inputs`` has its initial values in the first run. Raises UsageError if
+        names, shapes or dtypes of the inputs do not match :attr:`inputs`.
         """
+        missing = {s.name: self._initial_value(s) for s in self.state if s.name not in inputs}
+        inputs = {**inputs, **missing}
         check_inputs(inputs, self.inputs)
         self.session.set_inputs([inputs[spec.name] for spec in self.inputs])
         self._ready = True
@@ -170,6 +220,9 @@ class Library:
             _with_task(row, tasks.get(row.name.removesuffix(metadata.PACKED)))
             for row in self.session.profile(repeat)
         ]
+
+    def _initial_value(self, spec: TensorSpec) -> np.ndarray:
+        return initial_state.decode(self._initial[spec.name], spec)
 
     def _check_ready(self) -> None:
         if not self._ready:

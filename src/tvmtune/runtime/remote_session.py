@@ -23,7 +23,7 @@ from tvmtune.runtime import board_functions
 from tvmtune.runtime.session import ENTRY, KernelTime, flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -73,8 +73,8 @@ class RemoteSession:
             _open_library, str(path), runtime, wanted, backend, limit=limit
         )
 
-    def set_inputs(self, arrays: Sequence[np.ndarray]) -> None:
-        limit = total_bytes(arrays) / SLOW_LINE + OVERHEAD
+    def set_inputs(self, arrays: Sequence[np.ndarray | None]) -> None:
+        limit = total_bytes([a for a in arrays if a is not None]) / SLOW_LINE + OVERHEAD
         self._lease.ask(_set_inputs, self._number, list(arrays), limit=limit)
 
     def invoke(self, count: int = 1) -> float:
@@ -82,8 +82,15 @@ class RemoteSession:
         seconds = self._lease.ask(_invoke, self._number, count, limit=limit)
         return self._pace.seen(float(seconds), count)
 
-    def outputs(self) -> list[np.ndarray]:
-        arrays: list[np.ndarray] = self._lease.ask(_outputs, self._number, limit=RUN)
+    def keep(self, outputs: Mapping[int, int]) -> None:
+        self._lease.ask(_keep, self._number, dict(outputs), limit=RUN)
+
+    def kept(self, number: int) -> np.ndarray:
+        array: np.ndarray = self._lease.ask(_kept, self._number, number, limit=RUN)
+        return array
+
+    def outputs(self, count: int | None = None) -> list[np.ndarray]:
+        arrays: list[np.ndarray] = self._lease.ask(_outputs, self._number, count, limit=RUN)
         return arrays
 
     def device_seconds(self, count: int) -> float | None:
@@ -103,6 +110,8 @@ class _LoadedLibrary(NamedTuple):
     """TVM's virtual machine."""
     device: Any
     on_cpu: bool
+    kept: dict[int, Any]
+    """Tensors on the board, by the inputs that they may be."""
 
 
 _libraries: list[_LoadedLibrary] = []
@@ -127,15 +136,31 @@ def _open_library(
     module = board.session.load_module(name)
     threads = thread_pool.set_threads(module, wanted) or _set_threads(board, wanted)
     machine = VirtualMachine(module, device)
-    _libraries.append(_LoadedLibrary(machine, device, runtime == "cpu"))
+    _libraries.append(_LoadedLibrary(machine, device, runtime == "cpu", {}))
     board.session.remove(name)
     return len(_libraries) - 1, threads
 
 
 @with_board
-def _set_inputs(board: LeasedBoard, number: int, arrays: Sequence[np.ndarray]) -> None:
+def _set_inputs(board: LeasedBoard, number: int, arrays: Sequence[np.ndarray | None]) -> None:
     library = _libraries[number]
-    library.machine.set_input(ENTRY, *tensors(arrays, library.device))
+    sent = iter(tensors([a for a in arrays if a is not None], library.device))
+    inputs = [library.kept[n] if a is None else next(sent) for n, a in enumerate(arrays)]
+    library.machine.set_input(ENTRY, *inputs)
+
+
+@with_board
+def _keep(board: LeasedBoard, number: int, outputs: dict[int, int]) -> None:
+    library = _libraries[number]
+    found = flatten(library.machine.get_outputs(ENTRY))
+    library.kept.clear()
+    library.kept.update({place: found[output] for place, output in outputs.items()})
+
+
+@with_board
+def _kept(board: LeasedBoard, number: int, place: int) -> np.ndarray:
+    array: np.ndarray = _libraries[number].kept[place].numpy()
+    return array
 
 
 @with_board
@@ -153,8 +178,9 @@ def _invoke(board: LeasedBoard, number: int, count: int) -> float:
 
 
 @with_board
-def _outputs(board: LeasedBoard, number: int) -> list[np.ndarray]:
-    return [tensor.numpy() for tensor in flatten(_libraries[number].machine.get_outputs(ENTRY))]
+def _outputs(board: LeasedBoard, number: int, count: int | None) -> list[np.ndarray]:
+    found = flatten(_libraries[number].machine.get_outputs(ENTRY))
+    return [tensor.numpy() for tensor in found[:count]]
 
 
 @with_board

@@ -15,7 +15,7 @@ from tvmtune.errors import TvmtuneError, last_line, out_of_memory
 from tvmtune.runtime.timing import rest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tvmtune.remote.client.lease import BoardLease
     from tvmtune.types import JSON
@@ -60,8 +60,16 @@ class LibrarySession(Protocol):
     board: BoardLease | None
     """The board that it runs on; None on this machine."""
 
-    def set_inputs(self, arrays: Sequence[np.ndarray]) -> None:
-        """Copy the inputs to the device."""
+    def set_inputs(self, arrays: Sequence[np.ndarray | None]) -> None:
+        """Copy the inputs to the device; None: what :meth:`keep` has for this input."""
+
+    def keep(self, outputs: Mapping[int, int]) -> None:
+        """Keep outputs of the last run, where they are, as later inputs: their numbers by those of the
+        inputs."""
+
+    def kept(self, number: int) -> np.ndarray:
+        """A copy of what is kept for the input of this number."""
+        ...
 
     def invoke(self, count: int = 1) -> float:
         """Run ``count`` times and wait for the last run; returns the total seconds."""
@@ -71,8 +79,8 @@ class LibrarySession(Protocol):
         """Seconds per run over ``count`` runs, by the GPU's clock; None if that cannot be read."""
         ...
 
-    def outputs(self) -> list[np.ndarray]:
-        """Copies of the outputs of the last run."""
+    def outputs(self, count: int | None = None) -> list[np.ndarray]:
+        """Copies of the first ``count`` outputs of the last run, by default all."""
         ...
 
     def rest(self) -> None:
@@ -119,12 +127,24 @@ class LocalSession:
         else:
             self.threads = own
         self._tensor = tvm.runtime.tensor
+        self._kept: dict[int, Any] = {}
         self._is_async = runtime != "cpu"
 
-    def set_inputs(self, arrays: Sequence[np.ndarray]) -> None:
+    def set_inputs(self, arrays: Sequence[np.ndarray | None]) -> None:
         # ascontiguousarray would make a vector of a scalar
-        tensors = [self._tensor(np.asarray(a, order="C"), self._device) for a in arrays]
+        tensors = [
+            self._kept[n] if a is None else self._tensor(np.asarray(a, order="C"), self._device)
+            for n, a in enumerate(arrays)
+        ]
         self._vm.set_input(ENTRY, *tensors)
+
+    def keep(self, outputs: Mapping[int, int]) -> None:
+        tensors = flatten(self._vm.get_outputs(ENTRY))
+        self._kept = {place: tensors[number] for place, number in outputs.items()}
+
+    def kept(self, number: int) -> np.ndarray:
+        array: np.ndarray = self._kept[number].numpy()
+        return array
 
     def invoke(self, count: int = 1) -> float:
         run = self._vm.module["invoke_stateful"]
@@ -142,8 +162,8 @@ class LocalSession:
         timed = self._vm.module.time_evaluator("invoke_stateful", self._device, number=count)
         return float(timed(ENTRY).mean)
 
-    def outputs(self) -> list[np.ndarray]:
-        return [tensor.numpy() for tensor in flatten(self._vm.get_outputs(ENTRY))]
+    def outputs(self, count: int | None = None) -> list[np.ndarray]:
+        return [tensor.numpy() for tensor in flatten(self._vm.get_outputs(ENTRY))[:count]]
 
     def rest(self) -> None:
         rest()

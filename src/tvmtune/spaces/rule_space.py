@@ -13,6 +13,7 @@ from tvmtune.passes.blocks import REORDERS, blocks
 from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import (
     cpu_attention,
+    cpu_few_queries,
     cpu_rows,
     cpu_rules,
     cpu_tiles,
@@ -94,8 +95,10 @@ class RuleSpace:
         """
         cores = int(self.target.get("num-cores") or 1)
         unit = cpu_features.vector_unit(self.target)
-        if self.target["kind"] == "llvm" and (whole := cpu_attention.schedule(mod, unit)):
-            return whole
+        if self.target["kind"] == "llvm":
+            for whole in (cpu_attention, cpu_few_queries):
+                if (sch := whole.schedule(mod, unit)) is not None:
+                    return sch
         if self.vector is not None:
             unit = replace(unit, lanes=self.vector)
         context = tune_context(mod, target, self.generator(), seed=1)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tvmtune import phases
 from tvmtune.machine import parallel
 from tvmtune.operators.implementations import DEFAULT, AlgorithmSelection
+from tvmtune.passes import state_updates
 from tvmtune.passes.bindings import calls_by_operator
 from tvmtune.passes.blocks import blocks
 from tvmtune.passes.call_sites import CallSite, as_workload, call_sites
@@ -25,7 +26,17 @@ from tvmtune.passes.workload_keys import workload_key
 from tvmtune.spaces import rules, tensor_intrinsics, traces
 from tvmtune.spaces.rule_space import RuleSpace, apply_anchor
 from tvmtune.tasks.extract import SpaceFor, changed_workloads
-from tvmtune.types import DIRECT, Algorithm, Device, ExtraSpace, Prepared, Space, Trial, product
+from tvmtune.types import (
+    DIRECT,
+    Algorithm,
+    Device,
+    ExtraSpace,
+    Prepared,
+    Space,
+    Trial,
+    product,
+    state_positions,
+)
 
 if TYPE_CHECKING:
     import tvm
@@ -106,7 +117,10 @@ def lower(
             stacklevel=2,
         )
     phases.report("packing weights")
-    packed = pack_weights(mod, device).with_attr(RECORD, json.dumps(records))
+    packed = pack_weights(mod, device)
+    if device.runtime == "cpu":
+        packed = state_updates.in_place(packed, state_positions(prepared.network))
+    packed = packed.with_attr(RECORD, json.dumps(records))
     packed = packed.with_attr(KERNELS, json.dumps(kernels))
     del graph, mod
     release(prepared)

@@ -13,6 +13,9 @@ from torch import fx
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+Origin = dict[str, int]
+"""The inputs whose values something has, and what is added to them at most."""
+
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _PASSES_ON = {
     "_to_copy",
@@ -74,8 +77,8 @@ def index_ranges(program: ExportedProgram, names: Sequence[str]) -> dict[str, tu
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in taken and hasattr(node.meta["val"], "dtype")
     ]
-    origins = {
-        node: {name}
+    origins: dict[fx.Node, Origin] = {
+        node: {name: 0}
         for node, name in zip(placeholders, names, strict=True)
         if node.meta["val"].dtype in _INTEGERS
     }
@@ -86,16 +89,19 @@ def index_ranges(program: ExportedProgram, names: Sequence[str]) -> dict[str, tu
 
 
 def _follow(
-    module: fx.GraphModule, origins: dict[fx.Node, set[str]], ends: dict[str, int]
-) -> list[set[str]]:
+    module: fx.GraphModule, origins: dict[fx.Node, Origin], ends: dict[str, int]
+) -> list[Origin]:
     """Lower in ``ends`` the extents that the inputs index, where ``origins`` has the inputs whose
     values a node has; returns those of the module's results."""
 
-    def origin(*arguments: Any) -> set[str]:
-        nodes = [each for each in arguments if isinstance(each, fx.Node)]
-        return set().union(*(origins.get(node, set()) for node in nodes))
+    def origin(*arguments: Any, more: int = 0) -> Origin:
+        found: Origin = {}
+        for node in arguments:
+            for name, added in origins.get(node, {}).items() if isinstance(node, fx.Node) else ():
+                found[name] = max(added + more, found.get(name, 0))
+        return found
 
-    results: list[set[str]] = []
+    results: list[Origin] = []
     for node in module.graph.nodes:
         arguments: Sequence[Any] = node.args
         if node.op == "output":
@@ -105,15 +111,29 @@ def _follow(
         kind, first = _kind(node), arguments[0]
         if _is_wrapped(node):
             # What was exported under no_grad() or autocast() is a graph of its own.
-            origins[node] = set().union(*_follow_wrapped(module, node, origin, ends))
+            for inner in _follow_wrapped(module, node, origin, ends):
+                origins[node] = origins.get(node, {}) | inner
         elif kind in _PASSES_ON or node.target is operator.getitem:
             origins[node] = origin(first)
         elif kind in _JOINS:
             origins[node] = origin(*(first if isinstance(first, (list, tuple)) else node.args))
+        elif kind == "copy":
+            origins[node] = origin(arguments[1])
+        elif kind == "add" and any(map(_is_count, arguments)):
+            # Positions of several tokens, from that of the first.
+            count = next(each for each in arguments if _is_count(each))
+            origins[node] = origin(*arguments, more=int(count.args[0]) - 1)
         for index, extent in _lookups(kind, node.args):
-            for name in origin(index):
-                ends[name] = min(extent, ends.get(name, extent))
+            for name, added in origin(index).items():
+                ends[name] = min(extent - added, ends.get(name, extent))
     return results
+
+
+def _is_count(value: Any) -> bool:
+    """Whether it is ``arange(n)``."""
+    if not isinstance(value, fx.Node) or _kind(value) != "arange":
+        return False
+    return len(value.args) == 1 and isinstance(value.args[0], int)
 
 
 def _is_wrapped(node: fx.Node) -> bool:
@@ -122,7 +142,7 @@ def _is_wrapped(node: fx.Node) -> bool:
 
 def _follow_wrapped(
     module: fx.GraphModule, node: fx.Node, origin: Any, ends: dict[str, int]
-) -> list[set[str]]:
+) -> list[Origin]:
     """As :func:`_follow`, for the graph that an operator gets before its operands."""
     arguments: Sequence[Any] = node.args
     for place, argument in enumerate(arguments):

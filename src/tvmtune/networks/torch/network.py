@@ -84,9 +84,12 @@ class TorchNetwork:
         self.name = name
         self.source = source or {}
         self._label = label or name
-        self._program, self.inputs, self.outputs = bind(
-            program, batch=batch, shapes=shapes, label=self._label
-        )
+        bound = bind(program, batch=batch, shapes=shapes, label=self._label)
+        self._program, self.inputs, self.outputs, _ = bound
+        self.state = {
+            spec.name: to_array(bound.state[spec.name], spec)
+            for spec in self.inputs[len(self.inputs) - len(bound.state) :]
+        }
         self.ranges = index_ranges(self._program, [spec.name for spec in self.inputs])
         self.structure_hash, self.weights_hash = _hashes(self._program)
         if any(str(n.target).startswith(_ROUNDING) for n in self._program.graph.nodes):
@@ -119,7 +122,7 @@ class TorchNetwork:
                     self._program,
                     dynamo=True,
                     input_names=[spec.name for spec in self.inputs],
-                    output_names=[spec.name for spec in self.outputs],
+                    output_names=_others(self.outputs, self.inputs),
                     verbose=False,
                 )
                 model = exported.model_proto if exported is not None else None
@@ -153,6 +156,12 @@ class TorchNetwork:
         with quiet(), torch.backends.mkldnn.flags(enabled=False):
             plain = self.reference(feed)
         return [(self.reference(feed), plain)]
+
+
+def _others(specs: Sequence[TensorSpec], taken: Sequence[TensorSpec]) -> list[str]:
+    """Names of ``specs`` that are none of ``taken``: in ONNX, no output is called as an input."""
+    names = {spec.name for spec in taken}
+    return [f"{s.name}_changed" if s.name in names else s.name for s in specs]
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:

@@ -7,7 +7,7 @@ exported again, as called with only the tensors of the bound shapes.
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree  # there is no public name for it
 from tvmtune.errors import TvmtuneError, UsageError, one_line
 from tvmtune.networks.importer_helpers import quiet
 from tvmtune.networks.shapes import check_size, resolve
+from tvmtune.networks.torch.state import NOTHING, Changes, changes
 from tvmtune.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -38,37 +39,55 @@ _TAKE_PARTS = "take both parts, and make it complex with torch.view_as_complex"
 _RETURN_PARTS = "return torch.view_as_real of it"
 
 
+class Bound(NamedTuple):
+    """A static program without side effects, which takes and returns only tensors."""
+
+    program: ExportedProgram
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: dict[str, torch.Tensor]
+    """The values with which the buffers begin that the original program reads and changes, by name:
+    its last inputs and outputs, in this order."""
+
+
 def bind(
     program: ExportedProgram,
     *,
     batch: int,
     shapes: Mapping[str, Sequence[int]] | None,
     label: str,
-) -> tuple[ExportedProgram, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+) -> Bound:
     """Return a static program, and the specs of its inputs and outputs.
 
     Inputs have the names that PyTorch gave them (``x`` for an argument, ``x_key`` or ``x_0`` for what
     is nested in it), outputs the keys of a returned dictionary, else ``output`` or ``output_0``.
-    Results other than tensors are left out. Raises :class:`UsageError` if dimensions stay open
-    or ``batch`` or ``shapes`` do not fit, :class:`TvmtuneError` if the program depends on more than
-    its inputs or its shapes on their values.
+    Results other than tensors are left out. Inputs that the program changes in place are outputs as
+    well, under the same names, as are the buffers that it reads and changes. Raises
+    :class:`UsageError` if dimensions stay open or ``batch`` or ``shapes`` do not fit,
+    :class:`TvmtuneError` if the program depends on more than its inputs or its shapes on their values.
     """
     _check_sizes(program, label)
     _check_device(program, label)
     _check_mode(program, label)
+    changed = changes(program)
     inputs = _tensor_inputs(program, label)
     declared = {name: _declared(value) for name, value in inputs.items()}
     static, symbols = resolve(declared, batch=batch, shapes=shapes, label=label)
     _check_ranges(program, symbols, declared, label)
+    state = _state(program, changed.kept, [*inputs, *_output_names(program)])
+    shapes_of = static | {name: tuple(tensor.shape) for name, tensor in state.items()}
     specs = tuple(
-        TensorSpec(name, static[name], _dtype(value, name, label, _TAKE_PARTS))
-        for name, value in inputs.items()
+        TensorSpec(name, shapes_of[name], _dtype(value, name, label, _TAKE_PARTS))
+        for name, value in (inputs | state).items()
     )
-    names = _output_names(program)
-    if _is_plain(program) and all(_is_static(value) for value in inputs.values()):
+    returned = _output_names(program)
+    names = [*returned, *(_untaken(name, returned) for name in changed.inputs), *state]
+    is_functional = changed == NOTHING
+    if is_functional and _is_plain(program) and all(map(_is_static, inputs.values())):
         bound = program
     else:
-        bound = _export_again(program, specs, list(inputs.values()), label)
+        examples = [*inputs.values(), *state.values()]
+        bound = _export_again(FlatModule(program, changed), specs, examples, label)
     values = _output_values(bound)
     for name, value in zip(names, values, strict=True):
         if not _is_static(value):
@@ -80,15 +99,20 @@ def bind(
         TensorSpec(name, tuple(map(int, value.shape)), _dtype(value, name, label, _RETURN_PARTS))
         for name, value in zip(names, values, strict=True)
     )
-    return bound, specs, outputs
+    return Bound(bound, specs, outputs, state)
 
 
 class FlatModule(torch.nn.Module):
-    """A program as a function from its tensor inputs, in order, to a tuple of tensors."""
+    """A program as a function from its tensor inputs, in order, to a tuple of tensors.
 
-    def __init__(self, program: ExportedProgram) -> None:
+    What it changes in place are inputs and outputs of the function, after the others: the outputs are
+    first the arguments ``changed.inputs``, then the buffers ``changed.kept``, which are inputs as well.
+    """
+
+    def __init__(self, program: ExportedProgram, changed: Changes = NOTHING) -> None:
         super().__init__()
         self.program = program.module()
+        self._changed = changed
         self._spec = program.call_spec.in_spec
         self._leaves = [
             None if isinstance(spec.arg, TensorArgument) else getattr(spec.arg, "value", None)
@@ -99,14 +123,21 @@ class FlatModule(torch.nn.Module):
             for place, spec in enumerate(_user_inputs(program))
             if isinstance(spec.arg, TensorArgument)
         ]
+        names = [_user_inputs(program)[place].arg.name for place in self._places]
+        self._given = [names.index(name) for name in changed.inputs]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
+        leaves, given, count = list(self._leaves), list(tensors), len(self._places)
+        for place in (*self._given, *range(count, len(given))):
+            given[place] = given[place].clone()
+        for place, tensor in zip(self._places, given[:count], strict=True):
             leaves[place] = tensor
+        kept = dict(zip(self._changed.kept, given[count:], strict=True))
+        written = {path: self.program.get_buffer(path).clone() for path in self._changed.written}
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        results = pytree.tree_leaves(self.program(*args, **kwargs))
-        return tuple(result for result in results if isinstance(result, torch.Tensor))
+        results = torch.func.functional_call(self.program, kept | written, args, kwargs)
+        flat = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
+        return (*flat, *(given[place] for place in self._given), *kept.values())
 
 
 def describe(node: Any) -> str:
@@ -129,8 +160,25 @@ def arguments(node: Any) -> dict[str, Any]:
     }
 
 
+def _state(
+    program: ExportedProgram, kept: Sequence[str], taken: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """The buffers of these paths, by names that are not ``taken``."""
+    tensors = {**program.state_dict, **program.constants}
+    state: dict[str, torch.Tensor] = {}
+    for path in kept:
+        state[_untaken(path.replace(".", "_"), [*taken, *state])] = tensors[path].detach()
+    return state
+
+
+def _untaken(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
 def _export_again(
-    program: ExportedProgram,
+    module: FlatModule,
     specs: Sequence[TensorSpec],
     values: Sequence[torch.Tensor],
     label: str,
@@ -141,7 +189,7 @@ def _export_again(
     )
     try:
         with quiet():
-            return torch.export.export(FlatModule(program), examples, strict=False)
+            return torch.export.export(module, examples, strict=False)
     except Exception as error:  # a guard of the program, or any error of an operator
         raise UsageError(
             f"{label} cannot take the inputs {', '.join(map(str, specs))}: {one_line(error)}; "

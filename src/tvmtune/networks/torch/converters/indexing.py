@@ -196,6 +196,8 @@ def _index_put(node: Any, importer: Any) -> Any:
     if torch.bool in kinds:
         return _put_where(node, importer, data, values, accumulate)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
+    if len(indexed) == 1 and indices[indexed[0]].meta["val"].dim() == 1:
+        return _put_along(node, importer, data, values, indexed[0], accumulate)
     others = [axis for axis in range(len(extents)) if axis not in indexed]
     places = torch.broadcast_shapes(*(indices[axis].meta["val"].shape for axis in indexed))
     if 0 in (*places, *extents):
@@ -215,10 +217,7 @@ def _index_put(node: Any, importer: Any) -> Any:
     data = _permuted(builder, data, order)
     coordinates = []
     for axis in indexed:
-        index = emit(relax.op.astype(importer.env[indices[axis]], "int64"))
-        from_end = emit(relax.op.add(index, relax.const(extents[axis], "int64")))
-        negative = emit(relax.op.less(index, relax.const(0, "int64")))
-        index = emit(relax.op.where(negative, from_end, index))
+        index = _from_start(builder, importer.env[indices[axis]], extents[axis])
         coordinates.append(emit(relax.op.broadcast_to(index, list(places))))
     stacked = emit(relax.op.stack(coordinates, axis=-1))
     result = _reduced(
@@ -229,6 +228,38 @@ def _index_put(node: Any, importer: Any) -> Any:
         lambda data, values, reduction: emit(relax.op.scatter_nd(data, stacked, values, reduction)),
     )
     return _permuted(builder, result, [order.index(axis) for axis in range(len(order))])
+
+
+def _put_along(
+    node: Any, importer: Any, data: Any, values: Any, axis: int, accumulate: bool
+) -> Any:
+    """An assignment by a vector of indices of one axis, as to the cache of a language model."""
+    builder, index = importer.block_builder, importer.env[node.args[1][axis]]
+    extents = [*shape(data)]
+    (count,) = shape(index)
+    if 0 in (count, *extents):
+        return data
+    index = _from_start(builder, index, extents[axis])
+    entries = [*extents[:axis], count, *extents[axis + 1 :]]
+    column = [count if n == axis else 1 for n in range(len(extents))]
+    index = builder.emit(relax.op.reshape(index, column))
+    index = builder.emit(relax.op.broadcast_to(index, entries))
+    values = builder.emit(relax.op.broadcast_to(values, entries))
+    return _reduced(
+        builder.emit,
+        data,
+        values,
+        "add" if accumulate else "update",
+        lambda data, values, kind: builder.emit(scatter(builder, data, index, values, axis, kind)),
+    )
+
+
+def _from_start(builder: Any, index: Any, extent: int) -> Any:
+    """Indices that count from the end if they are negative, as ones from the start."""
+    index = builder.emit(relax.op.astype(index, "int64"))
+    from_end = builder.emit(relax.op.add(index, relax.const(extent, "int64")))
+    negative = builder.emit(relax.op.less(index, relax.const(0, "int64")))
+    return builder.emit(relax.op.where(negative, from_end, index))
 
 
 def _put_where(node: Any, importer: Any, data: Any, values: Any, accumulate: bool) -> Any:
