@@ -1,0 +1,90 @@
+"""Scatters into a network's state change it in place where nothing reads the old values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmtune import api
+from tvmtune.runtime.library import Library
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tvmtune.networks.torch.network import TorchNetwork  # noqa: E402
+
+SHAPE = (3, 500, 16)
+
+
+class Rows(nn.Module):
+    """Changes rows of its buffer by ``function``, which returns the outputs."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("rows", torch.zeros(SHAPE))
+
+    def forward(self, x: Any, position: Any) -> Any:
+        return self.function(self.rows, x, position)
+
+
+def put(rows: Any, x: Any, position: Any) -> Any:
+    return rows.index_copy_(1, position, x).mean(1)
+
+
+def put_twice(rows: Any, x: Any, position: Any) -> Any:
+    rows.index_copy_(1, position, x)
+    return rows.index_add_(1, position, x).mean(1)
+
+
+def put_and_read_the_old(rows: Any, x: Any, position: Any) -> Any:
+    old = rows.sum(1)
+    return rows.index_copy_(1, position, x).mean(1) - old
+
+
+def compiled(function: Any, folder: Path, count: int = 2) -> tuple[Any, Library]:
+    example = (torch.zeros(3, count, 16), torch.zeros(count, dtype=torch.int64))
+    made = TorchNetwork(torch.export.export(Rows(function), example), name="net")
+    api.compile_untuned(api.plan(made), folder / "net.so")
+    return made, Library.open(folder / "net.so")
+
+
+def in_place(library: Library) -> int:
+    """How many kernels change their data."""
+    library.set_inputs(library.random_inputs(0))
+    return sum(row.calls for row in library.profile(repeat=1) if row.name.endswith("_in_place"))
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        pytest.param(put, 1, id="once"),
+        pytest.param(put_twice, 2, id="twice", marks=pytest.mark.slow),
+        pytest.param(
+            put_and_read_the_old, 0, id="not where the old is read", marks=pytest.mark.slow
+        ),
+    ],
+)
+@pytest.mark.parametrize("rows", [2, pytest.param(480, marks=pytest.mark.slow)])
+def test_they_equal_the_definition(function: Any, count: int, rows: int, tmp_path: Path):
+    made, library = compiled(function, tmp_path, rows)
+    assert in_place(library) == count
+    inputs = library.random_inputs(1)
+    inputs["position"] = np.random.default_rng(0).permutation(500)[:rows]
+    for got, want in zip(library.run(inputs), made.reference(inputs), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_the_new_state_is_where_the_old_was(tmp_path: Path):
+    _, library = compiled(put, tmp_path)
+    x, position = np.ones((3, 2, 16), "float32"), np.array([7, 400])
+    library.step({"x": x, "position": position})
+    (before,) = library.session._kept.values()  # type: ignore[attr-defined]
+    library.step({"x": x, "position": position + 1})
+    (after,) = library.session._kept.values()  # type: ignore[attr-defined]
+    assert np.from_dlpack(after).ctypes.data == np.from_dlpack(before).ctypes.data
+    assert set(np.flatnonzero(after.numpy()[0, :, 0])) == {7, 8, 400, 401}
