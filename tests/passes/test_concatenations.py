@@ -70,3 +70,16 @@ def test_only_the_parts_after_an_earlier_result_are_added(chosen, parts):
 def test_a_program_with_nothing_to_share_stays_as_it_is():
     mod = program(("ab", 1), ("cd", 1))
     assert concatenations.share(mod) is mod
+
+
+def test_empty_parts_are_left_out():
+    full = relax.Var("full", relax.TensorType((2, 3), "float32"))
+    empty = relax.Var("empty", relax.TensorType((2, 0), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [full, empty]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.concat([full, empty], 1))
+            second = builder.emit(relax.op.concat([empty, full, empty, full], 1))
+            output = builder.emit_output(relax.Tuple([first, second]))
+        builder.emit_func_output(output)
+    assert numbers_of_parts(concatenations.drop_empty(builder.get())) == [2]

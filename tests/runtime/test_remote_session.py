@@ -144,6 +144,23 @@ def test_several_libraries_share_a_board(tiny_library, encoder, opened, board):
     assert len(second.outputs) == len(second.session.outputs()) > 1
 
 
+def test_a_board_keeps_the_state(board, tmp_path):
+    torch = pytest.importorskip("torch")
+    from networks.torch_models import Accumulator
+    from tvmtune.networks.torch.network import TorchNetwork
+
+    program = torch.export.export(Accumulator(), (torch.zeros(3),))
+    plan = api.plan(TorchNetwork(program, name="sum"))
+    api.compile_untuned(plan, tmp_path / "sum.so")
+    library = Library.open(tmp_path / "sum.so", board=board)
+    feed = {"x": np.float32([1, 2, 3])}
+    assert [library.step(feed)[0][2] for _ in range(3)] == [6, 12, 18]
+    assert library.run(feed)[1].tolist() == [1, 2, 3]
+    assert library.get_state()["total"].tolist() == [3, 6, 9]
+    library.set_state({"total": np.float32([1, 1, 1])})
+    assert library.step(feed)[0].tolist() == [4, 6, 8]
+
+
 def test_a_wrong_library_fails_the_check(wrong, board):
     library = Library.open(wrong, board=board)
     verdict = run_check(library, library.metadata["check"])

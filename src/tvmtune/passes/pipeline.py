@@ -90,7 +90,7 @@ def prepare(
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
     graph = unread_taps.drop(pads.fold(network.to_relax()))
-    graph = concatenations.share(resizes.drop(graph))
+    graph = concatenations.share(concatenations.drop_empty(resizes.drop(graph)))
     quantized = quantized_operators.exist(graph)
     instruction = dot_instructions.for_bytes(device.target)
     if quantized and instruction is not None:
