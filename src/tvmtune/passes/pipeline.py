@@ -36,6 +36,7 @@ from tvmtune.passes import (
     scatters,
     seldom_read_taps,
     softmax,
+    special_values,
     splits,
     squeeze_axes,
     transposed_convolutions,
@@ -90,6 +91,7 @@ def prepare(
     if chosen not in LAYOUTS:
         raise UsageError(f"layout '{layout}' is not known.{nearest(chosen, list(LAYOUTS))}")
     graph = unread_taps.drop(pads.fold(network.to_relax()))
+    graph = special_values.in_float32(graph)
     graph = concatenations.share(concatenations.drop_empty(resizes.drop(graph)))
     quantized = quantized_operators.exist(graph)
     instruction = dot_instructions.for_bytes(device.target)
