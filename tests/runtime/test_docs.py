@@ -125,7 +125,8 @@ def test_reading_the_metadata(folder):
 def test_every_key_of_the_metadata_is_documented(folder):
     table = TEXT[TEXT.index("## Metadata") : TEXT.index("## How runtimes")]
     keys = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| `.*?\|", table, re.MULTILINE))))
-    assert keys - set(metadata.read(folder / "lib.so")) == {"modelled", "state"}  # only if simulated, or if it has state
+    # Only if simulated, and only if it has state.
+    assert keys - set(metadata.read(folder / "lib.so")) == {"modelled", "state"}
 
 
 def test_every_key_of_the_report_is_documented():

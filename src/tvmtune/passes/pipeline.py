@@ -24,6 +24,7 @@ from tvmtune.passes import (
     folding,
     fusable_calls,
     group_norm,
+    low_bit_weights,
     packed_products,
     pads,
     quantized_moves,
@@ -120,6 +121,7 @@ def prepare(
         cores = int(device.target.get("num-cores") or 1)
         graph = attention.fuse(seldom_read_taps.split(graph), device.target, cores)
         graph = few_queries.fuse(graph, device.target)
+        graph = low_bit_weights.pack(graph, device.target)
     graph = _run(graph, device, [relax.transform.DeadCodeElimination()])
     return Prepared(network=network, device=device, layout=chosen, graph=graph)
 

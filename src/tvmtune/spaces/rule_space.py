@@ -14,6 +14,7 @@ from tvmtune.passes.workload_keys import structure
 from tvmtune.spaces import (
     cpu_attention,
     cpu_few_queries,
+    cpu_low_bit_weights,
     cpu_rows,
     cpu_rules,
     cpu_tiles,
@@ -96,7 +97,7 @@ class RuleSpace:
         cores = int(self.target.get("num-cores") or 1)
         unit = cpu_features.vector_unit(self.target)
         if self.target["kind"] == "llvm":
-            for whole in (cpu_attention, cpu_few_queries):
+            for whole in (cpu_attention, cpu_few_queries, cpu_low_bit_weights):
                 if (sch := whole.schedule(mod, unit)) is not None:
                     return sch
         if self.vector is not None:

@@ -17,7 +17,7 @@ from tvmtune.operators import (
     winograd_fused,
     winograd_rows,
 )
-from tvmtune.passes import attention, few_queries
+from tvmtune.passes import attention, few_queries, low_bit_weights
 from tvmtune.passes.blocks import blocks
 
 Rule = Callable[[Any, Any], list[Any]]
@@ -34,9 +34,10 @@ RULES: dict[str, Rule] = {
     "tvmtune.winograd_output": winograd.schedule_output,
     "tvmtune.winograd_rows": winograd_rows.schedule,
     winograd_fused.RULE: winograd_fused.schedule,
-    # TVM's rules do not reach them; see :mod:`tvmtune.spaces.cpu_attention` and ``cpu_few_queries``.
+    # TVM's rules do not reach them; see :mod:`tvmtune.spaces.cpu_attention` and its neighbors.
     attention.RULE: no_custom_rule,
     few_queries.RULE: no_custom_rule,
+    low_bit_weights.RULE: no_custom_rule,
     cpu_gemm.RULE: cpu_gemm.schedule,
     cpu_gemm.BY_VECTORS: cpu_gemm.schedule,
     grouped.RULE: grouped.schedule,
