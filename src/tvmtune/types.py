@@ -71,13 +71,22 @@ class Network(Protocol):
         """The outputs, in order, computed without TVM."""
 
 
+@dataclass(frozen=True)
+class State:
+    """A tensor that a network keeps: one of its inputs, whose value in the next run is an output."""
+
+    output: str
+    """Name of the output."""
+    initial: np.ndarray | None = None
+    """The value with which it begins; None for zeros."""
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """A network that keeps tensors from run to run, such as the cache of a language model."""
 
-    state: Mapping[str, np.ndarray]
-    """The values with which they begin, by name. Each is an input and an output of this name: a run's
-    output is the input of the next, and a run may overwrite the input."""
+    state: Mapping[str, State]
+    """By the names of the inputs that they are. A run may overwrite these."""
 
 
 @runtime_checkable
@@ -465,7 +474,7 @@ def is_operator(network: Network) -> bool:
     return isinstance(network, Templated)
 
 
-def state_of(network: Network) -> Mapping[str, np.ndarray]:
+def state_of(network: Network) -> Mapping[str, State]:
     """The network's state: see :class:`Stateful`. Empty for others."""
     return network.state if isinstance(network, Stateful) else {}
 

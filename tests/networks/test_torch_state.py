@@ -125,7 +125,7 @@ def test_state_has_names_of_its_own_and_begins_with_the_values_of_the_file():
 
     made = network(Outer(), torch.zeros(3))
     assert specs(made.inputs) == ["inner_total: 3 float32", "inner_total_: 3 float32"]
-    assert made.state["inner_total_"].tolist() == [1, 2, 3]
+    assert made.state["inner_total_"].initial.tolist() == [1, 2, 3]
 
 
 def test_a_change_through_a_view_is_one_of_the_buffer():

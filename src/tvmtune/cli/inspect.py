@@ -67,9 +67,10 @@ def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
     yield "  structure", network["structure_hash"]
     yield "  weights", network["weights_hash"]
     state = {entry["name"] for entry in stored.get("state", ())}
+    after = {entry["output"] for entry in stored.get("state", ())}
     parts = {
         "inputs": [spec for spec in stored["inputs"] if spec["name"] not in state],
-        "outputs": [spec for spec in stored["outputs"] if spec["name"] not in state],
+        "outputs": [spec for spec in stored["outputs"] if spec["name"] not in after],
         "state": [spec for spec in stored["inputs"] if spec["name"] in state],
     }
     for part, specs in parts.items():

@@ -12,8 +12,8 @@
 ``inputs``, ``outputs``
     In the order of the call: ``name``, ``shape``, ``dtype``.
 ``state``
-    Only for networks that keep tensors from run to run: for each its ``name``, that of an input and an
-    output, and its ``initial`` values (:mod:`tvmtune.library.initial_state`).
+    Only for networks that keep tensors from run to run: for each the ``name`` of the input, that of
+    the ``output`` and its ``initial`` values (:mod:`tvmtune.library.state`).
 ``device``, ``threads``
     The device that it was tuned for (:meth:`tvmtune.types.Device.to_json`), and its CPU threads.
 ``cpu_features``
@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 
 from tvmtune import fields
 from tvmtune.errors import TvmtuneError, UsageError
-from tvmtune.library import STATIC, elf, initial_state, trailer
+from tvmtune.library import STATIC, elf, state, trailer
 from tvmtune.machine import board_identity, cpu_features
 from tvmtune.types import TensorSpec, state_of
 
@@ -86,7 +86,7 @@ def describe(
     estimate = None
     if latencies and None not in latencies:
         estimate = 1e3 * sum(task["weight"] * task["latency"] for task in tasks)
-    state = initial_state.encode(state_of(network))
+    kept = state.encode(state_of(network))
     return {
         "format": trailer.FORMAT,
         "tvmtune": versions["tvmtune"],
@@ -100,7 +100,7 @@ def describe(
         },
         "inputs": [spec.to_json() for spec in network.inputs],
         "outputs": [spec.to_json() for spec in network.outputs],
-        **({"state": state} if state else {}),
+        **({"state": kept} if kept else {}),
         "device": device.to_json(),
         "threads": device.threads,
         "cpu_features": cpu_features.required(device.target, dtypes),
@@ -199,11 +199,11 @@ def _check(data: JSON) -> None:
     for entry in fields.each([*data["inputs"], *data["outputs"]], thing, "inputs"):
         fields.check(entry, {"name": text, "shape": some, "dtype": text})
         fields.each(entry["shape"], integer, "shape")
-    names = [{each["name"] for each in data[part]} for part in ("inputs", "outputs")]
     for entry in fields.each(data.get("state", []), thing, "state"):
-        fields.check(entry, {"name": text, "initial": fields.TEXT_OR_NULL})
-        if not all(entry["name"] in each for each in names):
-            raise ValueError(f"'state' has '{entry['name']}', which is no input and output")
+        fields.check(entry, {"name": text, "output": text, "initial": fields.TEXT_OR_NULL})
+        for part, name in (("inputs", entry["name"]), ("outputs", entry["output"])):
+            if name not in [each["name"] for each in data[part]]:
+                raise ValueError(f"'state' has '{name}', which is none of the {part}")
     fields.each(data.get("cpu_features", []), text, "cpu_features")
     tasks = data["tasks"]
     counts = dict.fromkeys(("total", "exact", "anchor", "default"), integer)

@@ -42,6 +42,8 @@ more take so long that the scores' traffic does not matter."""
 CACHED = 256 * 1024
 """Bytes of a block's scores, at most: half of a core's second-level cache, or less. What the schedule
 adds to rows, a tenth or so, is not counted."""
+_LOWEST = -1e30
+"""Scores of this and less are of keys that a mask hides."""
 MOST_TILES = 6
 """Tiles of queries in a block, at most: more save little."""
 FEWEST_BLOCKS = 4
@@ -141,10 +143,13 @@ def match(value: Any, only_read: Callable[..., Any]) -> Attention | None:
     """The attention whose result is ``value``."""
     if operator_of(value) != "matmul":
         return None
-    softmax = only_read(value.args[0])
-    nan_to_zero = operator_of(softmax) == "where"
-    if nan_to_zero:
-        softmax = _without_nan(softmax, only_read)
+    weights = softmax = only_read(value.args[0])
+    is_masked = False
+    if operator_of(weights) == "where":
+        softmax = _without_nan(weights, only_read)
+        is_masked = softmax is None
+        if is_masked:
+            softmax = _without_hidden(weights, only_read)
     if operator_of(softmax) != "nn.softmax":
         return None
     if int(softmax.attrs.axis) not in (-1, softmax.ty.ndim - 1):
@@ -153,6 +158,12 @@ def match(value: Any, only_read: Callable[..., Any]) -> Attention | None:
     if found is None:
         return None
     scores, steps = found
+    if is_masked:
+        hiding = _hiding(weights.args[0], steps)
+        if hiding is None:
+            return None
+        steps[-1] = hiding
+    nan_to_zero = not weights.same_as(softmax)
     if not all(map(is_float32, (scores, value))):
         return None
     queries, keys = scores.args
@@ -161,6 +172,32 @@ def match(value: Any, only_read: Callable[..., Any]) -> Attention | None:
     if None in heads or len(heads) > 1:
         return None
     return Attention(queries, keys, value.args[1], tuple(steps), nan_to_zero)
+
+
+def _without_hidden(where: Any, only_read: Callable[..., Any]) -> Any:
+    """The softmax that is read by ``where(allowed, softmax, 0)``, or None."""
+    _, kept, zero = where.args
+    if _number(zero) != 0.0 or static_shape(where) != static_shape(kept):
+        return None
+    return only_read(kept)
+
+
+def _hiding(allowed: Any, steps: Sequence[Step]) -> Step | None:
+    """The last of the steps as one that gives hidden keys a score of minus infinity, if it is
+    ``where(allowed, scores, the lowest number)``; else None. Then weights of hidden keys are zero, and
+    those of a query that sees no key are not numbers, so that ``where(allowed, weights, 0)`` only makes
+    these zero."""
+    for step in steps[-1:]:
+        condition, other = step.others[0], step.others[-1]
+        is_lowest = isinstance(other, float) and other <= _LOWEST
+        if (
+            step.operator == "where"
+            and step.place == 1
+            and is_lowest
+            and condition.same_as(allowed)
+        ):
+            return Step("where", 1, (condition, -math.inf))
+    return None
 
 
 def _without_nan(where: Any, only_read: Callable[..., Any]) -> Any:

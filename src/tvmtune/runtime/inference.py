@@ -97,9 +97,8 @@ class InferenceSession:
         except BaseException:
             self._thread.close()
             raise
-        state = self._library.state
-        self._inputs = [spec for spec in self._library.inputs if spec not in state]
-        self._outputs = [spec for spec in self._library.outputs if spec not in state]
+        self._inputs = self._library.step_inputs
+        self._outputs = self._library.step_outputs
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs, in the network's order: their names, static shapes and types."""
@@ -118,8 +117,10 @@ class InferenceSession:
 
         ``output_names``: None or empty for all outputs. ``input_feed``: an array for each input by its
         name, of exactly its shape and dtype, as :meth:`get_inputs` lists them; arrays need not be
-        contiguous. Raises :class:`UsageError` for an unknown output, and if names, shapes or dtypes of
-        the inputs differ.
+        contiguous. If it has the state as well, the run begins with that instead of the session's, and
+        returns its new values among all outputs, as ONNX Runtime does; the session's stays as it is.
+        Raises :class:`UsageError` for an unknown output, and if names, shapes or dtypes of the inputs
+        differ.
         """
         if not isinstance(input_feed, Mapping):
             raise UsageError(
@@ -127,11 +128,15 @@ class InferenceSession:
             )
         if isinstance(output_names, str):
             raise UsageError(f"output_names is the text '{output_names}': give a list of names")
-        places = {spec.name: place for place, spec in enumerate(self._outputs)}
+        library = self._opened()
+        is_given = any(spec.name in input_feed for spec in library.state)
+        specs = library.outputs if is_given else self._outputs
+        places = {spec.name: place for place, spec in enumerate(specs)}
         for name in output_names or ():
             if name not in places:
                 raise UsageError(f"the network has no output '{name}'.{nearest(name, [*places])}")
-        outputs = self._thread.call(self._run, {k: np.asarray(v) for k, v in input_feed.items()})
+        run = library.run if is_given else library.step
+        outputs = self._thread.call(run, {k: np.asarray(v) for k, v in input_feed.items()})
         return [outputs[places[name]] for name in output_names] if output_names else outputs
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -164,10 +169,6 @@ class InferenceSession:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        assert self._library is not None  # the thread ends before it is freed
-        return self._library.step(inputs)
 
     def _opened(self) -> Library:
         if self._library is None:

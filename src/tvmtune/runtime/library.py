@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmtune.errors import UsageError
-from tvmtune.library import initial_state, metadata, trailer
+from tvmtune.library import metadata, state, trailer
 from tvmtune.networks.inputs import check_inputs, random_inputs
 from tvmtune.runtime.timing import WARM_UP, measure
 from tvmtune.types import TensorSpec
@@ -36,8 +36,12 @@ class Library:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...]
-    """What the network keeps from run to run, such as the cache of a language model: the last of both
-    its inputs and its outputs."""
+    """Those of the inputs that the network keeps from run to run, such as the cache of a language
+    model."""
+    step_inputs: tuple[TensorSpec, ...]
+    """The other inputs."""
+    step_outputs: tuple[TensorSpec, ...]
+    """The outputs without the new values of the state."""
 
     def __init__(self, metadata_: JSON, session: LibrarySession) -> None:
         self.metadata = metadata_
@@ -45,8 +49,11 @@ class Library:
         self.outputs = metadata.specs(metadata_["outputs"])
         self.session = session
         self._ready = False
-        self._initial = {entry["name"]: entry for entry in metadata_.get("state", ())}
-        self.state = tuple(spec for spec in self.inputs if spec.name in self._initial)
+        self._kept = {entry["name"]: entry for entry in metadata_.get("state", ())}
+        after = {entry["output"] for entry in self._kept.values()}
+        self.state = tuple(spec for spec in self.inputs if spec.name in self._kept)
+        self.step_inputs = tuple(spec for spec in self.inputs if spec.name not in self._kept)
+        self.step_outputs = tuple(spec for spec in self.outputs if spec.name not in after)
         self._next: dict[str, np.ndarray] = {}
         self.reset()
 
@@ -123,18 +130,20 @@ class Library:
     def step(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Run once with the state that the last step left, and keep its new values on the device.
 
-        ``inputs``: those that are not state. Returns copies of the outputs that are not state. Raises
-        UsageError if names, shapes or dtypes of the inputs do not match.
+        Returns copies of :attr:`step_outputs`. Raises UsageError if names, shapes or dtypes of the
+        inputs do not match :attr:`step_inputs`.
         """
         names = [spec.name for spec in self.inputs]
-        check_inputs(inputs, [spec for spec in self.inputs if spec not in self.state])
+        check_inputs(inputs, self.step_inputs)
         self.session.set_inputs([inputs.get(name, self._next.get(name)) for name in names])
         self._ready = True
         self.session.invoke()
         outputs = [spec.name for spec in self.outputs]
-        self.session.keep({names.index(s.name): outputs.index(s.name) for s in self.state})
+        self.session.keep(
+            {names.index(name): outputs.index(e["output"]) for name, e in self._kept.items()}
+        )
         self._next = {}
-        return self.session.outputs(len(self.outputs) - len(self.state))
+        return self.session.outputs([outputs.index(spec.name) for spec in self.step_outputs])
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Copies of the state with which the next step begins, by name."""
@@ -146,13 +155,13 @@ class Library:
             for spec in self.state
         }
 
-    def set_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def set_state(self, values: Mapping[str, np.ndarray]) -> None:
         """Begin the next step with this state, for example that of a library that read the prompt.
 
         Raises UsageError if names, shapes or dtypes do not match :attr:`state`.
         """
-        check_inputs(state, self.state, origin="the state")
-        self._next = {name: np.array(value) for name, value in state.items()}
+        check_inputs(values, self.state, origin="the state")
+        self._next = {name: np.array(value) for name, value in values.items()}
 
     def reset(self) -> None:
         """Begin the next step with the initial state."""
@@ -222,7 +231,7 @@ class Library:
         ]
 
     def _initial_value(self, spec: TensorSpec) -> np.ndarray:
-        return initial_state.decode(self._initial[spec.name], spec)
+        return state.decode(self._kept[spec.name], spec)
 
     def _check_ready(self) -> None:
         if not self._ready:

@@ -63,8 +63,8 @@ class LowMemorySession(LocalSession):
             raise WeightInjectionError(f"{self._injection.failed} reads a weight")
         return seconds
 
-    def outputs(self, count: int | None = None) -> list[np.ndarray]:
-        arrays = super().outputs(count)
+    def outputs(self, numbers: Sequence[int] | None = None) -> list[np.ndarray]:
+        arrays = super().outputs(numbers)
         if any(vm_program.placeholder_index(array) is not None for array in arrays):
             raise WeightInjectionError("an output is a weight")
         return arrays

@@ -20,7 +20,7 @@ from tvmtune.remote.client.board_client import (
 )
 from tvmtune.remote.client.lease import RUN, BoardLease, CallPace
 from tvmtune.runtime import board_functions
-from tvmtune.runtime.session import ENTRY, KernelTime, flatten
+from tvmtune.runtime.session import ENTRY, KernelTime, chosen, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,8 +89,8 @@ class RemoteSession:
         array: np.ndarray = self._lease.ask(_kept, self._number, number, limit=RUN)
         return array
 
-    def outputs(self, count: int | None = None) -> list[np.ndarray]:
-        arrays: list[np.ndarray] = self._lease.ask(_outputs, self._number, count, limit=RUN)
+    def outputs(self, numbers: Sequence[int] | None = None) -> list[np.ndarray]:
+        arrays: list[np.ndarray] = self._lease.ask(_outputs, self._number, numbers, limit=RUN)
         return arrays
 
     def device_seconds(self, count: int) -> float | None:
@@ -178,9 +178,9 @@ def _invoke(board: LeasedBoard, number: int, count: int) -> float:
 
 
 @with_board
-def _outputs(board: LeasedBoard, number: int, count: int | None) -> list[np.ndarray]:
-    found = flatten(_libraries[number].machine.get_outputs(ENTRY))
-    return [tensor.numpy() for tensor in found[:count]]
+def _outputs(board: LeasedBoard, number: int, numbers: Sequence[int] | None) -> list[np.ndarray]:
+    outputs = _libraries[number].machine.get_outputs(ENTRY)
+    return [tensor.numpy() for tensor in chosen(outputs, numbers)]
 
 
 @with_board

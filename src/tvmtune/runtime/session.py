@@ -79,8 +79,8 @@ class LibrarySession(Protocol):
         """Seconds per run over ``count`` runs, by the GPU's clock; None if that cannot be read."""
         ...
 
-    def outputs(self, count: int | None = None) -> list[np.ndarray]:
-        """Copies of the first ``count`` outputs of the last run, by default all."""
+    def outputs(self, numbers: Sequence[int] | None = None) -> list[np.ndarray]:
+        """Copies of outputs of the last run, by their numbers; by default of all."""
         ...
 
     def rest(self) -> None:
@@ -162,8 +162,8 @@ class LocalSession:
         timed = self._vm.module.time_evaluator("invoke_stateful", self._device, number=count)
         return float(timed(ENTRY).mean)
 
-    def outputs(self, count: int | None = None) -> list[np.ndarray]:
-        return [tensor.numpy() for tensor in flatten(self._vm.get_outputs(ENTRY))[:count]]
+    def outputs(self, numbers: Sequence[int] | None = None) -> list[np.ndarray]:
+        return [tensor.numpy() for tensor in chosen(self._vm.get_outputs(ENTRY), numbers)]
 
     def rest(self) -> None:
         rest()
@@ -222,6 +222,12 @@ def _new_name(path: Path) -> str:
     """
     spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_opened):b}")
     return f"{path.absolute().parent}/{spelling}{path.name}"
+
+
+def chosen(outputs: Any, numbers: Sequence[int] | None) -> list[Any]:
+    """The tensors of these numbers among the outputs of a virtual machine; None: all."""
+    tensors = flatten(outputs)
+    return tensors if numbers is None else [tensors[number] for number in numbers]
 
 
 def flatten(value: Any) -> list[Any]:

@@ -25,6 +25,7 @@ _OF_SEVERAL_AXES = {"GatherND", "ScatterND"}
 """Operators whose indices are for as many axes as their last axis is long."""
 _LOOKUPS = {
     "Gather": [(1, 0)],
+    "GatherBlockQuantized": [(1, 0)],
     "GatherElements": [(1, 0)],
     "GatherND": [(1, 0)],
     "ReverseSequence": [(1, 0)],

@@ -13,6 +13,7 @@ from onnx import helper, shape_inference
 from tvmtune.errors import TvmtuneError, UsageError, one_line
 from tvmtune.networks.inputs import check_inputs, inputs_of, random_inputs
 from tvmtune.networks.model_file import kind_and_line
+from tvmtune.networks.onnx import cache_names
 from tvmtune.networks.onnx import file as onnx_file
 from tvmtune.networks.onnx import weights as onnx_weights
 from tvmtune.networks.onnx.evaluator import evaluator
@@ -29,7 +30,7 @@ from tvmtune.networks.onnx.operators import (
 )
 from tvmtune.networks.onnx.relax import to_relax
 from tvmtune.networks.shapes import resolve
-from tvmtune.types import TensorSpec, product
+from tvmtune.types import State, TensorSpec, product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -95,6 +96,8 @@ class OnnxNetwork:
     source: JSON
     structure_hash: str
     weights_hash: str
+    state: dict[str, State]
+    """The cache of keys and values, if it has one of constant size."""
     ranges: dict[str, tuple[int, int]]
     """Of some integer inputs; see :func:`tvmtune.networks.inputs.random_inputs`."""
     releases_weights: bool
@@ -140,6 +143,7 @@ class OnnxNetwork:
         self.inputs = tuple(_spec(info, self._label) for info in _true_inputs(graph))
         self._infer_output_shapes(chosen=batch != 1 or bool(shapes))
         self.outputs = tuple(_spec(info, self._label) for info in graph.output)
+        self.state = cache_names.state(self.inputs, self.outputs)
         self.ranges = index_ranges(self._model, self.inputs)
         self.structure_hash, self.weights_hash = hashes(self._model, self._weights)
         if any(node.op_type.startswith(_ROUNDING) for node in nodes(graph)):

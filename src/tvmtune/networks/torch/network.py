@@ -13,7 +13,7 @@ from tvmtune.networks.hashing import NetworkHasher
 from tvmtune.networks.importer_helpers import quiet
 from tvmtune.networks.inputs import check_inputs, inputs_of
 from tvmtune.networks.torch import file as torch_file
-from tvmtune.types import TensorSpec
+from tvmtune.types import State, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -86,9 +86,13 @@ class TorchNetwork:
         self._label = label or name
         bound = bind(program, batch=batch, shapes=shapes, label=self._label)
         self._program, self.inputs, self.outputs, _ = bound
+        specs = self.inputs[len(self.inputs) - len(bound.state) :]
         self.state = {
-            spec.name: to_array(bound.state[spec.name], spec)
-            for spec in self.inputs[len(self.inputs) - len(bound.state) :]
+            spec.name: State(
+                output=spec.name,
+                initial=to_array(tensor, spec) if tensor.count_nonzero() else None,
+            )
+            for spec, tensor in zip(specs, bound.state.values(), strict=True)
         }
         self.ranges = index_ranges(self._program, [spec.name for spec in self.inputs])
         self.structure_hash, self.weights_hash = _hashes(self._program)

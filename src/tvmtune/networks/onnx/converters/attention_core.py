@@ -85,12 +85,20 @@ def attend(
     rows = op.reshape(query, (batch, groups, heads // groups * length, size))
     scores = op.matmul(rows, op.permute_dims(key, (0, 1, 3, 2)))
     scores = op.multiply(scores, float(1 / math.sqrt(size) if scale is None else scale))
-    scores = raw_scores = op.reshape(scores, (batch, heads, length, keys))
+    # The heads of a single query are rows already, and their scores need no other shape.
+    is_step = length == 1 and sink is None
+    if not is_step:
+        scores = op.reshape(scores, (batch, heads, length, keys))
+    raw_scores = scores
     if softcap:
         scores = op.multiply(op.tanh(op.divide(scores, float(softcap))), float(softcap))
-    for bias in mask.biases:
+    biases, seen = (
+        [_by_groups(node, each, heads, groups) if is_step else each for each in masks]
+        for masks in (mask.biases, mask.allowed)
+    )
+    for bias in biases:
         scores = op.add(scores, bias)
-    allowed = _all(node, mask.allowed)
+    allowed = _all(node, seen)
     if allowed is not None:
         hidden = relax.const(lowest(dtype(scores)), dtype(scores))
         scores = op.where(allowed, scores, hidden)
@@ -103,9 +111,20 @@ def attend(
     if _may_be_empty(allowed):
         zero = relax.const(0.0, dtype(scores))
         probabilities = op.where(allowed, probabilities, zero)
-    rows = op.reshape(probabilities, (batch, groups, heads // groups * length, keys))
+    rows = probabilities
+    if not is_step:
+        rows = op.reshape(rows, (batch, groups, heads // groups * length, keys))
     output = op.reshape(op.matmul(rows, value), (batch, heads, length, shape(value)[3]))
-    return Attended(output, raw_scores, probabilities)
+    whole = (batch, heads, length, keys)
+    return Attended(output, op.reshape(raw_scores, whole), op.reshape(probabilities, whole))
+
+
+def _by_groups(node: Node, mask: Any, heads: int, groups: int) -> Any:
+    """A mask for (batch, heads, 1, keys) as one for (batch, groups, heads / groups, keys)."""
+    extents = shape(mask)
+    if len(extents) < 3 or extents[-3] == 1:
+        return mask
+    return node.op.reshape(mask, (*extents[:-3], groups, heads // groups, extents[-1]))
 
 
 def lowest(kind: str) -> float:

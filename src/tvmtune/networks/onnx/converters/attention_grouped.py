@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmtune.networks.onnx.cache_names import is_past
 from tvmtune.networks.onnx.converters.attention_core import (
     Mask,
     attend,
@@ -139,11 +140,19 @@ def _rotated(node: Node, query: Any, key: Any, lengths: _Lengths) -> tuple[Any, 
 
 
 def _cached(node: Node, past: Any, new: Any, lengths: _Lengths) -> Any:
-    """The cache after this step, with zeros beyond the last token as in ONNX Runtime."""
+    """The cache after this step, with zeros beyond the last token as in ONNX Runtime. That of the
+    network, which is its state, keeps what it has there, as in ONNX Runtime where past and present
+    share memory."""
     if lengths.starts is None:
         return new
     batch, groups, room, size = shape(past)
     kind = dtype(lengths.starts)
+    if lengths.keys == room and isinstance(past, relax.Var) and is_past(str(past.name)):
+        places = node.op.reshape(lengths.starts, (batch, 1, 1, 1))
+        steps = np.arange(lengths.new).reshape(1, 1, -1, 1).astype(kind)
+        places = node.op.add(places, relax.const(steps, kind))
+        places = node.op.broadcast_to(places, (batch, groups, lengths.new, size))
+        return node.op.scatter_elements(past, places, new, axis=2)
     both = node.op.concat([past, new], axis=2)
     index = relax.const(np.arange(lengths.keys).reshape(1, 1, -1, 1).astype(kind), kind)
     start = node.op.reshape(lengths.starts, (batch, 1, 1, 1))

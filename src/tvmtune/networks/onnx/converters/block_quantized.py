@@ -11,8 +11,9 @@ import numpy as np
 from onnx import helper
 from tvm import relax
 
+from tvmtune.networks.onnx.converters.indexing import indices
 from tvmtune.networks.onnx.converters.request import Converter, Node, optional, required
-from tvmtune.networks.relax_operators import dtype
+from tvmtune.networks.relax_operators import dtype, shape
 
 
 def matmul_nbits(node: Node) -> Any:
@@ -41,6 +42,41 @@ def matmul_nbits(node: Node) -> Any:
     result = node.op.matmul(x, relax.const(np.ascontiguousarray(weight.T), dtype(x)))
     bias = node.input(5)
     return result if bias is None else node.op.add(result, bias)
+
+
+def gather_block_quantized(node: Node) -> Any:
+    """Rows of a table whose columns share scales in blocks: it stays in bytes, and the rows that are
+    read are dequantized."""
+    bits, block = node.attrs.get("bits", 4), node.attrs.get("block_size", 128)
+    table, scales = required(node.inputs[0], "data"), required(node.inputs[2], "scales")
+    axes = node.attrs.get("gather_axis", 0), node.attrs.get("quantize_axis", 1) % table.ndim
+    if axes != (0, 1) or table.ndim != 2:
+        raise ValueError("other axes than rows of which columns are quantized are not supported")
+    packed = table.dtype == np.uint8
+    if packed and bits < 8:
+        table = _unpacked(table, bits)
+    count, columns = table.shape
+    zeros = optional(node.input(3), "zero points")
+    if zeros is not None and packed and bits < 8:
+        zeros = _unpacked(zeros, bits)
+    if zeros is None:
+        zeros = np.full(scales.shape, 1 << (bits - 1) if packed else 0)
+    zeros = zeros.reshape(count, -1)[:, : scales.shape[1]]
+    op, kind = node.op, str(scales.dtype)
+    ids = indices(node, node.inputs[1], [count])
+
+    def rows(values: np.ndarray) -> Any:
+        return op.take(relax.const(np.ascontiguousarray(values)), ids, 0, mode="clip")
+
+    numbers = op.astype(rows(table.astype("int8" if table.min(initial=0) < 0 else "uint8")), kind)
+    each = [*shape(ids), -1]
+    blocks = -(-columns // block)
+    if blocks * block > columns:
+        raise ValueError("a last block of fewer columns is not supported")
+    spread = [op.reshape(rows(values), [*each, 1]) for values in (zeros.astype(kind), scales)]
+    numbers = op.reshape(numbers, [*each, block])
+    result = op.multiply(op.subtract(numbers, spread[0]), spread[1])
+    return op.reshape(result, [*shape(ids), columns])
 
 
 def dequantize_linear(node: Node) -> Any:
@@ -81,12 +117,15 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
 CONVERTERS: dict[str, Converter] = {
     "DequantizeLinear": dequantize_linear,
     "com.microsoft.DequantizeLinear": dequantize_linear,
+    "com.microsoft.GatherBlockQuantized": gather_block_quantized,
     "com.microsoft.MatMulNBits": matmul_nbits,
 }
 
 LIMITS = {
     "DequantizeLinear": "blocks of what is not constant",
     "com.microsoft.DequantizeLinear": "blocks of what is not constant",
+    "com.microsoft.GatherBlockQuantized": "other axes than rows of which columns are quantized; a last "
+    "block of fewer columns",
     "com.microsoft.MatMulNBits": "weights that are not constant, or prepacked; g_idx",
 }
 """What is not supported, by operator."""

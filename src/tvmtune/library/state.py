@@ -1,8 +1,8 @@
-"""How a library's metadata hold the values with which its state begins.
+"""How a library's metadata describe its state.
 
-The key ``state`` has an object for each tensor that the network keeps from run to run: its ``name``,
-that of an input and an output, and its ``initial`` values, null for zeros, else base64 of their bytes
-in C order, little-endian.
+The key ``state`` has an object for each tensor that the network keeps from run to run: the ``name`` of
+the input, that of the ``output`` with its next value, and its ``initial`` values, null for zeros, else
+base64 of their bytes in C order, little-endian.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from tvmtune.errors import TvmtuneError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tvmtune.types import JSON, TensorSpec
+    from tvmtune.types import JSON, State, TensorSpec
 
 _LARGEST = 1 << 20
 """Bytes of other values than zero that the metadata may hold of each tensor."""
 
 
-def encode(state: Mapping[str, np.ndarray]) -> list[JSON]:
-    """The entries for tensors that begin with these values.
+def encode(state: Mapping[str, State]) -> list[JSON]:
+    """The entries of this state, by the names of inputs.
 
-    Raises :class:`TvmtuneError` if a large one has other values than zero.
+    Raises :class:`TvmtuneError` if a large tensor begins with other values than zero.
     """
-    return [{"name": name, "initial": _encode(name, value)} for name, value in state.items()]
+    return [
+        {"name": name, "output": each.output, "initial": _encode(name, each.initial)}
+        for name, each in state.items()
+    ]
 
 
 def decode(entry: JSON, spec: TensorSpec) -> np.ndarray:
@@ -44,9 +47,8 @@ def decode(entry: JSON, spec: TensorSpec) -> np.ndarray:
     return raw.astype(dtype).reshape(spec.shape)
 
 
-def _encode(name: str, value: np.ndarray) -> str | None:
-    raw = value.astype(value.dtype.newbyteorder("<")).tobytes()
-    if raw.count(0) == len(raw):
+def _encode(name: str, value: np.ndarray | None) -> str | None:
+    if value is None:
         return None
     if value.nbytes > _LARGEST:
         raise TvmtuneError(
@@ -54,4 +56,4 @@ def _encode(name: str, value: np.ndarray) -> str | None:
             f"zeros, more than the {_LARGEST / 1e6:.1f} MB that a library can hold; make it an input "
             "and an output, and export the network again"
         )
-    return base64.b64encode(raw).decode()
+    return base64.b64encode(value.astype(value.dtype.newbyteorder("<")).tobytes()).decode()
