@@ -216,6 +216,23 @@ def test_matmul_of_quantized_weights(bits: int, block: int, columns: int, zeros:
     assert_matches_onnxruntime("ms.MatMulNBits", inputs, constant=weights, **options)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_quantized_table(bits: int, zeros: bool):
+    random = np.random.default_rng(0)
+    inputs: dict[str, Any] = {
+        "table": random.integers(0, 256, (20, 64 * bits // 8)).astype("uint8"),
+        "ids": random.integers(0, 20, (2, 3)),
+        "scales": random.random((20, 2), "float32"),
+        "zeros": None,
+    }
+    if zeros:
+        inputs["zeros"] = random.integers(0, 256, (20, 2 * bits // 8)).astype("uint8")
+    weights = [name for name in ("table", "scales", "zeros") if inputs[name] is not None]
+    options = {"bits": bits, "block_size": 32, "gather_axis": 0, "quantize_axis": 1}
+    assert_matches_onnxruntime("ms.GatherBlockQuantized", inputs, constant=weights, **options)
+
+
 def test_activations_of_quantized_weights_stay_floating_point():
     random = np.random.default_rng(0)
     inputs = {
