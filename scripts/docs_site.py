@@ -25,6 +25,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/cpu.md": "benchmarks-cpu.md",
+    "benchmarks/language-models.md": "benchmarks-language-models.md",
     "benchmarks/low-precision.md": "benchmarks-low-precision.md",
 }
 """Files of the repository that become pages, and their names among those of docs/."""
