@@ -2,9 +2,9 @@
 
     python benchmarks/language_models.py --out DIR [--model smollm2-135m] [--room 2048] [--tokens 128]
 
-For each model: DIR/MODEL.pt2, a step of one token with a cache of ROOM tokens; DIR/MODEL-prompt.pt2, one
-of TOKENS tokens; and DIR/MODEL, a directory from which onnxruntime-genai's builder makes a model in
-4 bits:
+For each model: DIR/MODEL.pt2, a step of one token with a cache of ROOM tokens; DIR/MODEL-prompt.pt2,
+one of TOKENS tokens; and DIR/MODEL, a directory from which onnxruntime-genai's builder makes a model
+in 4 bits:
 
     python -m onnxruntime_genai.models.builder -i DIR/MODEL -o DIR/MODEL-int4 -p int4 -e cpu
 """
@@ -68,7 +68,9 @@ def write(name: str, out: Path, room: int, tokens: int) -> None:
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     model.save_pretrained(out / name)
     # The builder asks for a tokenizer, and does not use it.
-    Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])).save(str(out / name / "tokenizer.json"))
+    Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[])).save(
+        str(out / name / "tokenizer.json")
+    )
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (out / name / "tokenizer_config.json").write_text(json.dumps(settings))
     model.generation_config.cache_implementation = "static"

@@ -46,6 +46,11 @@ def put_and_read_the_old(rows: Any, x: Any, position: Any) -> Any:
     return rows.index_copy_(1, position, x).mean(1) - old
 
 
+def permute(rows: Any, x: Any, position: Any) -> Any:
+    """With as many positions as rows."""
+    return rows.index_copy_(1, position, rows.clone())[:, 0] + x.sum()
+
+
 def compiled(function: Any, folder: Path, count: int = 2) -> tuple[Any, Library]:
     example = (torch.zeros(3, count, 16), torch.zeros(count, dtype=torch.int64))
     made = TorchNetwork(torch.export.export(Rows(function), example), name="net")
@@ -77,6 +82,15 @@ def test_they_equal_the_definition(function: Any, count: int, rows: int, tmp_pat
     inputs["position"] = np.random.default_rng(0).permutation(500)[:rows]
     for got, want in zip(library.run(inputs), made.reference(inputs), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_updates_that_are_the_old_state_are_read_before_it_changes(tmp_path: Path):
+    made, library = compiled(permute, tmp_path, 500)
+    assert in_place(library) == 0
+    inputs = library.random_inputs(1)
+    inputs["position"] = np.random.default_rng(0).permutation(500)
+    for got, want in zip(library.run(inputs), made.reference(inputs), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-3)
 
 
 def test_the_new_state_is_where_the_old_was(tmp_path: Path):

@@ -42,7 +42,7 @@ class Bfloat16Network:
         self.source = network.source | {"dtype": DTYPE}
         self.structure_hash = f"{self.rounded.structure_hash}-{DTYPE}"
         self.weights_hash = self.rounded.weights_hash
-        self.ranges = self.rounded.ranges
+        self.ranges, self.state = self.rounded.ranges, self.rounded.state
 
     def to_relax(self) -> tvm.IRModule:
         return _narrow(self.rounded.to_relax())

@@ -55,7 +55,7 @@ class Float16Network:
         self.source = network.source | {"dtype": "float16"}
         self.structure_hash = self._half.structure_hash
         self.weights_hash = self._half.weights_hash
-        self.ranges = self.rounded.ranges
+        self.ranges, self.state = self.rounded.ranges, self.rounded.state
 
     def to_relax(self) -> tvm.IRModule:
         return self._half.to_relax()

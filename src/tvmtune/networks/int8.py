@@ -10,7 +10,7 @@ import numpy as np
 from tvmtune.errors import TvmtuneError, UsageError
 from tvmtune.networks import quantization
 from tvmtune.networks.inputs import ranges_of
-from tvmtune.types import Network
+from tvmtune.types import Network, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -47,7 +47,7 @@ class Int8Network:
         self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
         self.source = network.source | {"dtype": DTYPE}
         self.structure_hash, self.weights_hash = network.structure_hash, network.weights_hash
-        self.ranges = ranges_of(network)
+        self.ranges, self.state = ranges_of(network), state_of(network)
         self.is_calibrated = found is not None
         if found is not None:
             quantization.check(found, network.name)

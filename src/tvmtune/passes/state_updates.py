@@ -39,6 +39,8 @@ def in_place(mod: tvm.IRModule, state: Collection[int]) -> tvm.IRModule:
         name = f"{variable.name_hint}_in_place"
         if not arguments or arguments[0] not in owned or count[arguments[0]] > 1:
             continue
+        if any(each.same_as(arguments[0]) for each in arguments[1:]):
+            continue
         kernel = kernels.get(name) or _without_copy(mod[variable])
         if kernel is not None:
             kernels[name] = kernel

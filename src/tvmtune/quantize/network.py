@@ -16,7 +16,7 @@ from tvmtune.quantize.float_fallback import channels_last
 from tvmtune.quantize.graph import with_unique_names
 from tvmtune.quantize.integers import QuantizedLayer
 from tvmtune.quantize.layers import LAYOUT, Layer
-from tvmtune.types import Device, Network, Prepared
+from tvmtune.types import Device, Network, Prepared, state_of
 
 if TYPE_CHECKING:
     import tvm
@@ -83,7 +83,7 @@ class QuantizedNetwork:
         self.name, self.inputs, self.outputs = network.name, network.inputs, network.outputs
         self.source, self.weights_hash = network.source, network.weights_hash
         self.structure_hash = network.structure_hash
-        self.ranges = ranges_of(network)
+        self.ranges, self.state = ranges_of(network), state_of(network)
         self._samples = samples
 
     def to_relax(self) -> tvm.IRModule:
