@@ -113,6 +113,32 @@ def test_attention_is_one_kernel_that_equals_its_definition(
     assert error(got, want) < 1e-5
 
 
+@pytest.mark.parametrize("attrs", [AVX2, OWN], ids=["AVX2", "this machine"])
+def test_chunks_that_no_query_sees_are_not_read(attrs: dict[str, str], tmp_path: Path):
+    made = network(queries=2, keys=512, mask=(1, 1, 2, 512), condition=True)
+    mask = np.zeros((1, 1, 2, 512), bool)
+    mask[:, :, 0, 130:140] = True
+    mask[:, :, 1, [140, 511]] = True
+    values = np.random.default_rng(0).standard_normal((1, 2, 512, 64), "float32")
+    got, want = outputs(made, tmp_path, attrs, x_3=mask, x_2=values)
+    assert error(got, want) < 1e-5
+    spoiled = values.copy()
+    spoiled[:, :, :128] = np.nan
+    library = Library.open(tmp_path / "attention.so")
+    inputs = {**library.random_inputs(0), "x_3": mask, "x_2": spoiled}
+    assert (library.run(inputs)[0] == got).all()
+
+
+def test_queries_that_see_no_key_are_not_a_number(tmp_path: Path):
+    made = network(queries=2, mask=(1, 1, 2, 256), condition=True)
+    mask = np.zeros((1, 1, 2, 256), bool)
+    mask[..., 1, 200] = True
+    got, want = outputs(made, tmp_path, OWN, x_3=mask)
+    assert np.isnan(got[:, :, 0]).all()
+    assert np.isnan(want[:, :, 0]).all()
+    assert error(got[:, :, 1], want[:, :, 1]) < 1e-5
+
+
 def test_keys_whose_chunk_is_masked_do_not_count(tmp_path: Path):
     made = network(mask=(1, 1, 1, 256))
     mask = np.full((1, 1, 1, 256), -np.inf, "float32")

@@ -11,6 +11,7 @@ from tvmtune.operators import (
     bfloat16_rounding,
     dot_products,
     prefetch,
+    skipped_iterations,
     tile_functions,
     tile_products,
     vector_math,
@@ -74,8 +75,8 @@ def _pipeline() -> Any:
 
 
 def rewrite_loops(mod: Any) -> Any:
-    """Flatten buffers, then replace marked loops by calls, split the tails of vectorized loops, and
-    split :data:`PARTITIONED` loops.
+    """Flatten buffers, then replace marked loops by calls, split the tails of vectorized loops, skip
+    iterations, and split :data:`PARTITIONED` loops.
 
     Each of these comes after flattening, because TVM needs the loops' reads and writes to place
     buffers. A module without any is returned as it is.
@@ -86,10 +87,15 @@ def rewrite_loops(mod: Any) -> Any:
     functions = [each for each in mod.functions.values() if isinstance(each, tirx.PrimFunc)]
     is_partitioned = any(map(_is_partitioned, functions))
     if not is_partitioned and not any(
-        tile_products.is_marked(f) or vector_tails.has_tails(f) for f in functions
+        tile_products.is_marked(f) or vector_tails.has_tails(f) or skipped_iterations.is_marked(f)
+        for f in functions
     ):
         return mod
-    rewrites = {"TileProducts": tile_products.with_calls, "VectorTails": vector_tails.with_parts}
+    rewrites = {
+        "TileProducts": tile_products.with_calls,
+        "VectorTails": vector_tails.with_parts,
+        "SkippedIterations": skipped_iterations.with_conditions,
+    }
     flatten = [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerCrossThreadReduction(),

@@ -9,6 +9,7 @@ that several heads share (grouped-query attention) are not repeated in memory.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ FEWEST_KEYS = 64
 """The kernels for fewer are as fast."""
 CHUNK = 128
 """Keys of a chunk, at most: with 64 columns each, they and their values fill 64 KB."""
+VISIBLE = "visible"
+"""Name of the stage that says whether a query sees a key of a chunk."""
 _LOWEST = -3.0e38
 """Takes the place of minus infinity as the maximum of a chunk in which all keys are masked."""
 
@@ -230,11 +233,29 @@ def _program(
         schedule_rule=RULE,
     )
     vectors = columns // lanes
+    condition = _hiding(steps, operands)
+    visible = None
+    if condition is not None:
+        query, place = te.reduce_axis((0, queries), "query"), te.reduce_axis((0, size), "place")
+
+        def seen(b: Any, g: Any, c: Any) -> Any:
+            is_seen = attention.element(condition, (b, 0, query, key(c, place)))
+            return te.max(is_seen.astype("int32"), axis=[query, place])
+
+        visible = compute([chunks], seen, VISIBLE)
 
     def of_chunk(b: Any, g: Any, c: Any, r: Any, vector: Any, lane: Any) -> Any:
         last = tirx.Select(lane == 0, sums[b, g, c, r], top[b, g, c, r])
         at = (b, g, c, r, tirx.min(vector, vectors - 1) * lanes + lane)
-        return tirx.Select(vector < vectors, weighted[at], last)
+        value = tirx.Select(vector < vectors, weighted[at], last)
+        if visible is None:
+            return value
+        nothing = tirx.Select(
+            tirx.all(vector == vectors, lane == 1),
+            tirx.const(_LOWEST, "float32"),
+            tirx.const(0.0, "float32"),
+        )
+        return tirx.Select(visible[b, g, c] > 0, value, nothing)
 
     # In one buffer: a schedule computes a stage in a loop only if all that reads it is there.
     parts = compute([chunks, rows, vectors + 1, lanes], of_chunk, "parts")
@@ -277,6 +298,17 @@ def _program(
     return te.compute(
         [batch, heads, queries, columns], normalized, name="attention", attrs=LEFT_ALONE
     )
+
+
+def _hiding(steps: Sequence[attention.Step], operands: Sequence[Sequence[Any]]) -> Any:
+    """The condition, the same for all heads, without which a key has a score of minus infinity; None if
+    there is none. Then a chunk in which no query sees a key need not be read."""
+    for step, others in zip(steps, operands, strict=True):
+        if step.operator == "where" and step.place == 1 and others[1] == -math.inf:
+            shape = [int(n) for n in others[0].shape]
+            if len(shape) < 3 or shape[-3] == 1:
+                return others[0]
+    return None
 
 
 def _tree(terms: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tvmtune.cpu_features import VectorUnit
+from tvmtune.operators import skipped_iterations
 from tvmtune.passes import few_queries
 from tvmtune.passes.blocks import blocks
 
@@ -59,6 +60,9 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
         sch.reorder(part, lane)
         sch.vectorize(lane)
         sums.append((stage[name], part))
+    if few_queries.VISIBLE in stage:
+        sch.compute_at(stage[few_queries.VISIBLE], chunks, preserve_unit_loops=True, index=-2)
+        sch.annotate(chunks, skipped_iterations.ONLY_IF, few_queries.VISIBLE)
     sch.parallel(chunks)
     _combine(sch, stage, lanes)
     sums.append((stage["dots"], term))
