@@ -479,10 +479,11 @@ def state_of(network: Network) -> Mapping[str, State]:
     return network.state if isinstance(network, Stateful) else {}
 
 
-def state_positions(network: Network) -> list[int]:
-    """Positions of the inputs that are state."""
+def state_positions(network: Network) -> dict[int, int]:
+    """Positions of the outputs with the next values, by those of the inputs that are state."""
+    inputs, outputs = ([spec.name for spec in each] for each in (network.inputs, network.outputs))
     state = state_of(network)
-    return [n for n, spec in enumerate(network.inputs) if spec.name in state]
+    return {inputs.index(name): outputs.index(each.output) for name, each in state.items()}
 
 
 def batch_of(source: JSON, inputs: Sequence[TensorSpec]) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from networks.in_tvm import assert_tvm_agrees
+from tvmtune.errors import TvmtuneError
 from tvmtune.networks.torch.network import TorchNetwork
 
 torch = pytest.importorskip("torch")
@@ -141,6 +142,77 @@ def test_a_change_through_a_view_is_one_of_the_buffer():
     made = network(Row(), torch.zeros(3))
     assert made.state.keys() == {"rows"}
     assert_tvm_agrees(made)
+
+
+class Changed(nn.Module):
+    """Changes a buffer and a parameter by ``function``."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("total", torch.ones(4))
+        self.weight = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+def literal(module: Any, x: Any) -> Any:
+    return module.total.add_(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def to_a_result(module: Any, x: Any) -> Any:
+    return torch.add(module.total, x, out=module.total) * 2
+
+
+def of_a_weight(module: Any, x: Any) -> Any:
+    return module.weight.mul_(x) + 1
+
+
+@pytest.mark.parametrize("function", [literal, to_a_result, of_a_weight])
+def test_ways_to_change_a_tensor(function: Any):
+    made = network(Changed(function), torch.zeros(4))
+    assert len(made.state) == 1
+    assert_tvm_agrees(made)
+
+
+def test_what_pytorch_cannot_express_without_side_effects_is_named():
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("now", torch.zeros(3))
+            self.register_buffer("before", torch.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            self.now.add_(x)
+            difference = self.now - self.before
+            self.before.copy_(self.now)
+            return difference
+
+    with pytest.raises(TvmtuneError, match="net changes its buffers in a way that PyTorch cannot"):
+        network(Same(), torch.zeros(3))
+
+
+def test_negative_zeros_are_initial_values():
+    module = Accumulator()
+    module.total.neg_()
+    made = network(module, torch.zeros(3))
+    initial = made.state["total"].initial
+    assert initial is not None
+    assert np.signbit(initial).all()
+
+
+def test_weights_of_torchao_are_to_be_unwrapped():
+    torchao = pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    from torchao.utils import unwrap_tensor_subclass
+
+    del torchao
+    module = nn.Sequential(nn.Linear(64, 32)).eval()
+    quantize_(module, Int8WeightOnlyConfig())
+    with pytest.raises(TvmtuneError, match="call torchao.utils.unwrap_tensor_subclass"):
+        network(module, torch.zeros(1, 64))
+    assert_tvm_agrees(network(unwrap_tensor_subclass(module), torch.zeros(1, 64)))
 
 
 def test_an_open_batch_is_bound_with_state():

@@ -157,6 +157,16 @@ def test_queries_all_of_whose_keys_are_masked_are_not_a_number(tmp_path: Path):
     assert error(got[:, :, 1], want[:, :, 1]) < 1e-5
 
 
+def test_keys_that_are_all_hidden_by_the_lowest_number_count_alike(tmp_path: Path):
+    """As in transformers' masks, of texts that are padded at the left."""
+    made = network(queries=2, mask=(1, 1, 2, 256))
+    mask = np.zeros((1, 1, 2, 256), "float32")
+    mask[..., 0, :] = mask[..., 1, 40:] = np.finfo("float32").min
+    got, want = outputs(made, tmp_path, OWN, x_3=mask)
+    assert np.isfinite(got).all()
+    assert error(got, want) < 1e-5
+
+
 def test_they_get_zeros_where_the_network_says_so(tmp_path: Path):
     def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
         weights = (q @ k.transpose(2, 3) + mask).softmax(-1)

@@ -116,6 +116,11 @@ def test_the_library_is_as_small_as_the_weights(tmp_path: Path):
     assert weights < (tmp_path / "product.so").stat().st_size < weights + 100_000
 
 
+def diagonal() -> np.ndarray:
+    """Small floats that large ones would hide."""
+    return np.eye(256, 320, dtype="float32") * 1e6 + RNG.standard_normal((256, 320), "float32") / 10
+
+
 def spoiled(value: float) -> np.ndarray:
     """Weights of which one is off its step, in the last column."""
     weight = quantized(256, 320, 32, 4)
@@ -127,6 +132,7 @@ def spoiled(value: float) -> np.ndarray:
     ("weight", "rows", "attrs"),
     [
         pytest.param(RNG.standard_normal((256, 320), "float32"), 1, AVX2, id="floats"),
+        pytest.param(diagonal(), 1, AVX2, id="floats beside large ones"),
         pytest.param(spoiled(1e-4), 1, AVX2, id="a weight off its step"),
         pytest.param(spoiled(np.nan), 1, AVX2, id="a weight that is no number"),
         pytest.param(spoiled(np.inf), 1, AVX2, id="an infinite weight"),

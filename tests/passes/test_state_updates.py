@@ -102,3 +102,79 @@ def test_the_new_state_is_where_the_old_was(tmp_path: Path):
     (after,) = library.session._kept.values()  # type: ignore[attr-defined]
     assert np.from_dlpack(after).ctypes.data == np.from_dlpack(before).ctypes.data
     assert set(np.flatnonzero(after.numpy()[0, :, 0])) == {7, 8, 400, 401}
+
+
+class TwoBuffers(nn.Module):
+    """Two buffers of which ``function`` returns the next values, and the output."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("a", torch.zeros(8, 4))
+        self.register_buffer("b", torch.zeros(8, 4))
+
+    def forward(self, x: Any, position: Any) -> Any:
+        return self.function(self, x, position)
+
+
+def snapshot(module: Any, x: Any, position: Any) -> Any:
+    module.a.index_copy_(0, position, x)
+    changed = module.a - module.b
+    module.b.copy_(module.a.clone())
+    return changed
+
+
+def view_of_the_other(module: Any, x: Any, position: Any) -> Any:
+    module.a.index_copy_(0, position, x)
+    changed = module.a - module.b
+    module.b.copy_(module.a.clone().reshape(4, 8).reshape(8, 4))
+    return changed
+
+
+def emptied(module: Any, x: Any, position: Any) -> Any:
+    module.a.index_copy_(0, position, x)
+    module.b.index_copy_(0, position, x)
+    total = module.a + 2 * module.b
+    module.a.zero_()
+    module.b.zero_()
+    return total
+
+
+def swapped(module: Any, x: Any, position: Any) -> Any:
+    module.a.index_copy_(0, position, x)
+    old = module.a.clone()
+    module.a.copy_(module.b)
+    module.b.copy_(old)
+    return module.a - 2 * module.b
+
+
+def replaced_by_the_input(module: Any, x: Any, position: Any) -> Any:
+    module.a.index_copy_(0, position, x)
+    module.b.index_copy_(0, position, x[:, :1].expand(1, 4))
+    total = module.a - module.b
+    module.a.copy_(x.expand(8, 4).clone())
+    return total
+
+
+@pytest.mark.parametrize(
+    "function", [snapshot, view_of_the_other, emptied, swapped, replaced_by_the_input]
+)
+def test_state_that_shares_memory_after_a_step_is_not_changed_in_place(
+    function: Any, tmp_path: Path
+):
+    example = (torch.ones(1, 4), torch.tensor([0]))
+    module = TwoBuffers(function)
+    made = TorchNetwork(torch.export.export(module, example), name="net")
+    api.compile_untuned(api.plan(made), tmp_path / "net.so")
+    library = Library.open(tmp_path / "net.so")
+    for attempt in range(2):
+        eager = TwoBuffers(function)
+        for step in range(4):
+            x, position = torch.full((1, 4), step + 1.0 + attempt), torch.tensor([step])
+            with torch.no_grad():
+                want = eager(x, position).numpy()
+            (got,) = library.step({"x": x.numpy(), "position": position.numpy()})
+            np.testing.assert_allclose(got, want, err_msg=f"step {step}")
+        for name, value in library.get_state().items():
+            np.testing.assert_allclose(value, eager.get_buffer(name).numpy())
+        library.reset()

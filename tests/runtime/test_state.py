@@ -91,6 +91,20 @@ def test_what_does_not_fit_is_named(path: Path):
         library.set_state({"total": np.zeros(4, "float32")})
 
 
+def test_steps_take_lists_and_are_not_repeated(path: Path):
+    library = Library.open(path)
+    library.set_state({"total": np.ones(4, "float32"), "count": 0})
+    assert library.step({"x": np.zeros(4, "float32")})[0].tolist() == [1] * 4
+    with pytest.raises(UsageError, match="call set_inputs first"):
+        library.invoke()
+
+
+def test_a_part_of_the_state_is_refused(path: Path):
+    message = "has a part of the state, but lacks count: give all"
+    with tvmtune.InferenceSession(path) as session, pytest.raises(UsageError, match=message):
+        session.run(None, feed(1) | {"total": np.zeros(4, "float32")})
+
+
 def test_a_session_keeps_the_state_and_shows_only_the_rest(path: Path):
     with tvmtune.InferenceSession(path) as session:
         assert [arg.name for arg in session.get_inputs()] == ["x"]

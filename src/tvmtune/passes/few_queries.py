@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tvmtune import cpu_features
 from tvmtune.passes import attention
 from tvmtune.passes.attention import Attention
@@ -36,8 +38,9 @@ CHUNK = 128
 """Keys of a chunk, at most: with 64 columns each, they and their values fill 64 KB."""
 VISIBLE = "visible"
 """Name of the stage that says whether a query sees a key of a chunk."""
-_LOWEST = -3.0e38
-"""Takes the place of minus infinity as the maximum of a chunk in which all keys are masked."""
+_LOWEST = float(np.finfo("float32").min)
+"""Takes the place of minus infinity as the maximum of a chunk all of whose scores are that. Masks add
+this number itself: then all of its keys count alike."""
 
 
 @dataclass(frozen=True)

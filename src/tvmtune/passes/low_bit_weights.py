@@ -40,9 +40,9 @@ _SAMPLE = 64
 """Blocks of a matrix that are examined before all others."""
 _CHUNK = 1 << 22
 """Weights that are examined at a time."""
-_EXACT = 1e-6
-"""How far a weight may be from its step, relative to the largest of its block: the rounding of float32,
-in which file and importer multiply."""
+_EXACT, _TYPICAL = 4e-7, 1e-6
+"""How far a weight may be from its step, relative to itself, or to the median of its block: the
+rounding of float32, in which file and importer multiply."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,10 @@ def _program(bits: int, x: Any, numbers: Any, scales: Any, zeros: Any) -> Any:
     def weighted(t: Any, b: Any, m: Any, lane: Any) -> Any:
         byte = numbers[t, b * (block // each) + j, lane].astype("int32")
         parts = [byte] if each == 1 else [byte & 15, byte >> 4]
-        terms = [
+        products = [
             part.astype("float32") * at(m, b * block + j * each + n) for n, part in enumerate(parts)
         ]
-        return te.sum(terms[0] if each == 1 else terms[0] + terms[1], axis=j)
+        return te.sum(products[0] if each == 1 else products[0] + products[1], axis=j)
 
     sums = compute([tiles, blocks, rows, columns], weighted, "sums", schedule_rule=RULE)
     b = te.reduce_axis((0, blocks), "b")
@@ -230,6 +230,8 @@ def _steps(blocks: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nd
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         return None
     size = np.maximum(np.abs(low), np.abs(high))
+    sizes = np.abs(blocks.astype(np.float64))
+    allowed = np.maximum(_EXACT * sizes, _TYPICAL * np.median(sizes, axis=1, keepdims=True))
     gaps = np.diff(ordered, axis=1)
     gaps[gaps <= size[:, None] / 1024] = math.inf
     gap = gaps.min(axis=1)
@@ -242,8 +244,9 @@ def _steps(blocks: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.nd
         step = np.where(count > 0, (high - low) / np.maximum(count, 1), gap)
         index = np.rint((blocks - low[:, None]) / step[:, None])
         for origin in (np.rint(-low / step), -low / step):
-            error = np.abs((index - origin[:, None]) * step[:, None] - blocks).max(axis=1)
-            fits = (count <= most) & (error <= _EXACT * size) & ~done
+            error = np.abs((index - origin[:, None]) * step[:, None] - blocks)
+            fits = (count <= most) & (error <= allowed).all(axis=1) & ~done
+            fits &= np.abs(origin) <= 2 * (most + 1)  # beyond, the kernel's sums would cancel out
             numbers[fits], scale[fits], zero[fits] = index[fits], step[fits], origin[fits]
             done |= fits
         if done.all():

@@ -6,7 +6,7 @@ overwrite the inputs that are state, since its outputs take their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,15 @@ _SMALL = 1 << 14
 """Elements of updates that one thread handles in the time that it takes to start others."""
 
 
-def in_place(mod: tvm.IRModule, state: Collection[int]) -> tvm.IRModule:
-    """``mod``, with kernels, in which scatters into the parameters of ``main`` at these positions, and
-    into what they become, change them in place where nothing else reads the old values."""
+def in_place(mod: tvm.IRModule, state: Mapping[int, int]) -> tvm.IRModule:
+    """``mod``, with kernels, in which scatters into state change it in place where nothing else reads
+    the old values. ``state``: positions of outputs by those of the parameters of ``main`` that they are
+    in the next run.
 
-    parameters = mod["main"].params
-    owned = {parameters[position] for position in state}
+    Left alone is state whose memory may be another tensor's in the next run: that of a constant, of an
+    input that is not state, or of two of the outputs.
+    """
+    owned = _owned(mod, state)
     count = reads(mod) if owned else {}
     kernels: dict[str, Any] = {}
     made: dict[Any, Callable[[Any], Any]] = {}
@@ -47,6 +50,48 @@ def in_place(mod: tvm.IRModule, state: Collection[int]) -> tvm.IRModule:
             owned.add(binding.var)
             made[binding.var] = partial(_call, mod, kernel.with_attr("global_symbol", name), call)
     return rebind(mod, made)
+
+
+def _owned(mod: tvm.IRModule, state: Mapping[int, int]) -> set[Any]:
+    """The parameters of ``main`` whose memory, in each run, is that of no other tensor."""
+    from tvm import relax
+
+    parameters, memory = [*mod["main"].params], _memory(mod)
+    bound = {binding.var: binding.value for binding in bindings(mod)}
+    result = mod["main"].body.body
+    result = bound.get(result, result)
+    outputs = list(result.fields) if isinstance(result, relax.Tuple) else [result]
+    after = {place: memory.get(outputs[number]) for place, number in state.items()}
+    taken = [*after.values(), *(p for place, p in enumerate(parameters) if place not in state)]
+    return {
+        parameters[place]
+        for place, each in after.items()
+        if each is not None
+        and sum(each.same_as(other) for other in taken if other is not None) == 1
+    }
+
+
+def _memory(mod: tvm.IRModule) -> dict[Any, Any]:
+    """For each variable the one whose memory it has: itself, unless it is a view. Those of constants
+    are left out."""
+    from tvm import relax
+
+    found = {parameter: parameter for parameter in mod["main"].params}
+    for binding in bindings(mod):
+        value, source = binding.value, None
+        if isinstance(value, relax.Var):
+            source = value
+        elif operator_of(value) == "reshape":
+            source = value.args[0]
+        elif operator_of(value) == "call_tir" and len(value.args[1].fields) == 1:
+            if relax.analysis.has_reshape_pattern(mod[value.args[0]]):
+                source = value.args[1].fields[0]
+        elif not isinstance(value, relax.Call):
+            continue
+        whole = binding.var if source is None else found.get(source)
+        if whole is not None:
+            found[binding.var] = whole
+    return found
 
 
 def _call(mod: tvm.IRModule, kernel: Any, call: Any, mutator: Any) -> Any:

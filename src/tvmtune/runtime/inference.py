@@ -129,7 +129,13 @@ class InferenceSession:
         if isinstance(output_names, str):
             raise UsageError(f"output_names is the text '{output_names}': give a list of names")
         library = self._opened()
-        is_given = any(spec.name in input_feed for spec in library.state)
+        missing = [spec.name for spec in library.state if spec.name not in input_feed]
+        is_given = len(missing) < len(library.state)
+        if is_given and missing:
+            raise UsageError(
+                f"input_feed has a part of the state, but lacks {', '.join(missing)}: give all of it, "
+                "or none to continue with the session's"
+            )
         specs = library.outputs if is_given else self._outputs
         places = {spec.name: place for place, spec in enumerate(specs)}
         for name in output_names or ():

@@ -134,9 +134,10 @@ class Library:
         inputs do not match :attr:`step_inputs`.
         """
         names = [spec.name for spec in self.inputs]
-        check_inputs(inputs, self.step_inputs)
-        self.session.set_inputs([inputs.get(name, self._next.get(name)) for name in names])
-        self._ready = True
+        given = {name: np.asarray(value) for name, value in inputs.items()}
+        check_inputs(given, self.step_inputs)
+        self.session.set_inputs([given.get(name, self._next.get(name)) for name in names])
+        self._ready = False  # another run of these inputs would be a step that nobody asked for
         self.session.invoke()
         outputs = [spec.name for spec in self.outputs]
         self.session.keep(
@@ -160,8 +161,9 @@ class Library:
 
         Raises UsageError if names, shapes or dtypes do not match :attr:`state`.
         """
-        check_inputs(values, self.state, origin="the state")
-        self._next = {name: np.array(value) for name, value in values.items()}
+        given = {name: np.array(value) for name, value in values.items()}
+        check_inputs(given, self.state, origin="the state")
+        self._next = given
 
     def reset(self) -> None:
         """Begin the next step with the initial state."""
@@ -174,8 +176,9 @@ class Library:
     def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
         """Copy the inputs to the device, for :meth:`invoke` and :meth:`time`.
 
-        State that is not among ``inputs`` has its initial values in the first run. Raises UsageError if
-        names, shapes or dtypes of the inputs do not match :attr:`inputs`.
+        State that is not among ``inputs`` has its initial values in the first run; later runs may begin
+        with what the run before left. Raises UsageError if names, shapes or dtypes of the inputs do not
+        match :attr:`inputs`.
         """
         missing = {s.name: self._initial_value(s) for s in self.state if s.name not in inputs}
         inputs = {**inputs, **missing}

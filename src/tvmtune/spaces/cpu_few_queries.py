@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 
+_OF_CHUNKS = ("weighted", "chunk_sum", "lane_sum", "weights", "chunk_max", "lane_max", "scores")
+"""Stages that a chunk has, the last one first."""
+
+
 def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     """None for another kernel."""
     from tvm.s_tir import Schedule
@@ -36,9 +40,7 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     chunks = sch.fuse(batch, group, chunk)
     sch.unroll(vector)
     sch.vectorize(lane)
-    for name in (
-        *("weighted", "chunk_sum", "lane_sum", "weights", "chunk_max", "lane_max", "scores"),
-    ):
+    for name in _OF_CHUNKS:
         sch.compute_at(stage[name], chunks, preserve_unit_loops=True)
     row, place = sch.get_loops(stage["scores"])[-2:]
     sch.reorder(place, row)

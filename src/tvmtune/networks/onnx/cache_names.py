@@ -18,7 +18,7 @@ def state(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[s
     """The state of a network with these inputs and outputs: those of such names, and of the same shape
     and dtype before and after a step. It begins with zeros.
 
-    A cache that grows in each step is none.
+    A cache that grows in each step is not state.
     """
     after = {(spec.name, spec.shape, spec.dtype) for spec in outputs}
     found = {}

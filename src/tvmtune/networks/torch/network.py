@@ -90,9 +90,10 @@ class TorchNetwork:
         self.state = {
             spec.name: State(
                 output=spec.name,
-                initial=to_array(tensor, spec) if tensor.count_nonzero() else None,
+                initial=value if value.tobytes().strip(b"\0") else None,
             )
             for spec, tensor in zip(specs, bound.state.values(), strict=True)
+            for value in [to_array(tensor, spec)]
         }
         self.ranges = index_ranges(self._program, [spec.name for spec in self.inputs])
         self.structure_hash, self.weights_hash = _hashes(self._program)

@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree  # there is no public name for it
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tvmtune.errors import TvmtuneError, UsageError, one_line
 from tvmtune.networks.importer_helpers import quiet
@@ -67,9 +68,10 @@ def bind(
     :class:`TvmtuneError` if the program depends on more than its inputs or its shapes on their values.
     """
     _check_sizes(program, label)
+    _check_classes(program, label)
     _check_device(program, label)
     _check_mode(program, label)
-    changed = changes(program)
+    changed = changes(program, label)
     inputs = _tensor_inputs(program, label)
     declared = {name: _declared(value) for name, value in inputs.items()}
     static, symbols = resolve(declared, batch=batch, shapes=shapes, label=label)
@@ -87,7 +89,7 @@ def bind(
         bound = program
     else:
         examples = [*inputs.values(), *state.values()]
-        bound = _export_again(FlatModule(program, changed), specs, examples, label)
+        bound = _export_again(program, changed, specs, examples, label)
     values = _output_values(bound)
     for name, value in zip(names, values, strict=True):
         if not _is_static(value):
@@ -133,7 +135,8 @@ class FlatModule(torch.nn.Module):
         for place, tensor in zip(self._places, given[:count], strict=True):
             leaves[place] = tensor
         kept = dict(zip(self._changed.kept, given[count:], strict=True))
-        written = {path: self.program.get_buffer(path).clone() for path in self._changed.written}
+        own = dict(self.program.named_buffers()) | dict(self.program.named_parameters())
+        written = {path: own[path].detach().clone() for path in self._changed.written}
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         results = torch.func.functional_call(self.program, kept | written, args, kwargs)
         flat = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
@@ -178,7 +181,8 @@ def _untaken(name: str, taken: Sequence[str]) -> str:
 
 
 def _export_again(
-    module: FlatModule,
+    program: ExportedProgram,
+    changed: Changes,
     specs: Sequence[TensorSpec],
     values: Sequence[torch.Tensor],
     label: str,
@@ -187,14 +191,20 @@ def _export_again(
         torch.zeros(spec.shape, dtype=value.dtype)
         for spec, value in zip(specs, values, strict=True)
     )
-    try:
-        with quiet():
-            return torch.export.export(module, examples, strict=False)
-    except Exception as error:  # a guard of the program, or any error of an operator
-        raise UsageError(
-            f"{label} cannot take the inputs {', '.join(map(str, specs))}: {one_line(error)}; "
-            "choose another --shape or --batch"
-        ) from error
+    failures: list[Exception] = []
+    for prepare in (lambda each: each, lambda each: each.run_decompositions({})):
+        # PyTorch does not export some changes of constants in place again, such as those of a list of
+        # numbers that became a tensor.
+        try:
+            with quiet():
+                module = FlatModule(prepare(program), changed)
+                return torch.export.export(module, examples, strict=False)
+        except Exception as error:  # a guard of the program, or any error of an operator
+            failures.append(error)
+    raise UsageError(
+        f"{label} cannot take the inputs {', '.join(map(str, specs))}: {one_line(failures[0])}; "
+        "choose another --shape or --batch"
+    ) from failures[0]
 
 
 def _user_inputs(program: ExportedProgram) -> list[Any]:
@@ -310,6 +320,16 @@ def _check_sizes(program: ExportedProgram, label: str) -> None:
         for value in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor) and _is_static(value):
                 check_size(f"{describe(node)} of {label}", [int(extent) for extent in value.shape])
+
+
+def _check_classes(program: ExportedProgram, label: str) -> None:
+    """Raise :class:`TvmtuneError` for weights of a class of its own, as torchao's are."""
+    for name, tensor in program.state_dict.items():
+        if is_traceable_wrapper_subclass(tensor):
+            raise TvmtuneError(
+                f"'{name}' of {label} is a {type(tensor).__name__}; call "
+                "torchao.utils.unwrap_tensor_subclass(model) and export the network again"
+            )
 
 
 def _check_device(program: ExportedProgram, label: str) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, InputSpec
 
+from tvmtune.errors import TvmtuneError, one_line
 from tvmtune.networks.importer_helpers import quiet
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Changes(NamedTuple):
 NOTHING = Changes([], [], [])
 
 
-def changes(program: ExportedProgram) -> Changes:
+def changes(program: ExportedProgram, label: str) -> Changes:
     """What ``program`` changes in place; buffers whose old values it never reads are left out.
 
     Tensors that it changes although they are constants, as in exports of transformers' caches that are
@@ -49,8 +50,15 @@ def changes(program: ExportedProgram) -> Changes:
     if not suspects and not known and not _has_inner_graphs(program):
         return NOTHING
     _make_buffers(program, suspects)
-    with quiet():
-        plain = program.run_decompositions({})
+    try:
+        with quiet():
+            plain = program.run_decompositions({})
+    except Exception as error:  # PyTorch has no class of its own for this
+        raise TvmtuneError(
+            f"{label} changes its buffers in a way that PyTorch cannot express without side effects: "
+            f"{one_line(error)}; do not give two buffers the same memory or the same new tensor, and "
+            "export the network again"
+        ) from error
     nodes = {node.name: node for node in plain.graph.find_nodes(op="placeholder")}
     read = {
         spec.target
@@ -58,7 +66,10 @@ def changes(program: ExportedProgram) -> Changes:
         if spec.kind in _KEPT
         and any(_reads(user, nodes[spec.arg.name]) for user in nodes[spec.arg.name].users)
     }
-    changed = dict.fromkeys(plain.graph_signature.buffers_to_mutate.values())
+    after = plain.graph_signature
+    changed = dict.fromkeys(
+        [*after.buffers_to_mutate.values(), *after.parameters_to_mutate.values()]
+    )
     inputs = dict.fromkeys(plain.graph_signature.user_inputs_to_mutate.values())
     return Changes(
         [path for path in changed if path in read],
@@ -88,9 +99,14 @@ def _changed_placeholders(program: ExportedProgram) -> Iterator[str]:
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or schema is None or not schema.is_mutable:
             continue
-        for argument, value in zip(schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                source = _source(value)
+        names = [argument.name for argument in schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        for argument in schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = given.get(argument.name)
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                source = _source(each)
                 if source is not None and source.op == "placeholder":
                     yield source.name
 
