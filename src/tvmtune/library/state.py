@@ -10,13 +10,12 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tvmtune.arrays import numpy_dtype
 from tvmtune.errors import TvmtuneError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
 
     from tvmtune.types import JSON, State, TensorSpec
 
@@ -40,6 +39,10 @@ def decode(entry: JSON, spec: TensorSpec) -> np.ndarray:
 
     Raises ValueError if they do not fit ``spec``.
     """
+    import numpy as np
+
+    from tvmtune.arrays import numpy_dtype
+
     dtype = numpy_dtype(spec.dtype)
     if entry["initial"] is None:
         return np.zeros(spec.shape, dtype)

@@ -185,7 +185,7 @@ def levels(weight: np.ndarray) -> Levels | None:
     columns = weight.T
     for bits, sizes in ((4, BLOCKS), (8, (terms, *BLOCKS))):
         for block in sizes:
-            if terms % block or (block % 2 and bits == 4):
+            if terms % block:
                 continue
             if _steps(_sample(columns, block), bits) is None:
                 continue

@@ -45,12 +45,12 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
     _vectorize(sch, lane, unit.lanes)
     sch.compute_at(named["products"], tile, preserve_unit_loops=True)
     *_, row, lane, block = sch.get_loops(named["products"])
-    vector, lane = _vectors(sch, lane, unit.lanes)
+    vector, lane = sch.split(lane, [None, unit.lanes])
     sch.reorder(block, row, vector, lane)
     _inner(sch, row, vector, lane)
     sch.compute_at(named["sums"], block, preserve_unit_loops=True)
     *_, row, lane, term = sch.get_loops(named["sums"])
-    vector, lane = _vectors(sch, lane, unit.lanes)
+    vector, lane = sch.split(lane, [None, unit.lanes])
     outer_term, inner_term = sch.split(term, [None, _unrolled(int(sch.get(term).extent))])
     sch.reorder(outer_term, inner_term, row, vector, lane)
     sch.unroll(inner_term)
@@ -65,10 +65,6 @@ def schedule(mod: tvm.IRModule, unit: VectorUnit) -> Schedule | None:
 
 def _unrolled(extent: int) -> int:
     return max(n for n in range(1, UNROLLED + 1) if extent % n == 0)
-
-
-def _vectors(sch: Schedule, lane: Any, lanes: int) -> Any:
-    return sch.split(lane, [None, lanes])
 
 
 def _vectorize(sch: Schedule, loop: Any, lanes: int) -> None:
