@@ -74,7 +74,10 @@ def test_a_buffer_that_is_changed_is_the_last_input_and_output():
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
-@pytest.mark.parametrize("cache", [Cache, ByAssignment, InAList])
+@pytest.mark.parametrize(
+    "cache",
+    [Cache, *(pytest.param(each, marks=pytest.mark.slow) for each in (ByAssignment, InAList))],
+)
 def test_a_cache_is_changed_at_positions_that_are_data(cache: type[nn.Module], strict: bool):
     example = (torch.randn(2, 2, WIDTH), torch.tensor([0, 1]))
     made = network(cache(), *example, strict=strict)
@@ -169,7 +172,9 @@ def of_a_weight(module: Any, x: Any) -> Any:
     return module.weight.mul_(x) + 1
 
 
-@pytest.mark.parametrize("function", [literal, to_a_result, of_a_weight])
+@pytest.mark.parametrize(
+    "function", [literal, pytest.param(to_a_result, marks=pytest.mark.slow), of_a_weight]
+)
 def test_ways_to_change_a_tensor(function: Any):
     made = network(Changed(function), torch.zeros(4))
     assert len(made.state) == 1

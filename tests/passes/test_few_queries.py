@@ -113,7 +113,10 @@ def test_attention_is_one_kernel_that_equals_its_definition(
     assert error(got, want) < 1e-5
 
 
-@pytest.mark.parametrize("attrs", [AVX2, OWN], ids=["AVX2", "this machine"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "attrs", [pytest.param(AVX2, marks=pytest.mark.slow), OWN], ids=["AVX2", "this machine"]
+)
 def test_chunks_that_no_query_sees_are_not_read(attrs: dict[str, str], tmp_path: Path):
     made = network(queries=2, keys=512, mask=(1, 1, 2, 512), condition=True)
     mask = np.zeros((1, 1, 2, 512), bool)
@@ -129,6 +132,7 @@ def test_chunks_that_no_query_sees_are_not_read(attrs: dict[str, str], tmp_path:
     assert (library.run(inputs)[0] == got).all()
 
 
+@pytest.mark.slow
 def test_queries_that_see_no_key_are_not_a_number(tmp_path: Path):
     made = network(queries=2, mask=(1, 1, 2, 256), condition=True)
     mask = np.zeros((1, 1, 2, 256), bool)
@@ -139,6 +143,7 @@ def test_queries_that_see_no_key_are_not_a_number(tmp_path: Path):
     assert error(got[:, :, 1], want[:, :, 1]) < 1e-5
 
 
+@pytest.mark.slow
 def test_keys_whose_chunk_is_masked_do_not_count(tmp_path: Path):
     made = network(mask=(1, 1, 1, 256))
     mask = np.full((1, 1, 1, 256), -np.inf, "float32")
@@ -167,6 +172,8 @@ def test_keys_that_are_all_hidden_by_the_lowest_number_count_alike(tmp_path: Pat
     assert error(got, want) < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_they_get_zeros_where_the_network_says_so(tmp_path: Path):
     def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
         weights = (q @ k.transpose(2, 3) + mask).softmax(-1)
@@ -188,6 +195,7 @@ def test_a_score_that_is_not_a_number_spoils_only_its_query(tmp_path: Path):
     assert error(got[:, :, 1], want[:, :, 1]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1e3, 1e9])
 def test_large_scores(factor: float, tmp_path: Path):
     def attention(q: Any, k: Any, v: Any) -> Any:

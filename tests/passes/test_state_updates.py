@@ -64,6 +64,7 @@ def in_place(library: Library) -> int:
     return sum(row.calls for row in library.profile(repeat=1) if row.name.endswith("_in_place"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "count"),
     [
@@ -84,6 +85,7 @@ def test_they_equal_the_definition(function: Any, count: int, rows: int, tmp_pat
         np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_updates_that_are_the_old_state_are_read_before_it_changes(tmp_path: Path):
     made, library = compiled(permute, tmp_path, 500)
     assert in_place(library) == 0
@@ -157,7 +159,14 @@ def replaced_by_the_input(module: Any, x: Any, position: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "function", [snapshot, view_of_the_other, emptied, swapped, replaced_by_the_input]
+    "function",
+    [
+        snapshot,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (view_of_the_other, emptied, swapped, replaced_by_the_input)
+        ),
+    ],
 )
 def test_state_that_shares_memory_after_a_step_is_not_changed_in_place(
     function: Any, tmp_path: Path

@@ -105,6 +105,7 @@ def test_a_part_of_the_state_is_refused(path: Path):
         session.run(None, feed(1) | {"total": np.zeros(4, "float32")})
 
 
+@pytest.mark.slow
 def test_a_session_keeps_the_state_and_shows_only_the_rest(path: Path):
     with tvmtune.InferenceSession(path) as session:
         assert [arg.name for arg in session.get_inputs()] == ["x"]
