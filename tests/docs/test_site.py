@@ -75,6 +75,7 @@ def test_the_reference_of_python_has_every_public_name(site):
     assert ":class:" not in text
 
 
+@pytest.mark.slow
 def test_marks_of_examples_do_not_show(site):
     text = (site / "tutorial.html").read_text()
     assert "```" not in text

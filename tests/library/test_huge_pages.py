@@ -161,7 +161,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @needs_huge_pages
 @pytest.mark.parametrize(
     ("before", "variables"),

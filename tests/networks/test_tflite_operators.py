@@ -201,7 +201,7 @@ def detector(*, quantized: bool = False, **options: int) -> bytes:
     return g.content(*found)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("quantized", [False, True])
 def test_detections_are_those_of_litert(quantized):
     made = network(detector(quantized=quantized))

@@ -113,7 +113,6 @@ def test_attention_is_one_kernel_that_equals_its_definition(
     assert error(got, want) < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "attrs", [pytest.param(AVX2, marks=pytest.mark.slow), OWN], ids=["AVX2", "this machine"]
 )
@@ -152,6 +151,7 @@ def test_keys_whose_chunk_is_masked_do_not_count(tmp_path: Path):
     assert error(got, want) < 1e-5
 
 
+@pytest.mark.slow
 def test_queries_all_of_whose_keys_are_masked_are_not_a_number(tmp_path: Path):
     made = network(queries=2, mask=(1, 1, 2, 256))
     mask = np.zeros((1, 1, 2, 256), "float32")
@@ -173,7 +173,6 @@ def test_keys_that_are_all_hidden_by_the_lowest_number_count_alike(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_they_get_zeros_where_the_network_says_so(tmp_path: Path):
     def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
         weights = (q @ k.transpose(2, 3) + mask).softmax(-1)
@@ -186,6 +185,7 @@ def test_they_get_zeros_where_the_network_says_so(tmp_path: Path):
     assert not got.any()
 
 
+@pytest.mark.slow
 def test_a_score_that_is_not_a_number_spoils_only_its_query(tmp_path: Path):
     made = network(queries=2, mask=(1, 1, 2, 256))
     mask = np.zeros((1, 1, 2, 256), "float32")

@@ -95,6 +95,7 @@ def test_updates_that_are_the_old_state_are_read_before_it_changes(tmp_path: Pat
         np.testing.assert_allclose(got, want, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_new_state_is_where_the_old_was(tmp_path: Path):
     _, library = compiled(put, tmp_path)
     x, position = np.ones((3, 2, 16), "float32"), np.array([7, 400])

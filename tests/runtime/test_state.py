@@ -105,7 +105,6 @@ def test_a_part_of_the_state_is_refused(path: Path):
         session.run(None, feed(1) | {"total": np.zeros(4, "float32")})
 
 
-@pytest.mark.slow
 def test_a_session_keeps_the_state_and_shows_only_the_rest(path: Path):
     with tvmtune.InferenceSession(path) as session:
         assert [arg.name for arg in session.get_inputs()] == ["x"]
@@ -120,6 +119,7 @@ def test_a_session_keeps_the_state_and_shows_only_the_rest(path: Path):
         session.reset()
 
 
+@pytest.mark.slow
 def test_state_begins_with_the_values_of_the_file(tmp_path: Path):
     library = Library.open(compiled(Average(0.5), tmp_path / "average.so"))
     assert library.step(feed(1))[0].tolist() == [1.5] * 4

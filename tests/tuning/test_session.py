@@ -205,6 +205,7 @@ def test_proposing_ahead_leaves_the_order_to_the_scheduler(tmp_path, scheduling)
         assert abs(heavy - light) <= BATCH
 
 
+@pytest.mark.slow
 def test_rounds_are_built_ahead_where_building_does_not_disturb(tmp_path, monkeypatch):
     tasks = [small.task(n, small.matmul(8 << n)) for n in range(2)]
     building: list[int] = []
