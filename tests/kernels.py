@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tvmtune.passes.workload_keys import workload_key
 from tvmtune.runtime.library import Library
 from tvmtune.spaces.rule_space import RuleSpace
 from tvmtune.tuning.space_points import PointSpace
-from tvmtune.types import Algorithm, Device, Implementation, Prepared
+from tvmtune.types import Algorithm, Device, Implementation, Network, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 
 def this_machine() -> Device:
     return host.backend("cpu").make_target({}, None)
+
+
+def scheduled_library(network: Network, path: Path, attrs: Mapping[str, str]) -> Library:
+    """An untuned library for this machine, all of whose kernels have a schedule."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a kernel without one
+        api.compile_untuned(api.plan(network, attrs=dict(attrs)), path)
+    return Library.open(path)
 
 
 def prepared(model: onnx.ModelProto, layout: str = "NHWC") -> Prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,17 @@ def nbytes(tensor: Any) -> int:
     """Bytes of the values of anything with a shape and a dtype's name, such as a TensorSpec or a tensor
     of TVM."""
     return math.prod(tensor.shape) * numpy_dtype(str(tensor.dtype)).itemsize
+
+
+def to_text(array: np.ndarray) -> str:
+    """The values as base64 of their bytes in C order, little-endian, for JSON."""
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return base64.b64encode(little.tobytes()).decode()
+
+
+def from_text(text: str, dtype: np.dtype) -> np.ndarray:
+    """The values of :func:`to_text` as a vector."""
+    return np.frombuffer(base64.b64decode(text), dtype.newbyteorder("<"))
 
 
 def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

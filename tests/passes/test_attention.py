@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from kernels import error
+from kernels import error, scheduled_library
 from tvmtune import api
 from tvmtune.cpu_features import AVX, has
 from tvmtune.networks.bfloat16 import Bfloat16Network
 from tvmtune.networks.onnx.network import OnnxNetwork
 from tvmtune.passes import attention
-from tvmtune.runtime.library import Library
 
 AVX2 = {"mcpu": "haswell"}
 OWN: dict[str, str] = {}
@@ -86,10 +84,7 @@ def outputs(
     attrs: dict[str, str] = AVX2,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of its library, and of its reference."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of a kernel without a schedule
-        api.compile_untuned(api.plan(network, attrs=attrs), folder / "attention.so")
-    library = Library.open(folder / "attention.so")
+    library = scheduled_library(network, folder / "attention.so", attrs)
     given = {**library.random_inputs(0), **(inputs or {})}
     return library.run(given)[0], network.reference(given)[0]
 

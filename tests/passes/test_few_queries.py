@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kernels import error
+from kernels import error, scheduled_library
 from tvmtune import api
 from tvmtune.passes import few_queries
 from tvmtune.runtime.library import Library
@@ -72,10 +71,7 @@ def outputs(
     made: Any, folder: Path, attrs: dict[str, str], **given: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of its library, and of its reference."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of a kernel without a schedule
-        api.compile_untuned(api.plan(made, attrs=attrs), folder / "attention.so")
-    library = Library.open(folder / "attention.so")
+    library = scheduled_library(made, folder / "attention.so", attrs)
     inputs = {**library.random_inputs(0), **given}
     return library.run(inputs)[0], made.reference(inputs)[0]
 

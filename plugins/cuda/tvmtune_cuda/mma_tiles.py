@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmtune.errors import TvmtuneError
+from tvmtune.operators import marked_loops
 from tvmtune.operators.gemm import GATHER, Gather
 from tvmtune.passes.precision import HALF_DTYPES
 
@@ -120,14 +121,8 @@ def with_functions(source: str) -> str:
 
 def _is_marked(func: Any) -> bool:
     from tvm import tirx
-    from tvm_ffi import structural_walk
 
-    found: list[Any] = []
-    if isinstance(func, tirx.PrimFunc):
-        structural_walk(
-            func.body, (tirx.For, lambda loop: found.append(THREADS in loop.annotations))
-        )
-    return any(found)
+    return isinstance(func, tirx.PrimFunc) and marked_loops.exist(func, THREADS)
 
 
 def _describe(func: Any, mod: Any, context: Any) -> Any:

@@ -7,7 +7,6 @@ places. So a library can be checked on any machine, without the network or its r
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from tvmtune import accuracy
 from tvmtune.accuracy import differing, integer_error, relative_error
-from tvmtune.arrays import numpy_dtype
+from tvmtune.arrays import from_text, numpy_dtype, to_text
 from tvmtune.errors import TvmtuneError
 from tvmtune.networks.inputs import inputs_of, random_inputs, ranges_of
 from tvmtune.passes.exact_outputs import Kind, kinds_of_outputs
@@ -163,11 +162,10 @@ def _sampled(array: np.ndarray, seed: int, most: int) -> JSON:
     finite = np.isfinite(array) if array.dtype.kind != "b" else np.ones(array.shape, bool)
     magnitudes = np.abs(array[finite].astype(np.float64))
     values = array.reshape(-1)[sample_places(array.size, seed, most)]
-    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     return {
         "max_abs": float(magnitudes.max()) if magnitudes.size else 0.0,
         "finite": bool(finite.all()),
-        "values": base64.b64encode(little.tobytes()).decode(),
+        "values": to_text(values),
     }
 
 
@@ -318,7 +316,7 @@ def _compare_one(array: np.ndarray, entry: JSON, seed: int, most: int) -> Output
     # The samples may miss a NaN, which spoils everything computed from it.
     if entry["finite"] and array.dtype.kind not in "biu" and not np.isfinite(array).all():
         return OutputCheck(name, float("inf"), "holds NaN or infinity")
-    raw = np.frombuffer(base64.b64decode(entry["values"]), dtype.newbyteorder("<"))
+    raw = from_text(entry["values"], dtype)
     values = array.reshape(-1)[sample_places(array.size, seed, most)]
     if raw.size and raw.dtype.kind not in "biu" and not np.isfinite(raw).any():
         return OutputCheck(

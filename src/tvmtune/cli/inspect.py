@@ -13,6 +13,7 @@ import click
 from tvmtune.cli.json_output import emit, json_flag
 from tvmtune.cli.output import counted
 from tvmtune.command_help import Command
+from tvmtune.library import state
 from tvmtune.networks import quantization
 
 
@@ -66,14 +67,7 @@ def _lines(stored: dict[str, Any], machine: str) -> Iterator[tuple[str, str]]:
         yield f"  {name}", json.dumps(value) if isinstance(value, dict) else str(value)
     yield "  structure", network["structure_hash"]
     yield "  weights", network["weights_hash"]
-    state = {entry["name"] for entry in stored.get("state", ())}
-    after = {entry["output"] for entry in stored.get("state", ())}
-    parts = {
-        "inputs": [spec for spec in stored["inputs"] if spec["name"] not in state],
-        "outputs": [spec for spec in stored["outputs"] if spec["name"] not in after],
-        "state": [spec for spec in stored["inputs"] if spec["name"] in state],
-    }
-    for part, specs in parts.items():
+    for part, specs in zip(("inputs", "outputs", "state"), state.split(stored), strict=True):
         for index, spec in enumerate(specs):
             shape = "x".join(map(str, spec["shape"])) or "scalar"
             yield "" if index else part, f"{spec['name']}: {shape} {spec['dtype']}"

@@ -203,11 +203,8 @@ def lease_board(
 
 def library_inputs(library: Library, path: Path | None, seed: int) -> dict[str, np.ndarray]:
     """The inputs in the file, or random ones. A file need not have the state."""
-    from tvmtune.networks.inputs import check_inputs, read_arrays
+    from tvmtune.networks.inputs import read_inputs
 
     if path is None:
         return library.random_inputs(seed)
-    arrays = read_arrays(path, library.inputs)
-    given = [s for s in library.inputs if s not in library.state or s.name in arrays]
-    check_inputs(arrays, given, origin=str(path))
-    return arrays
+    return read_inputs(path, library.inputs, optional=library.state)

@@ -7,7 +7,6 @@ base64 of their bytes in C order, little-endian.
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING
 
 from tvmtune.errors import TvmtuneError
@@ -41,16 +40,28 @@ def decode(entry: JSON, spec: TensorSpec) -> np.ndarray:
     """
     import numpy as np
 
-    from tvmtune.arrays import numpy_dtype
+    from tvmtune.arrays import from_text, numpy_dtype
 
     dtype = numpy_dtype(spec.dtype)
     if entry["initial"] is None:
         return np.zeros(spec.shape, dtype)
-    raw = np.frombuffer(base64.b64decode(entry["initial"]), dtype.newbyteorder("<"))
-    return raw.astype(dtype).reshape(spec.shape)
+    return from_text(entry["initial"], dtype).astype(dtype).reshape(spec.shape)
+
+
+def split(data: JSON) -> tuple[list[JSON], list[JSON], list[JSON]]:
+    """The inputs and outputs of a library's metadata without state, and the inputs that are state."""
+    entries = data.get("state", ())
+    before, after = ({entry[key] for entry in entries} for key in ("name", "output"))
+    return (
+        [spec for spec in data["inputs"] if spec["name"] not in before],
+        [spec for spec in data["outputs"] if spec["name"] not in after],
+        [spec for spec in data["inputs"] if spec["name"] in before],
+    )
 
 
 def _encode(name: str, value: np.ndarray | None) -> str | None:
+    from tvmtune.arrays import to_text
+
     if value is None:
         return None
     if value.nbytes > _LARGEST:
@@ -59,4 +70,4 @@ def _encode(name: str, value: np.ndarray | None) -> str | None:
             f"zeros, more than the {_LARGEST / 1e6:.1f} MB that a library can hold; make it an input "
             "and an output, and export the network again"
         )
-    return base64.b64encode(value.astype(value.dtype.newbyteorder("<")).tobytes()).decode()
+    return to_text(value)

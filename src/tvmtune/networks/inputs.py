@@ -64,14 +64,20 @@ def inputs_of(network: Network, seed: int = 0) -> dict[str, np.ndarray]:
     return random_inputs(network.inputs, seed, ranges_of(network))
 
 
-def read_inputs(path: str | os.PathLike[str], specs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Read the inputs of a network from an ``.npz`` file with one array per input.
+def read_inputs(
+    path: str | os.PathLike[str],
+    specs: Sequence[TensorSpec],
+    optional: Sequence[TensorSpec] = (),
+) -> dict[str, np.ndarray]:
+    """Read the inputs of a network from an ``.npz`` file with one array per input, which need not have
+    the ``optional`` ones of ``specs``.
 
     Raises :class:`UsageError` if it is not such a file, or if names, shapes or dtypes differ from
     ``specs``.
     """
     arrays = read_arrays(path, specs)
-    check_inputs(arrays, specs, origin=str(path))
+    given = [spec for spec in specs if spec not in optional or spec.name in arrays]
+    check_inputs(arrays, given, origin=str(path))
     return arrays
 
 

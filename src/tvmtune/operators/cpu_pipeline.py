@@ -10,6 +10,7 @@ from typing import Any
 from tvmtune.operators import (
     bfloat16_rounding,
     dot_products,
+    marked_loops,
     prefetch,
     skipped_iterations,
     tile_functions,
@@ -85,10 +86,11 @@ def rewrite_loops(mod: Any) -> Any:
     from tvm import s_tir, tirx
 
     functions = [each for each in mod.functions.values() if isinstance(each, tirx.PrimFunc)]
-    is_partitioned = any(map(_is_partitioned, functions))
+    is_partitioned = any(marked_loops.exist(each, PARTITIONED) for each in functions)
+    marks = (tile_products.MARK, skipped_iterations.ONLY_IF)
     if not is_partitioned and not any(
-        tile_products.is_marked(f) or vector_tails.has_tails(f) or skipped_iterations.is_marked(f)
-        for f in functions
+        vector_tails.has_tails(each) or any(marked_loops.exist(each, mark) for mark in marks)
+        for each in functions
     ):
         return mod
     rewrites = {
@@ -116,18 +118,6 @@ def rewrite_loops(mod: Any) -> Any:
         # TVM's pipeline does so, too, but after a pass that renames loops and not their annotations.
         flatten += [s_tir.transform.LoopPartition(), s_tir.transform.StmtSimplify()]
     return tvm.ir.transform.Sequential(flatten)(mod)
-
-
-def _is_partitioned(func: Any) -> bool:
-    """Whether a loop of the PrimFunc is :data:`PARTITIONED`."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    found: list[bool] = []
-    structural_walk(
-        func.body, (tirx.For, lambda loop: found.append(PARTITIONED in loop.annotations))
-    )
-    return any(found)
 
 
 def _complete() -> Any:

@@ -12,16 +12,6 @@ ONLY_IF = "tvmtune.only_if"
 """Annotation of such a loop: the name of the buffer with the value."""
 
 
-def is_marked(func: Any) -> bool:
-    """Whether a PrimFunc has such loops."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    found: list[bool] = []
-    structural_walk(func.body, (tirx.For, lambda loop: found.append(ONLY_IF in loop.annotations)))
-    return any(found)
-
-
 def with_conditions(func: Any, mod: Any, context: Any) -> Any:
     """The PrimFunc, which has flat buffers, with a condition around what such loops may skip."""
     from tvm import tirx

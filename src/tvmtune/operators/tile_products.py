@@ -20,16 +20,6 @@ MARK = "tvmtune.tile_products"
 """Annotation of the outermost of the loops: lines of an image, rows, columns, terms."""
 
 
-def is_marked(func: Any) -> bool:
-    """Whether a PrimFunc has marked loops."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    found: list[Any] = []
-    structural_walk(func.body, (tirx.For, lambda loop: found.append(MARK in loop.annotations)))
-    return any(found)
-
-
 def with_calls(func: Any, mod: Any, context: Any) -> Any:
     """The PrimFunc, which has flat buffers, with calls instead of its marked loops."""
     from tvm import tirx

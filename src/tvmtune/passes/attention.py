@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,18 +94,8 @@ def fuse(mod: tvm.IRModule, target: dict[str, Any], cores: int) -> tvm.IRModule:
         return mod
     unit = cpu_features.vector_unit(target)
     most = MOST_COLUMNS if unit.has_few_registers else 4 * MOST_COLUMNS
-    values = {each.var: each.value for each in bindings(mod)}
-    count = reads(mod)
-
-    def only_read(expr: Any, times: int = 1) -> Any:
-        """What a variable is bound to that nothing else reads, or None."""
-        return values.get(expr) if count.get(expr) == times else None
-
     made: dict[Any, Callable[[Any], Any]] = {}
-    for variable, value in values.items():
-        found = match(value, only_read)
-        if found is None:
-            continue
+    for variable, found in matches(mod):
         heads, queries, depth, keys, columns = _sizes(found)
         if depth + columns > most:
             continue
@@ -139,7 +129,21 @@ def _rounded(extent: int, step: int) -> int:
     return -(-extent // step) * step
 
 
-def match(value: Any, only_read: Callable[..., Any]) -> Attention | None:
+def matches(mod: tvm.IRModule) -> Iterator[tuple[Any, Attention]]:
+    """The variables whose values are attention, in program order."""
+    values = {each.var: each.value for each in bindings(mod)}
+    count = reads(mod)
+
+    def only_read(expr: Any, times: int = 1) -> Any:
+        """What a variable is bound to that nothing else reads, or None."""
+        return values.get(expr) if count.get(expr) == times else None
+
+    for variable, value in values.items():
+        if (found := _match(value, only_read)) is not None:
+            yield variable, found
+
+
+def _match(value: Any, only_read: Callable[..., Any]) -> Attention | None:
     """The attention whose result is ``value``."""
     if operator_of(value) != "matmul":
         return None
@@ -187,17 +191,12 @@ def _hiding(allowed: Any, steps: Sequence[Step]) -> Step | None:
     ``where(allowed, scores, the lowest number)``; else None. Then weights of hidden keys are zero, and
     those of a query that sees no key are not numbers, so that ``where(allowed, weights, 0)`` only makes
     these zero."""
-    for step in steps[-1:]:
-        condition, other = step.others[0], step.others[-1]
-        is_lowest = isinstance(other, float) and other <= _LOWEST
-        if (
-            step.operator == "where"
-            and step.place == 1
-            and is_lowest
-            and condition.same_as(allowed)
-        ):
-            return Step("where", 1, (condition, -math.inf))
-    return None
+    if not steps or steps[-1].operator != "where" or steps[-1].place != 1:
+        return None
+    condition, other = steps[-1].others
+    if not isinstance(other, float) or other > _LOWEST or not condition.same_as(allowed):
+        return None
+    return Step("where", 1, (condition, -math.inf))
 
 
 def _without_nan(where: Any, only_read: Callable[..., Any]) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from tvmtune import cpu_features
 from tvmtune.passes import attention
 from tvmtune.passes.attention import Attention
-from tvmtune.passes.bindings import bindings, operator_of, reads, rebind
+from tvmtune.passes.bindings import bindings, operator_of, rebind
 from tvmtune.passes.blocks import LEFT_ALONE
 from tvmtune.passes.fusable_calls import call_fusable
 from tvmtune.passes.softmax import SMALLEST
@@ -59,15 +59,9 @@ def fuse(mod: tvm.IRModule, target: dict[str, Any]) -> tvm.IRModule:
         return mod
     lanes = cpu_features.vector_unit(target).lanes
     values = {each.var: each.value for each in bindings(mod)}
-    count = reads(mod)
-
-    def only_read(expr: Any, times: int = 1) -> Any:
-        return values.get(expr) if count.get(expr) == times else None
-
     made: dict[Any, Callable[[Any], Any]] = {}
-    for variable, value in values.items():
-        found = attention.match(value, only_read)
-        if found is None or len(static_shape(found.queries) or ()) != 4:
+    for variable, found in attention.matches(mod):
+        if len(static_shape(found.queries) or ()) != 4:
             continue
         keys = _shared(_untransposed(found.keys, values), values)
         weighted = _shared(found.values, values)
@@ -213,8 +207,9 @@ def _program(
     )
     top = compute([chunks, rows], lambda *at: te.max(lane_max[(*at, x)], axis=x), "chunk_max")
 
+    lowest = tirx.const(_LOWEST, "float32")
+
     def weight(b: Any, g: Any, c: Any, r: Any, i: Any) -> Any:
-        lowest = tirx.const(_LOWEST, "float32")
         power = scores[b, g, c, r, i] - tirx.max(top[b, g, c, r], lowest)
         zero = tirx.const(0.0, "float32")
         value = tirx.Select(power < SMALLEST, zero, te.exp(power))
@@ -254,9 +249,7 @@ def _program(
         if visible is None:
             return value
         nothing = tirx.Select(
-            tirx.all(vector == vectors, lane == 1),
-            tirx.const(_LOWEST, "float32"),
-            tirx.const(0.0, "float32"),
+            tirx.all(vector == vectors, lane == 1), lowest, tirx.const(0.0, "float32")
         )
         return tirx.Select(visible[b, g, c] > 0, value, nothing)
 
@@ -273,7 +266,6 @@ def _program(
     whole_max = compute([rows], lambda b, g, r: te.max(max_of(b, g, c, r), axis=c), "whole_max")
 
     def scale_of(b: Any, g: Any, r: Any, c: Any) -> Any:
-        lowest = tirx.const(_LOWEST, "float32")
         return te.exp(tirx.max(max_of(b, g, c, r), lowest) - tirx.max(whole_max[b, g, r], lowest))
 
     scales = compute([rows, chunks], scale_of, "scales")

@@ -50,10 +50,17 @@ class Library:
         self.session = session
         self._ready = False
         self._kept = {entry["name"]: entry for entry in metadata_.get("state", ())}
-        after = {entry["output"] for entry in self._kept.values()}
-        self.state = tuple(spec for spec in self.inputs if spec.name in self._kept)
-        self.step_inputs = tuple(spec for spec in self.inputs if spec.name not in self._kept)
-        self.step_outputs = tuple(spec for spec in self.outputs if spec.name not in after)
+        self.step_inputs, self.step_outputs, self.state = map(
+            metadata.specs, state.split(metadata_)
+        )
+        self._places = {spec.name: place for place, spec in enumerate(self.inputs)}
+        outputs = {spec.name: place for place, spec in enumerate(self.outputs)}
+        self._carried = {
+            self._places[name]: outputs[each["output"]] for name, each in self._kept.items()
+        }
+        self._returned = [
+            place for place, spec in enumerate(self.outputs) if spec in self.step_outputs
+        ]
         self._next: dict[str, np.ndarray] = {}
         self.reset()
 
@@ -133,26 +140,21 @@ class Library:
         Returns copies of :attr:`step_outputs`. Raises UsageError if names, shapes or dtypes of the
         inputs do not match :attr:`step_inputs`.
         """
-        names = [spec.name for spec in self.inputs]
         given = {name: np.asarray(value) for name, value in inputs.items()}
         check_inputs(given, self.step_inputs)
-        self.session.set_inputs([given.get(name, self._next.get(name)) for name in names])
+        self.session.set_inputs([given.get(s.name, self._next.get(s.name)) for s in self.inputs])
         self._ready = False  # another run of these inputs would be a step that nobody asked for
         self.session.invoke()
-        outputs = [spec.name for spec in self.outputs]
-        self.session.keep(
-            {names.index(name): outputs.index(e["output"]) for name, e in self._kept.items()}
-        )
+        self.session.keep(self._carried)
         self._next = {}
-        return self.session.outputs([outputs.index(spec.name) for spec in self.step_outputs])
+        return self.session.outputs(self._returned)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Copies of the state with which the next step begins, by name."""
-        names = [spec.name for spec in self.inputs]
         return {
             spec.name: self._next[spec.name].copy()
             if spec.name in self._next
-            else self.session.kept(names.index(spec.name))
+            else self.session.kept(self._places[spec.name])
             for spec in self.state
         }
 

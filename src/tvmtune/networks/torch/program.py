@@ -76,13 +76,13 @@ def bind(
     declared = {name: _declared(value) for name, value in inputs.items()}
     static, symbols = resolve(declared, batch=batch, shapes=shapes, label=label)
     _check_ranges(program, symbols, declared, label)
-    state = _state(program, changed.kept, [*inputs, *_output_names(program)])
+    returned = _output_names(program)
+    state = _state(program, changed.kept, [*inputs, *returned])
     shapes_of = static | {name: tuple(tensor.shape) for name, tensor in state.items()}
     specs = tuple(
         TensorSpec(name, shapes_of[name], _dtype(value, name, label, _TAKE_PARTS))
         for name, value in (inputs | state).items()
     )
-    returned = _output_names(program)
     names = [*returned, *(_untaken(name, returned) for name in changed.inputs), *state]
     is_functional = changed == NOTHING
     if is_functional and _is_plain(program) and all(map(_is_static, inputs.values())):
@@ -134,11 +134,14 @@ class FlatModule(torch.nn.Module):
             given[place] = given[place].clone()
         for place, tensor in zip(self._places, given[:count], strict=True):
             leaves[place] = tensor
-        kept = dict(zip(self._changed.kept, given[count:], strict=True))
-        own = dict(self.program.named_buffers()) | dict(self.program.named_parameters())
-        written = {path: own[path].detach().clone() for path in self._changed.written}
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        results = torch.func.functional_call(self.program, kept | written, args, kwargs)
+        kept = dict(zip(self._changed.kept, given[count:], strict=True))
+        if self._changed == NOTHING:  # it may be timed
+            results = self.program(*args, **kwargs)
+        else:
+            own = dict(self.program.named_buffers()) | dict(self.program.named_parameters())
+            written = {path: own[path].detach().clone() for path in self._changed.written}
+            results = torch.func.functional_call(self.program, kept | written, args, kwargs)
         flat = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
         return (*flat, *(given[place] for place in self._given), *kept.values())
 

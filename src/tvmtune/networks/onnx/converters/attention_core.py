@@ -115,8 +115,10 @@ def attend(
     if not is_step:
         rows = op.reshape(rows, (batch, groups, heads // groups * length, keys))
     output = op.reshape(op.matmul(rows, value), (batch, heads, length, shape(value)[3]))
-    whole = (batch, heads, length, keys)
-    return Attended(output, op.reshape(raw_scores, whole), op.reshape(probabilities, whole))
+    if is_step:
+        whole = (batch, heads, length, keys)
+        raw_scores, probabilities = (op.reshape(x, whole) for x in (raw_scores, probabilities))
+    return Attended(output, raw_scores, probabilities)
 
 
 def _by_groups(node: Node, mask: Any, heads: int, groups: int) -> Any:
